@@ -1,0 +1,54 @@
+# `make demo` and `make test` need Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench docs clean help
+
+help:
+	@echo "make demo   train two small networks, compare them, write demo.html"
+	@echo "make test   run the tests"
+	@echo "make check  lint, format and types"
+	@echo "make bench  speed and memory against peers: a table, and bench/results/*.json"
+	@echo "make docs   the table of measures, docs/measures.md, from the registry"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sosie needs Python 3.11 or newer; set PYTHON=python3.11")'
+	@echo "making $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing sosie …"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	@echo "installing what the tests use …"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/dev
+	@echo "installing the peers …"
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+demo: $(VENV)/core
+	@$(BIN)/sosie demo
+
+test: $(VENV)/dev
+	@$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/bench
+	@$(BIN)/python bench/run.py
+
+docs: $(VENV)/core
+	@$(BIN)/python docs/write_measures.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

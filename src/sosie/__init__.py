@@ -1,0 +1,38 @@
+"""sosie: how alike are these neural networks - in what they represent, what they do, and what they are made of?"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .engine import compare, list_measures, measure
+    from .report import write_report
+    from .results import Comparison, Comparisons, load
+
+# Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
+_HOME = {
+    "measure": "engine",
+    "list_measures": "engine",
+    "compare": "engine",
+    "load": "results",
+    "Comparison": "results",
+    "Comparisons": "results",
+    "write_report": "report",
+}
+
+__all__ = ["Comparison", "Comparisons", "compare", "list_measures", "load", "measure", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sosie' has no attribute {name!r}")
+    found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,46 @@
+"""Capture: from a model and data to activations, and from activations to rows."""
+
+from .archives import DamagedFile
+from .arguments import mask_of, model_arguments
+from .batches import Batches, Chunk, NoData, recut
+from .names import unwrap
+from .quiet import as_found
+from .rows import RULES, NotFinite, Rule, check_finite, check_rule, rows_per_input, to_rows
+from .saved import BadActivations, SavedActivations, open_activations
+from .sites import SilentSite, Site, SiteError, UnknownSite, Wanted, select
+from .structure import BadBatch, count_inputs, cut
+from .watch import Seen, Sink, watch
+
+__all__ = [
+    "RULES",
+    "BadActivations",
+    "BadBatch",
+    "Batches",
+    "Chunk",
+    "DamagedFile",
+    "NoData",
+    "NotFinite",
+    "Rule",
+    "SavedActivations",
+    "Seen",
+    "SilentSite",
+    "Sink",
+    "Site",
+    "SiteError",
+    "UnknownSite",
+    "Wanted",
+    "as_found",
+    "check_finite",
+    "check_rule",
+    "count_inputs",
+    "cut",
+    "mask_of",
+    "model_arguments",
+    "open_activations",
+    "recut",
+    "rows_per_input",
+    "select",
+    "to_rows",
+    "unwrap",
+    "watch",
+]

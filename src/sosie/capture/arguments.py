@@ -1,0 +1,83 @@
+"""What of a batch a model is called with, and on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .structure import MASK, BadBatch, is_parts, rebuild, with_tensors
+
+_TARGETS = ("labels", "label")
+_IMAGES = ("pixel_values", "x")
+
+
+def model_arguments(
+    batch: Any,
+    *,
+    inputs: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    device: str | torch.device | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for a model, moved to its device.
+
+    A tensor is the argument; of a pair the first part is; a dict gives keyword arguments, without its labels.
+    `inputs(batch)` overrides that and returns a tensor, a tuple of arguments or a dict. `prepare` (the
+    model's own normalisation) is applied after the move, to the first argument, or in a dict to
+    `pixel_values`, `x`, or the first floating-point tensor.
+    """
+    chosen = _chosen(batch) if inputs is None else inputs(batch)
+    moved = rebuild(lambda leaf: _moved(leaf, device), with_tensors(chosen))
+    if isinstance(moved, Mapping):
+        keywords = dict(moved)
+        if prepare is not None:
+            key = _main_key(keywords)
+            keywords[key] = prepare(keywords[key])
+        return (), keywords
+    positional = moved if isinstance(moved, tuple) else (moved,)
+    if prepare is not None:
+        if not positional or not isinstance(positional[0], Tensor):
+            got = type(positional[0]).__name__ if positional else "nothing"
+            raise BadBatch(f"prepare is applied to the model's first argument, which is {got} and no tensor")
+        positional = (prepare(positional[0]), *positional[1:])
+    return positional, {}
+
+
+def mask_of(batch: Any) -> Tensor | None:
+    """The padding mask (inputs, tokens) of a dict, alone or the first of a pair; else None."""
+    if is_parts(batch) and batch:
+        batch = batch[0]
+    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
+    mask = with_tensors(mask)
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def _chosen(batch: Any) -> Any:
+    if is_parts(batch):
+        if not batch:
+            raise BadBatch("an empty tuple as batch: there is nothing to give to the model")
+        batch = batch[0]
+    if isinstance(batch, Mapping):
+        return {key: part for key, part in batch.items() if key not in _TARGETS}
+    return batch
+
+
+def _moved(leaf: Any, device: str | torch.device | None) -> Any:
+    if device is None or not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.to(device, non_blocking=True)
+
+
+def _main_key(keywords: dict[str, Any]) -> str:
+    floating = (
+        key for key, part in keywords.items() if isinstance(part, Tensor) and part.is_floating_point()
+    )
+    named = (key for key in _IMAGES if isinstance(keywords.get(key), Tensor))
+    key = next(named, None) or next(floating, None)
+    if key is None:
+        raise BadBatch(
+            f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}"
+        )
+    return key

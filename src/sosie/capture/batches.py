@@ -1,0 +1,175 @@
+"""Data as a stream of batches, cut anew so that the loader's batch size does not matter."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from .structure import BadBatch, count_inputs, cut, join, with_tensors
+
+BATCH = 128  # inputs a batch where the data come in no batches of their own
+
+
+class NoData(ValueError):
+    """The data held no inputs."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive inputs of the stream, in the structure of the loader's batches."""
+
+    batch: Any
+    start: int  # index of the first input in the whole data
+    count: int
+
+
+class Batches:
+    """Any data as batches: an iterable of them, one whole tensor, array or dict, or a Dataset of samples.
+
+    `total` is the number of inputs where that is known without reading the data, else None.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._used = False
+        self.total = _total(data)
+        if isinstance(data, (Tensor, np.ndarray, Mapping)):
+            self._data = _cut_up(with_tensors(data))
+        elif isinstance(data, Dataset) or _is_map_style(data):
+            self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
+        elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+            raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
+        elif isinstance(data, tuple) and _looks_like_a_pair(data):
+            raise BadBatch(
+                "a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, _ in self._counted():
+            yield batch
+
+    def _counted(self) -> Iterator[tuple[Any, int]]:
+        stream = iter(self._data)
+        if stream is self._data and self._used:
+            raise NoData("the data are a one-shot iterator that was read before: give a list or a DataLoader")
+        self._used = True
+        empty = True
+        for raw in stream:
+            batch = with_tensors(raw)
+            count = count_inputs(batch)
+            if count:
+                empty = False
+                yield batch, count
+        if empty:
+            raise NoData("the data yielded no inputs")
+
+
+def recut(batches: Any, *, block: int | None, skip: int = 0, max_rows: int | None = None) -> Iterator[Chunk]:
+    """The same inputs in chunks of a multiple of `block`, about as large as the loader's first batch.
+
+    The last chunk has what is left: fewer than `block` inputs never stand alone unless there are no more.
+    With `block=None` the loader's batches pass as they are. The first `skip` inputs are left out, and those
+    from index `max_rows` on (counted from the start of the data, the skipped ones included).
+    """
+    if block is not None and block < 1:
+        raise ValueError(f"a block needs at least one row, got {block}")
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    source = batches if isinstance(batches, Batches) else Batches(batches)
+    if block is None:
+        for _, chunk in _bounded(source, skip, max_rows):
+            yield chunk
+        return
+    held = _Held()
+    size = None
+    for loaded, chunk in _bounded(source, skip, max_rows):
+        if size is None:
+            size = max(block, loaded // block * block)
+        held.add(chunk)
+        while held.count >= size + block:
+            yield held.take(size)
+    if held.count:
+        yield held.take(held.count)
+
+
+def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:
+    """The size of each batch as loaded, and what of it lies between skip and max_rows."""
+    seen = 0
+    for batch, count in source._counted():
+        first = min(max(skip - seen, 0), count)
+        last = count if max_rows is None else min(count, max_rows - seen)
+        if first < last:
+            part = batch if (first, last) == (0, count) else cut(batch, first, last)
+            yield count, Chunk(part, seen + first, last - first)
+        seen += count
+        if max_rows is not None and seen >= max_rows:
+            return
+
+
+class _Held:
+    """Inputs read but not yet handed on."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Chunk] = deque()
+        self.count = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self._parts.append(chunk)
+        self.count += chunk.count
+
+    def take(self, size: int) -> Chunk:
+        start = self._parts[0].start
+        taken: list[Any] = []
+        missing = size
+        while missing:
+            part = self._parts.popleft()
+            if part.count > missing:
+                rest = Chunk(cut(part.batch, missing, part.count), part.start + missing, part.count - missing)
+                self._parts.appendleft(rest)
+                part = Chunk(cut(part.batch, 0, missing), part.start, missing)
+            taken.append(part.batch)
+            missing -= part.count
+        self.count -= size
+        return Chunk(join(taken), start, size)
+
+
+def _cut_up(whole: Any) -> list[Any]:
+    count = count_inputs(whole)
+    return [cut(whole, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
+
+
+def _looks_like_a_pair(data: tuple[Any, ...]) -> bool:
+    arrays = [part for part in data if isinstance(part, (Tensor, np.ndarray))]
+    return len(arrays) == len(data) > 1 and len({tuple(part.shape[1:]) for part in arrays}) > 1
+
+
+def _is_map_style(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable)
+
+
+def _total(data: Any) -> int | None:
+    try:
+        if isinstance(data, DataLoader):
+            return _total_of_loader(data)
+        if isinstance(data, (Tensor, np.ndarray, Mapping)):
+            return count_inputs(data)
+        if isinstance(data, Dataset) or _is_map_style(data):
+            return len(data)
+        if isinstance(data, (list, tuple)):
+            return sum(count_inputs(with_tensors(batch)) for batch in data)
+    except (TypeError, NotImplementedError):
+        pass  # a sampler or data set without a length
+    return None
+
+
+def _total_of_loader(loader: DataLoader[Any]) -> int | None:
+    if loader.batch_size is None:
+        return None  # batches are made by the data set or a sampler of the user's own
+    inputs = len(loader.dataset) if isinstance(loader.dataset, IterableDataset) else len(loader.sampler)  # type: ignore[arg-type]
+    return inputs // loader.batch_size * loader.batch_size if loader.drop_last else inputs

@@ -1,0 +1,82 @@
+"""The modules of a model by name, seen through the wrappers that torch puts around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+_COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
+_REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module itself, out of torch.compile, DataParallel and DistributedDataParallel.
+
+    Hooks added after a compiled model's first call do not fire, and the wrapper's names carry a prefix.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"need a torch.nn.Module, got {type(model).__name__}")
+    while True:
+        if _COMPILED in model._modules:
+            model = model.get_submodule(_COMPILED)
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile stands between a call of this module and its code."""
+    return (
+        _COMPILED in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
+
+
+@dataclass(frozen=True)
+class Names:
+    """Every name a module of the model goes by; a shared module's first name is the one it is shown under."""
+
+    by_name: dict[str, nn.Module]  # in registration order, "" is the model itself
+    first: dict[int, str]  # id of a module -> its first name
+    parents: frozenset[str]  # names that have names below them
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Names:
+        by_name: dict[str, nn.Module] = {}
+        first: dict[int, str] = {}
+        for raw, module in model.named_modules(remove_duplicate=False):
+            parts = raw.split(".")
+            if _REPARAMETRIZED in parts:
+                continue
+            name = ".".join(part for part in parts if part != _COMPILED)
+            by_name[name] = module  # a compiled child's original comes after its wrapper and takes its place
+            first.setdefault(id(module), name)
+        parents = {above for name in by_name for above in ancestors(name)}
+        return cls(by_name, first, frozenset(parents))
+
+    def unique(self) -> dict[str, nn.Module]:
+        """Each module once, under its first name."""
+        return {name: module for name, module in self.by_name.items() if self.first[id(module)] == name}
+
+    def is_leaf(self, name: str) -> bool:
+        """No children that are ever called: attention reads `out_proj`'s weight and never calls it."""
+        return name not in self.parents or isinstance(self.by_name[name], nn.MultiheadAttention)
+
+    def leaves(self) -> list[str]:
+        found = []
+        for name in self.unique():
+            inside = any(isinstance(self.by_name[above], nn.MultiheadAttention) for above in ancestors(name))
+            if self.is_leaf(name) and not inside:
+                found.append(name)
+        return found
+
+
+def ancestors(name: str) -> list[str]:
+    """The names above this one, the model's own "" first: `a.b.c` gives "", `a`, `a.b`."""
+    if not name:
+        return []
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(len(parts))]

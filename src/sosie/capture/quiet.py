@@ -1,0 +1,86 @@
+"""Leaving models and the global random state as they were found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def as_found(
+    models: nn.Module | Iterable[nn.Module], device: str | torch.device | None = None
+) -> Iterator[None]:
+    """Models in eval mode without gradients, on `device` if one is given; afterwards everything as before.
+
+    Put back, after an exception too: each submodule's training flag, each parameter's requires_grad and
+    storage, the device, and the random states of torch (CPU, CUDA), NumPy's global generator and Python.
+    Gradients are off through no_grad and not inference_mode: what a forward caches in a buffer must be able
+    to enter a later backward.
+    """
+    found = [models] if isinstance(models, nn.Module) else list(models)
+    unique = list({id(model): model for model in found}.values())
+    target = None if device is None else torch.device(device)
+    with ExitStack() as stack:
+        stack.enter_context(_random_state(cuda=target is not None and target.type == "cuda"))
+        for model in unique:
+            stack.enter_context(_flags(model))
+        if target is not None:
+            for model in unique:
+                stack.enter_context(_placement(model, target))
+        for model in unique:
+            model.eval()
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def _flags(model: nn.Module) -> Iterator[None]:
+    training = [(module, module.training) for module in model.modules()]
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for module, flag in training:
+            module.training = flag  # not train(flag): it would go through the children, and may be overridden
+        for parameter, flag in requires_grad:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+
+@contextmanager
+def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on a device; afterwards its parameters have their own storage again, not a copy."""
+    if device.type == "meta":
+        raise ValueError("the meta device holds no numbers: name a device that computes")
+    data = [(parameter, parameter.data) for parameter in model.parameters()]
+    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(homes) > 1:
+        spread = ", ".join(sorted(map(str, homes)))
+        raise ValueError(f"the model is spread over {spread}; leave device out and it is run where it is")
+    try:
+        model.to(device)
+        yield
+    finally:
+        for home in homes:
+            model.to(home)  # not only what was moved: a forward may have cached buffers on the device
+        for parameter, own in data:
+            parameter.data = own
+
+
+@contextmanager
+def _random_state(*, cuda: bool) -> Iterator[None]:
+    of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_cuda is not None:
+            torch.cuda.set_rng_state_all(of_cuda)

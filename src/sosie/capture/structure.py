@@ -1,0 +1,154 @@
+"""Batches of any structure: counted, cut and joined along the inputs.
+
+A batch is a tensor, a NumPy array, a list of anything (strings, say), or tuples, lists and dicts of these.
+Numbers, booleans and None inside a dict are options of the call: they belong to no input and pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+MASK = "attention_mask"
+_OPTIONS = (bool, int, float, str, type(None))
+
+
+class BadBatch(ValueError):
+    """The data yielded something that cannot be given to a model as a batch of inputs."""
+
+
+def count_inputs(batch: Any) -> int:
+    """How many inputs a batch holds; everything in it must agree."""
+    lengths = _lengths(batch, "the batch", ())
+    if not lengths:
+        raise BadBatch(f"a batch of {type(batch).__name__} with no tensor in it; {_ACCEPTED}")
+    (first, count), *others = lengths
+    for name, length in others:
+        if length != count:
+            raise BadBatch(
+                f"a batch must hold as many of each: {first} has {count} rows, {name} has {length}"
+            )
+    return count
+
+
+def cut(batch: Any, start: int, stop: int) -> Any:
+    """The inputs from start to stop; tensors are views."""
+    return rebuild(lambda leaf: leaf[start:stop], batch)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Several batches of one structure as one; one alone is passed through without a copy."""
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    kinds = {_kind(batch) for batch in batches}
+    if len(kinds) > 1:
+        raise BadBatch(f"batches of different structure: {' and '.join(sorted(map(str, kinds)))}")
+    if isinstance(first, Mapping):
+        same_length = _pad_tokens(batches) if MASK in first else batches
+        return {key: join([batch[key] for batch in same_length]) for key in first}
+    if is_parts(first):
+        return _like(first, [join(parts) for parts in zip(*batches, strict=True)])
+    if isinstance(first, Tensor):
+        return _concatenate(batches)
+    if isinstance(first, list):
+        return [item for batch in batches for item in batch]
+    return first
+
+
+def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
+    """The same structure with every tensor and list changed."""
+    if isinstance(batch, Mapping):
+        return {key: rebuild(change, part) for key, part in batch.items()}
+    if is_parts(batch):
+        return _like(batch, [rebuild(change, part) for part in batch])
+    return batch if isinstance(batch, _OPTIONS) else change(batch)
+
+
+def with_tensors(batch: Any) -> Any:
+    """NumPy arrays as tensors (sharing memory where they can), arrays of objects or text as lists."""
+    return rebuild(_as_tensor, batch)
+
+
+def is_parts(batch: Any) -> bool:
+    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item an input."""
+    if isinstance(batch, tuple):
+        return True
+    return isinstance(batch, list) and any(isinstance(part, (Tensor, np.ndarray, Mapping)) for part in batch)
+
+
+_ACCEPTED = "data yields tensors, NumPy arrays, (x, y) pairs or dicts of keyword arguments"
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.dtype.kind not in "biufc":
+        return leaf.tolist()
+    if not leaf.dtype.isnative:
+        leaf = leaf.astype(leaf.dtype.newbyteorder("="))
+    if not leaf.flags.writeable or any(stride < 0 for stride in leaf.strides):
+        leaf = leaf.copy()  # torch has no read-only tensors and no negative strides
+    return torch.from_numpy(leaf)
+
+
+def _lengths(batch: Any, name: str, options: tuple[type, ...]) -> list[tuple[str, int]]:
+    if isinstance(batch, Mapping):
+        return [found for key, part in batch.items() for found in _lengths(part, repr(key), _OPTIONS)]
+    if is_parts(batch):
+        parts = [(f"part {i} of {name}", part) for i, part in enumerate(batch)]
+        return [found for label, part in parts for found in _lengths(part, label, (type(None),))]
+    if isinstance(batch, (Tensor, np.ndarray)):
+        if batch.ndim == 0:
+            raise BadBatch(f"{name} is a tensor of no dimensions; its first must count the inputs")
+        return [(name, len(batch))]
+    if isinstance(batch, list):
+        return [(name, len(batch))]
+    if isinstance(batch, options):
+        return []
+    samples = "; single samples go through a DataLoader first" if isinstance(batch, (int, float, str)) else ""
+    raise BadBatch(f"{name} is of type {type(batch).__name__}; {_ACCEPTED}{samples}")
+
+
+def _kind(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"dict of {', '.join(map(str, batch))}"
+    return f"{type(batch).__name__} of {len(batch)}" if is_parts(batch) else type(batch).__name__
+
+
+def _like(batch: Any, parts: list[Any]) -> Any:
+    if hasattr(batch, "_fields"):
+        return type(batch)(*parts)
+    return type(batch)(parts)
+
+
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        one, other, *_ = sorted(shapes)
+        raise BadBatch(
+            f"inputs of different shape, {one} and {other}, cannot be cut into blocks of rows: pad or resize "
+            f"them in the loader (dicts with an {MASK} are padded here)"
+        )
+    return torch.cat(list(tensors))
+
+
+def _pad_tokens(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Right-pad with zeros whatever is as long as its attention mask, which says that they do not count."""
+    longest = max(batch[MASK].shape[1] for batch in batches)
+    found = []
+    for batch in batches:
+        own = batch[MASK].shape[1]
+        if batch[MASK].ndim != 2 and own != longest:
+            raise BadBatch(f"{MASK} of shape {tuple(batch[MASK].shape)} cannot be padded to {longest} tokens")
+        padded = dict(batch)
+        for key, part in batch.items():
+            if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == own < longest:
+                padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - own))
+        found.append(padded)
+    return found

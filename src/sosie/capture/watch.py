@@ -1,0 +1,263 @@
+"""Watching a model: borrowed hooks that hand over activations as the forward makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .keep import Keep
+from .layout import is_channels_last
+from .names import Names, is_compiled, unwrap
+from .outputs import activation_in
+from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, select
+
+Sink = Callable[[Site, Tensor], Any]
+
+# Whose run() is under way: with one model watched twice, only that watch may fill.
+_RUNNING: ContextVar[Seen | None] = ContextVar("sosie_running_watch", default=None)
+
+
+@contextmanager
+def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> Iterator[Seen]:
+    """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
+
+    `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
+    of the activation; it gets the live tensor, before any later in-place operation, and must not change it.
+    Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
+    path and compiled code, both of which pass hooks by, are off inside the block.
+    """
+    seen = Seen(model, sites, sink)
+    with ExitStack() as stack:
+        stack.enter_context(_every_module_called(model))
+        stack.callback(seen._close)
+        seen._open()
+        yield seen
+
+
+class Seen:
+    """What the last forward showed: values by label, and the sites in execution order.
+
+    Filled by `seen.run(x)` or by a plain call of the model; each forward starts afresh. Readable after the
+    watch is over.
+    """
+
+    def __init__(self, model: nn.Module, sites: Any, sink: Sink | None) -> None:
+        self._root = unwrap(model)
+        self._names = Names.of(self._root)
+        self._wanted = select(model, sites)
+        self._keep = Keep() if sink is None else None
+        self._sink: Sink = sink or self._keep  # type: ignore[assignment]
+        self._handles: list[RemovableHandle] = []
+        self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._never_called: list[str] = []
+        self._no_activation: dict[str, str] = {}
+        self._start()
+        self._active = False
+
+    # The forward
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """One forward that fills this watch only, and from the second on stops once the last site has fired.
+
+        What the model does after its last site (the rest of its forward, hooks of its own) then never runs.
+        """
+        if not self._handles:
+            raise RuntimeError("this watch is over: call run() inside its with block")
+        token = _RUNNING.set(self)
+        try:
+            self._root(*args, **kwargs)
+        except _AllFired as stop:
+            if stop.seen is not self:
+                raise
+            self._complete = True
+        finally:
+            self._active = False
+            _RUNNING.reset(token)
+
+    def _open(self) -> None:
+        self._handles.append(self._root.register_forward_pre_hook(self._begin, prepend=True))
+        for name, wanted in self._wanted.items():
+            self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
+        self._handles.append(self._root.register_forward_hook(self._finish))
+
+    def _close(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._active = False
+
+    def _start(self) -> None:
+        self._active, self._complete = True, False
+        self._calls = dict.fromkeys(self._wanted, 0)
+        self._values: dict[str, Any] = {}
+        if self._sites is None:
+            self._found: dict[str, Site] = {}
+            self._no_activation.clear()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._active = False
+        if _RUNNING.get() in (None, self):
+            self._start()
+            if self._keep is not None:
+                self._keep.start()
+
+    def _hook(self, name: str, wanted: Wanted) -> Callable[[nn.Module, Any, Any], None]:
+        def fire(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._active:
+                return  # a call from outside the model's own forward, or another watch's run
+            self._calls[name] += 1
+            call = self._calls[name]
+            if wanted.calls is None or call in wanted.calls:
+                self._record(name, call, output)
+
+        return fire
+
+    def _record(self, name: str, call: int, output: Any) -> None:
+        label = label_of(self._names, name, call)
+        if label in self._no_activation:
+            return
+        activation = activation_in(output)
+        if isinstance(activation, str):
+            if self._sites is not None or call in self._wanted[name].required:
+                raise SiteError(f"site {label!r} ({type(self._names.by_name[name]).__name__}) {activation}")
+            self._no_activation[label] = activation
+            return
+        site = self._site(label, name, call, activation)
+        with _without_autocast(activation.device.type):
+            self._values[label] = self._sink(site, activation)
+        if self._sites is not None and _RUNNING.get() is self and len(self._values) == len(self._sites):
+            raise _AllFired(self)
+
+    def _site(self, label: str, name: str, call: int, activation: Tensor) -> Site:
+        if self._sites is None:
+            shape = tuple(activation.shape)
+            last = is_channels_last(self._names, name, shape)
+            self._found[label] = Site(label, name, call, shape[1:], last)
+            return self._found[label]
+        if label not in self._sites:
+            raise SiteError(
+                f"site {label!r} fired now but not in the first forward: the model's path depends on its "
+                "input. Name the sites that every input passes"
+            )
+        return self._sites[label]
+
+    def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._active:
+            return
+        self._active = False
+        if self._sites is None:
+            self._check_first_forward()
+            self._sites = self._found
+        missing = [label for label in self._sites if label not in self._values]
+        if missing:
+            raise SilentSite(f"fired in the first forward but not in this one: {', '.join(missing)}")
+        if self._keep is not None:
+            self._keep.learn()
+        self._complete = True
+
+    def _check_first_forward(self) -> None:
+        silent = []
+        self._never_called = [
+            label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls
+        ]
+        for name, wanted in self._wanted.items():
+            calls = self._calls[name]
+            late = [k for k in sorted(wanted.required) if k > calls]
+            silent += [f"{label_of(self._names, name, k)!r} ({_why_silent(wanted, calls)})" for k in late]
+        if silent:
+            raise SilentSite(
+                f"sites that never fired: {', '.join(silent)}; name a module that the forward calls"
+            )
+        if not self._found:
+            raise SilentSite(f"none of the sites gave an activation: {_few(self.left_out)}; name others")
+
+    # What was seen
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites in execution order, as the first forward had them."""
+        if self._sites is None:
+            raise RuntimeError("no forward has finished yet: call seen.run(x) or model(x) first")
+        return tuple(self._sites.values())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Modules that a glob, a type or a default named and that gave no activation, with the reason."""
+        return {**dict.fromkeys(self._never_called, "was never called"), **self._no_activation}
+
+    def __getitem__(self, label: str) -> Any:
+        known = [site.label for site in self.sites]
+        exact = find_name(self._names, label)
+        shown = label_of(self._names, exact[0], exact[1] or 1) if exact else label
+        if shown not in known:
+            raise KeyError(f"no site {label!r}{nearest(label, known)}")
+        return self._value(shown)
+
+    def values(self) -> list[Any]:
+        """One value a site, in the order of `sites`."""
+        return [self._value(site.label) for site in self.sites]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(site.label, self._value(site.label)) for site in self.sites]
+
+    def _value(self, label: str) -> Any:
+        if not self._complete:
+            raise RuntimeError("the last forward did not finish, so there is nothing to read: run it again")
+        if self._keep is not None:
+            self._keep.check(label, self._values[label])
+        return self._values[label]
+
+    def __contains__(self, label: object) -> bool:
+        return any(site.label == label for site in self.sites)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([site.label for site in self.sites])
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __repr__(self) -> str:
+        state = "no forward yet" if self._sites is None else f"{len(self._sites)} sites"
+        return f"<Seen {type(self._root).__name__}: {state}>"
+
+
+class _AllFired(BaseException):
+    """Ends a forward early; no Exception, so that a model's own `except Exception` cannot catch it."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+
+
+@contextmanager
+def _every_module_called(model: nn.Module) -> Iterator[None]:
+    """Turn off what passes hooks by: compiled code, and attention's fused path, which also nests tensors."""
+    with ExitStack() as stack:
+        if any(is_compiled(module) for module in model.modules()) and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+        if any(isinstance(module, attention) for module in model.modules()):
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+
+def _without_autocast(device: str) -> Any:
+    """Under autocast a product in the sink would come out in bfloat16."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _why_silent(wanted: Wanted, calls: int) -> str:
+    kind = type(wanted.module).__name__
+    return f"{kind}, called {calls} times" if calls else f"{kind}, never called"
+
+
+def _few(left_out: dict[str, str]) -> str:
+    shown = [f"{label!r} {reason}" for label, reason in left_out.items()]
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -1,0 +1,36 @@
+"""`sosie demo`: two small networks, trained here and now, compared layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("demo.html"),
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
+) -> None:
+    """Train two small networks on images that come with sosie, compare them, and write a page."""
+    from ..data import open_images
+    from ..engine import compare
+    from ..models import open_model
+    from ..report import print_comparison, write_report
+    from ..train import accuracy, fit
+
+    train, test = (open_images("demo", split=split) for split in ("train", "test"))
+    images, labels = train.read(0, len(train))
+    test_images, test_labels = test.read(0, len(test))
+    typer.echo(f"Two networks, the same {len(train)} images of clothes, different seeds:")
+    networks = []
+    for k in (seed, seed + 1):
+        network = open_model(f"small_cnn(seed={k})")
+        fit(network.model, images, labels, epochs=epochs, seed=k, task=f"training {network.name}")
+        typer.echo(f"  {network.name}: {accuracy(network.model, test_images, test_labels):.1%} of {len(test)} test images")
+        networks.append(network)
+    found = compare(*networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
+    print_comparison(found)
+    typer.echo(f"wrote {found.save(out.with_suffix('.json'))}")
+    typer.echo(f"wrote {write_report(found, out)}: open it in a browser")

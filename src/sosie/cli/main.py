@@ -1,0 +1,61 @@
+"""`sosie VERB …`: the verbs, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from .. import __version__
+from . import compare, demo, measures, report, sites
+
+app = typer.Typer(
+    name="sosie",
+    help="How alike are these neural networks: in what they represent, what they do, and what they are made of?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (demo, compare, sites, measures, report):
+    app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sosie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True)) -> None:
+    """How alike are these neural networks: in what they represent, what they do, and what they are made of?"""
+
+
+def run() -> None:
+    """Run the command line; a mistake is told in one sentence, a traceback on request."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("interrupted; nothing was written", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("SOSIE_DEBUG"):
+            raise
+        typer.secho(f"error: {_told(error)}", fg="red", err=True)
+        sys.exit(1)
+
+
+def _told(error: Exception) -> str:
+    """The message; its type too where the message alone would not say what happened."""
+    plain = isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)) or not error.args
+    # str() of a KeyError is the repr of its message.
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    hint = "" if plain else "\n  (SOSIE_DEBUG=1 shows the traceback)"
+    name = "" if plain and text else f"{type(error).__name__}: "
+    return f"{name}{text}{notes}{hint}"

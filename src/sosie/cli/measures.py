@@ -1,0 +1,19 @@
+"""`sosie measures`: every measure with its facts."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+
+def measures(as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON.")) -> None:
+    """List the measures with range, direction, invariances, cost and paper."""
+    from ..engine import list_measures
+    from ..report import print_measures
+
+    found = list_measures()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print_measures(found)

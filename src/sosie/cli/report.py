@@ -1,0 +1,29 @@
+"""`sosie report`: show a saved comparison again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    file: Annotated[Path, typer.Argument(help="What `sosie compare --out` or Comparison.save wrote.")],
+    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write heat map and curves as .svg or .png, one file a measure, by this name.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
+) -> None:
+    """Print a saved comparison as tables, and write its page or plots."""
+    from ..report import print_comparison, write_plots, write_report
+    from ..results import load
+
+    found = load(file)
+    print_comparison(found, full=full)
+    if html is not None:
+        typer.echo(f"wrote {write_report(found, html)}")
+    if plot is not None:
+        for path in write_plots(found, plot):
+            typer.echo(f"wrote {path}")

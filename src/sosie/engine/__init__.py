@@ -1,0 +1,8 @@
+"""From models and data to results, in one pass."""
+
+from .compare import compare, open_source
+from .look import look_at
+from .one_shot import list_measures, measure
+from .partial import Partial
+
+__all__ = ["Partial", "compare", "list_measures", "look_at", "measure", "open_source"]

@@ -1,0 +1,147 @@
+"""One pass over the data: every source reads the same chunk, and each pair's statistics grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..capture import Chunk
+from ..progress import Progress
+from ..results import Side
+from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic
+from .inspect import Inspector
+from .plan import Kind, Plan
+from .precision import matmul_precision
+from .sources import Source
+
+Pair = tuple[int, int]
+Maker = GramMaker | MomentMaker | SampleMaker
+TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
+
+
+@dataclass
+class Totals:
+    """The statistics of one pair of sources so far."""
+
+    statistics: dict[Kind, Statistic] = field(default_factory=dict)
+    inputs: int = 0
+    rows: int = 0
+    _pending: list[Sample] = field(default_factory=list)
+
+    def add(self, kind: Kind, part: Statistic) -> None:
+        if isinstance(part, Sample):
+            # Merging copies all rows kept so far, so parts wait until they are worth it.
+            self._pending.append(part)
+            if sum(p.n for p in self._pending) >= (part.most or 0):
+                self.settle()
+            return
+        total = self.statistics.get(kind)
+        self.statistics[kind] = part if total is None else total.merge(part)  # type: ignore[arg-type]
+
+    def settle(self) -> None:
+        """Merge the samples that are waiting."""
+        if self._pending:
+            total = self.statistics.get("sample")
+            first, *rest = ([total] if isinstance(total, Sample) else []) + self._pending
+            self.statistics["sample"] = first.merge(*rest)
+            self._pending = []
+
+
+class Pass:
+    """Collects the planned statistics of each pair of sources; `twins[k]` is the first source like source k."""
+
+    def __init__(
+        self, sources: Sequence[Source], twins: Sequence[int], sides: Sequence[Side], plan: Plan, seed: int
+    ) -> None:
+        self.sources, self.twins, self.sides, self.plan = sources, twins, sides, plan
+        lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
+        self._makers = [self._make(lottery) for _ in sources]
+        self._inspector = Inspector()
+        self._blocks: int | None = None
+
+    def _make(self, lottery: Lottery | None) -> dict[Kind, Any]:
+        makers: dict[Kind, Any] = {}
+        for kind in self.plan.statistics:
+            if kind == "grams":
+                makers[kind] = GramMaker(self.plan.block, self.plan.uncentred)
+            elif kind == "moments":
+                makers[kind] = MomentMaker(self.plan.products)
+            else:
+                assert lottery is not None
+                makers[kind] = SampleMaker(lottery, self.plan.widest)
+        return makers
+
+    def run(
+        self,
+        chunks: Iterable[Chunk],
+        totals: dict[Pair, Totals],
+        *,
+        precision: str | None,
+        expected: int | None,
+        each: Callable[[], None],
+    ) -> None:
+        """Read every chunk, and call `each` after it."""
+        names = " and ".join(dict.fromkeys(source.name for source in self.sources))
+        done = next(iter(totals.values())).inputs
+        with Progress(f"comparing {names}", expected, "inputs") as bar:
+            bar.advance(done)
+            for chunk in chunks:
+                start = next(iter(totals.values())).rows
+                read = {k: self._read(k, chunk, start, precision) for k in dict.fromkeys(self.twins)}
+                self._join([read[k] for k in self.twins], totals, chunk)
+                bar.advance(chunk.count)
+                each()
+        self._inspector.finish()
+        for total in totals.values():
+            total.settle()
+
+    def _read(self, k: int, chunk: Chunk, start: int, precision: str | None) -> dict[Kind, list[Any]]:
+        """The parts of every site of one source, made as the activations appear."""
+        makers = self._makers[k]
+        checks: list[Tensor] = []
+
+        def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
+            if precision == "float64":
+                rows = rows.double()
+            with matmul_precision(precision, rows.device):
+                made = {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
+            check = torch.stack([part.check.double() for part in made.values()]).sum()
+            offset = made["grams"].offset if "grams" in made else torch.zeros_like(check)
+            checks.append(torch.stack([check, offset]))
+            return made
+
+        found = self.sources[k].read(chunk, sink)
+        self._inspector.take(self.sources[k].name, list(self.sides[k].sites), torch.stack(checks, dim=1))
+        for (source, site), offset in self._inspector.offsets.items():
+            if "grams" in makers and source == self.sources[k].name:
+                makers["grams"].notice(site, offset)
+        return {kind: [site[kind] for site in found] for kind in self.plan.statistics}
+
+    def _join(self, parts: list[dict[Kind, list[Any]]], totals: dict[Pair, Totals], chunk: Chunk) -> None:
+        rows = blocks = 0
+        if self._blocks is None:  # on resuming, or for a later part of the data, blocks go on counting
+            self._blocks = next(iter(totals.values())).rows // self.plan.block
+        for (i, j), total in totals.items():
+            for kind in self.plan.statistics:
+                a, b = parts[i][kind], parts[j][kind]
+                joined: Statistic
+                if kind == "grams":
+                    joined = Grams.join(a, b, block=self.plan.block, first_block=self._blocks)
+                    blocks = sum(count for count, _ in a[0].sizes)
+                elif kind == "moments":
+                    joined = Moments.join(a, b)
+                else:
+                    joined = Sample.join(a, b, maker=self._makers[i][kind], start=total.rows)
+                total.add(kind, joined)
+                rows = joined.seen if isinstance(joined, Sample) else joined.n
+            total.inputs += chunk.count
+            total.rows += rows
+        self._blocks += blocks
+
+    def strained(self) -> dict[tuple[str, str], float]:
+        """Sites whose mean was so far off in some chunk that float32 products may have lost digits."""
+        return {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}

@@ -1,0 +1,260 @@
+"""The door to comparing: sources and data in, one pass, a result out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import Rule, SavedActivations, check_rule, open_activations
+from ..measures import Measure, find
+from ..models import NamedModel, open_model
+from ..results import Comparison, Comparisons, Side
+from ..stats import BLOCK, is_statistics
+from .collect import Pair, Pass, Totals
+from .partial import Partial, merge_files
+from .plan import Plan, Widths, make_plan, parse_size
+from .precision import check_precision
+from .provenance import provenance
+from .resume import Checkpoint
+from .sources import ModelSource, SavedSource, Source
+from .stream import Stream
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a comparison is made; see `compare`."""
+
+    measures: tuple[Measure, ...]
+    rows: Rule
+    device: str | torch.device | None
+    precision: str | None
+    memory: int | None
+    max_rows: int | None
+    exact: bool
+    block: int
+    seed: int
+    first_row: int
+
+
+def compare(
+    model_a: Any,
+    model_b: Any = None,
+    data: Any = None,
+    *,
+    measures: str | Measure | Sequence[str | Measure] = "debiased_cka",
+    sites_a: Any = None,
+    sites_b: Any = None,
+    rows: Rule = "flatten",
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    memory: int | str | None = None,
+    max_rows: int | None = None,
+    exact: bool = False,
+    block: int = BLOCK,
+    seed: int = 0,
+    first_row: int = 0,
+    resume: str | os.PathLike[str] | None = None,
+) -> Comparison | Comparisons:
+    """Compare every site of one model with every site of another, on the same inputs, in one pass.
+
+    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz,
+    .safetensors), or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all
+    pairs in one pass. `data`: anything that yields tensors, (x, y) pairs or dicts of keyword arguments, or a
+    data specification.
+
+    `sites_a`, `sites_b`: names, globs, types; None takes blocks or layers. `rows`: how activations become
+    rows. `prepare_a`, `prepare_b`: each model's own normalisation. `inputs`: batch → model arguments.
+    `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the
+    budget for that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32",
+    "float64". `resume`: a file that the statistics are saved to on the way, and read from if it is there.
+    `first_row`: the index of the first input where the data are one part of a larger set.
+    """
+    things, data = _arguments(model_a, model_b, data)
+    if all(_is_statistics(thing) for thing in things):
+        return merge_files(things).finish(provenance())
+    check_rule(rows)
+    check_precision(precision)
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    if not chosen:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    settings = Settings(
+        chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row
+    )
+    sites = [sites_a] * len(things) if len(things) > 2 else [sites_a, sites_b]
+    prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
+    sources = [
+        _source(thing, site, prepare, settings, inputs)
+        for thing, site, prepare in zip(things, sites, prepares, strict=True)
+    ]
+    _tell_apart(sources)
+    return _compare(sources, data, settings, resume)
+
+
+def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
+    """The things compared and the data, from compare(a, b, data) or compare([a, b, c], data)."""
+    if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
+        if data is not None:
+            raise TypeError("with a list of models, the data comes second: compare([m1, m2, m3], data)")
+        if len(model_a) < 2 and not (model_a and _is_statistics(model_a[0])):
+            raise ValueError(f"need at least two models to compare, got {len(model_a)}")
+        return list(model_a), model_b
+    if model_b is None:
+        if _is_statistics(model_a):
+            return [model_a], data
+        raise TypeError("compare needs two models (the same one twice is fine), or a list of them and data")
+    return [model_a, model_b], data
+
+
+def _is_statistics(thing: Any) -> bool:
+    return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics(thing)
+
+
+def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
+    """What a text names: a model, saved activations, or (as it is) a file of saved statistics."""
+    path = Path(text)
+    if _is_statistics(path):
+        return str(text)
+    if path.suffix in (".npz", ".safetensors") and ("@" not in path.name or path.is_file()):
+        return open_activations(path)
+    return open_model(str(text), seed=seed)
+
+
+def _source(
+    thing: Any, sites: Any, prepare: Callable[[Any], Any] | None, settings: Settings, inputs: Any
+) -> ModelSource | SavedSource:
+    if isinstance(thing, (str, os.PathLike)):
+        thing = open_source(thing)
+    if isinstance(thing, Mapping):
+        thing = open_activations(thing)
+    if isinstance(thing, SavedActivations):
+        return SavedSource(thing, Path(thing.name).stem, settings.rows, settings.device)
+    name = type(thing).__name__
+    if isinstance(thing, NamedModel):
+        thing, name, prepare = thing.model, thing.name, prepare or thing.prepare
+    if not isinstance(thing, nn.Module):
+        raise TypeError(
+            f"cannot compare {name}: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors', "
+            "or saved activations ({site: array}, .npz, .safetensors)"
+        )
+    return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
+
+
+def _tell_apart(sources: Sequence[ModelSource | SavedSource]) -> None:
+    """Number sources that have one name."""
+    names = [source.name for source in sources]
+    for k, source in enumerate(sources):
+        if names.count(source.name) > 1 or (names[k] != source.name):
+            source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
+
+
+def _compare(
+    sources: list[ModelSource | SavedSource], data: Any, settings: Settings, resume: str | os.PathLike[str] | None
+) -> Comparison | Comparisons:
+    twins = [_first_like(sources, k) for k in range(len(sources))]
+    pairs = list(itertools.combinations(range(len(sources)), 2))
+    checkpoint = Checkpoint(resume, pairs)
+    with ExitStack() as stack:
+        for k in dict.fromkeys(twins):
+            stack.enter_context(sources[k].opened())
+        stream = Stream.of(data, sources)
+        looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
+        sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
+        known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
+        plan = _plan([sources[k] for k in looks], sides, known, settings)
+        run = Pass(sources, twins, sides, plan, settings.seed)
+        totals = {pair: Totals(rows=settings.first_row) for pair in pairs}
+
+        def partials() -> dict[Pair, Partial]:
+            return {(i, j): _partial(totals[i, j], sides[i], sides[j], run, settings) for i, j in pairs}
+
+        checkpoint.restore(totals, partials)
+        chunks = stream.chunks(
+            block=settings.block if "grams" in plan.statistics else None,
+            skip=next(iter(totals.values())).inputs,
+            max_rows=settings.max_rows,
+        )
+        run.run(chunks, totals, precision=settings.precision, expected=known, each=lambda: checkpoint.save(partials))
+        found = partials()
+    checkpoint.save(lambda: found, now=True)
+    about = provenance(settings=_as_text(settings), models=[source.describe() for source in sources], data=data)
+    finished = {pair: partial.finish(about) for pair, partial in found.items()}
+    if len(sources) == 2:
+        return finished[0, 1]
+    return Comparisons(tuple(source.name for source in sources), finished)
+
+
+def _first_like(sources: Sequence[Source], k: int) -> int:
+    """The first source that would give the same rows as source k: a model compared with itself runs once."""
+    return next(i for i in range(k + 1) if sources[i].identity() == sources[k].identity())
+
+
+def _plan(sources: Sequence[Source], sides: Sequence[Side], known: int | None, settings: Settings) -> Plan:
+    per_input = _rows_per_input(sources)
+    # With several models the widest pair decides, so that all pairs rest on the same statistics.
+    widest = sorted((side.widths for side in sides), key=sum)[-2:]
+    widths = Widths(widest[0], widest[-1], None if known is None else known * per_input)
+    return make_plan(
+        settings.measures,
+        widths,
+        memory=settings.memory,
+        exact=settings.exact,
+        block=settings.block,
+        precision=settings.precision,
+    )
+
+
+def _rows_per_input(sources: Sequence[Source]) -> int:
+    """How many rows an input gives; the same at every site, or rows could not be paired."""
+    found: dict[int, list[str]] = {}
+    for source in sources:
+        for site, count in source.per_input().items():
+            found.setdefault(count, []).append(f"{source.name}: {site}")
+    if len(found) > 1:
+        text = "; ".join(
+            f"{count} an input at {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}"
+            for count, sites in sorted(found.items())
+        )
+        raise ValueError(
+            f"need paired rows, but the sites give different numbers of them: {text}. "
+            "Choose sites of one resolution, or rows='mean' or 'flatten'"
+        )
+    return next(iter(found))
+
+
+def _partial(total: Totals, side_a: Side, side_b: Side, run: Pass, settings: Settings) -> Partial:
+    total.settle()
+    short = settings.max_rows is not None and total.inputs < settings.max_rows
+    return Partial(
+        side_a,
+        side_b,
+        kinds=run.plan.kinds,
+        rows_rule=settings.rows if isinstance(settings.rows, str) else getattr(settings.rows, "__name__", "function"),
+        statistics=dict(total.statistics),
+        inputs=total.inputs,
+        rows=total.rows,
+        notes=run.plan.notes,
+        shortage=f"max_rows={settings.max_rows}, but the data had {total.inputs} inputs" if short else None,
+        strained=run.strained(),
+    )
+
+
+def _as_text(settings: Settings) -> dict[str, Any]:
+    found = {
+        "block": settings.block,
+        "exact": settings.exact,
+        "seed": settings.seed,
+        "precision": settings.precision or "default",
+        "device": str(settings.device or "each model's own"),
+    }
+    return {**found, **({} if settings.max_rows is None else {"max_rows": settings.max_rows})}

@@ -1,0 +1,104 @@
+"""From statistics to values: every measure over every pair of sites, with its interval and its caveats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..measures import Measure, settled
+from ..results import Side, Values
+from ..stats import Alignment, Covariances, Grams, Sample, Statistic
+from . import caveats
+
+FEWEST_GROUPS = 8  # groups of blocks below which a jackknife interval says too little
+CONFIDENCE = 0.95
+CONSTANT = 1e-12  # share of Σ‖x‖² that float32 rounding alone can give a constant feature
+
+
+def evaluate(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Values:
+    """The values of one measure, (sites of A, sites of B)."""
+    constant_a, constant_b = (_constant(spread) for spread in statistic.spread)
+    undefined: dict[tuple[int, int], str] = {}
+    if issubclass(measure.reads, Alignment):
+        value = settled(measure(statistic.alignment(measure.reads)), measure, torch.float32)
+    else:
+        value = settled(_pairwise(measure, statistic, (constant_a, constant_b), undefined), measure, torch.float32)
+    found = value.detach().cpu().double().numpy().copy()
+    found[constant_a, :] = np.nan
+    found[:, constant_b] = np.nan
+    low, high = _interval(measure, statistic, found)
+    doubts = [
+        *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
+        *caveats.of_undefined(undefined, side_a, side_b),
+        *caveats.of_widths(measure, statistic, side_a, side_b),
+        *caveats.of_statistic(measure, statistic),
+        *caveats.of_bounds(measure, found),
+    ]
+    return Values(
+        value=found,
+        low=low,
+        high=high,
+        n=statistic.n,
+        statistic=statistic.describe(),
+        closer=measure.closer,
+        bounds=measure.bounds,
+        same=float(measure.same),
+        caveats=tuple(doubts),
+    )
+
+
+def _constant(spread: Tensor) -> np.ndarray:
+    """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
+    return ~(spread.detach().cpu().numpy() > CONSTANT)
+
+
+def _pairwise(
+    measure: Measure, statistic: Statistic, constant: Sequence[np.ndarray], undefined: dict[tuple[int, int], str]
+) -> Tensor:
+    """Pair by pair, where views do not broadcast; what one site needs is still made once."""
+    rows = []
+    for i in range(len(constant[0])):
+        row = []
+        for j in range(len(constant[1])):
+            row.append(torch.tensor(torch.nan, dtype=torch.float64))
+            if constant[0][i] or constant[1][j]:
+                continue
+            try:
+                row[-1] = _one(measure, statistic, i, j)
+            except (ValueError, torch.linalg.LinAlgError) as error:
+                undefined[i, j] = str(error)
+        rows.append(torch.stack([v.to(row[0].device) for v in row]))
+    return torch.stack(rows)
+
+
+def _one(measure: Measure, statistic: Statistic, i: int, j: int) -> Tensor:
+    if issubclass(measure.reads, Covariances):
+        assert not isinstance(statistic, Grams)
+        return measure(statistic.covariances(i, j)).double()
+    assert isinstance(statistic, Sample)
+    return measure(statistic.paired(i, j)).double()
+
+
+def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Delete-one-group jackknife over blocks of rows, with Student's t."""
+    if not isinstance(statistic, Grams) or not issubclass(measure.reads, Alignment):
+        return None, None
+    groups = statistic.groups
+    if len(groups) < FEWEST_GROUPS:
+        return None, None
+    from scipy.special import stdtrit
+
+    left = np.stack([measure(statistic.alignment(measure.reads, without=g)).cpu().numpy() for g in groups])
+    count = len(groups)
+    error = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
+    reach = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * error
+    low, high = value - reach, value + reach
+    bottom, top = measure.bounds
+    # An interval may end at a bound of the measure, since no value lies beyond; the value itself is not touched.
+    return (
+        low if bottom is None else np.maximum(low, bottom),
+        high if top is None else np.minimum(high, top),
+    )

@@ -1,0 +1,63 @@
+"""One measure on two arrays of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..measures import MEASURES, Measure, find, settled
+from ..stats import Sample
+
+CONSTANT = 1e-24  # share of Σ‖x‖² that rounding in float64 can leave to rows that are all equal
+
+
+def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
+    """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64."""
+    chosen = find(name)
+    if options:
+        chosen = chosen.using(**options)
+    rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
+    if len(rows_x) != len(rows_y):
+        raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
+    if len(rows_x) < 2:
+        raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
+    for label, rows in (("x", rows_x), ("y", rows_y)):
+        if not bool(Sample.of(rows, rows).spread[0][0] > CONSTANT):
+            raise ValueError(f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined")
+    if rows_y.device != rows_x.device:
+        rows_y = rows_y.to(rows_x.device)
+    with torch.no_grad():
+        value = settled(chosen.of(rows_x, rows_y), chosen)
+    return float(value)
+
+
+def list_measures() -> list[dict[str, Any]]:
+    """Every measure with its facts: what it is, range, direction, invariances, cost, paper."""
+    return [measure.facts() for measure in MEASURES.values()]
+
+
+def _from_array(given: Any, label: str) -> Tensor:
+    array = np.asarray(given)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    return torch.from_numpy(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+
+
+def _rows(given: Any, label: str) -> Tensor:
+    rows = given.detach() if isinstance(given, Tensor) else _from_array(given, label)
+    if rows.ndim != 2:
+        hint = "reshape(-1, 1)" if rows.ndim == 1 else "flatten it to (rows, features)"
+        raise ValueError(f"{label} must be (n, p), got shape {tuple(rows.shape)}: {hint}")
+    if rows.shape[1] == 0:
+        raise ValueError(f"{label} has no columns: shape {tuple(rows.shape)}")
+    if rows.is_complex():
+        raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
+    rows = rows.double()
+    if not bool(torch.isfinite(rows).all()):
+        bad = int((~torch.isfinite(rows)).sum())
+        raise ValueError(f"{label} has {bad} values that are NaN or infinite")
+    return rows
+

@@ -1,0 +1,107 @@
+"""The statistics of one pair of sources, before they become values: they can be saved, merged and resumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..measures import find
+from ..results import Caveat, Comparison, DamagedFile, Side
+from ..stats import Statistic, load_statistics, save_statistics
+from . import caveats
+from .evaluate import evaluate
+from .plan import Kind
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What a pass has summed so far for one pair, and how to read it."""
+
+    side_a: Side
+    side_b: Side
+    kinds: dict[str, Kind]  # measure -> which statistic it reads
+    rows_rule: str
+    statistics: dict[Kind, Statistic]
+    inputs: int
+    rows: int
+    notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
+    shortage: str | None = None  # fewer inputs than asked for
+    strained: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def finish(self, provenance: dict[str, Any]) -> Comparison:
+        """The values of every measure."""
+        values = {}
+        for name, kind in self.kinds.items():
+            statistic = self.statistics[kind]
+            found = evaluate(find(name), statistic, self.side_a, self.side_b)
+            doubts = [Caveat(self.shortage)] if self.shortage else []
+            if name in self.notes and not statistic.exact:
+                doubts.append(Caveat(self.notes[name]))
+            if kind == "grams":
+                doubts += caveats.of_offsets(self.side_a, self.side_b, self.strained)
+            values[name] = replace(found, caveats=(*found.caveats, *doubts))
+        return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
+
+    def merge(self, other: Partial) -> Partial:
+        for what in ("side_a", "side_b", "kinds", "rows_rule"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise ValueError(f"these statistics are not of the same comparison: {what} is {mine} and {theirs}")
+        statistics = {
+            kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
+            for kind, statistic in self.statistics.items()
+        }
+        return replace(
+            self,
+            statistics=statistics,
+            inputs=self.inputs + other.inputs,
+            rows=self.rows + other.rows,
+            shortage=None,
+            strained={**self.strained, **other.strained},
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        return save_statistics(
+            dict(self.statistics),
+            path,
+            side_a=asdict(self.side_a),
+            side_b=asdict(self.side_b),
+            kinds=self.kinds,
+            rows_rule=self.rows_rule,
+            inputs=self.inputs,
+            rows=self.rows,
+            notes=self.notes,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Partial:
+        statistics, about = load_statistics(path)
+        try:
+            side_a, side_b = (_side(about[side]) for side in ("side_a", "side_b"))
+            return cls(
+                side_a,
+                side_b,
+                kinds=dict(about["kinds"]),
+                rows_rule=about["rows_rule"],
+                statistics=statistics,  # type: ignore[arg-type]
+                inputs=int(about["inputs"]),
+                rows=int(about["rows"]),
+                notes=dict(about["notes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def merge_files(paths: Sequence[str | os.PathLike[str]]) -> Partial:
+    """Saved statistics of several parts of the data as one, in the order given."""
+    first, *rest = (Partial.load(path) for path in paths)
+    for other in rest:
+        first = first.merge(other)
+    return first
+
+
+def _side(found: dict[str, Any]) -> Side:
+    return Side(found["name"], tuple(found["sites"]), tuple(found["widths"]), tuple(map(tuple, found["shapes"])))

@@ -1,0 +1,33 @@
+"""Where a result came from: versions, time, models, data, settings."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+
+def provenance(**about: Any) -> dict[str, Any]:
+    """JSON-ready facts; `data` is described by what it calls itself."""
+    found = {
+        "sosie": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    for key, value in about.items():
+        if value is not None:
+            found[key] = _describe(value) if key == "data" else value
+    return found
+
+
+def _describe(data: Any) -> str:
+    if isinstance(data, str):
+        return data
+    if isinstance(data, torch.Tensor):
+        return f"tensor {tuple(data.shape)}"
+    return str(getattr(data, "name", type(data).__name__))

@@ -1,0 +1,168 @@
+"""What is compared: a model that is run, or activations that were saved; both hand over rows a chunk at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import (
+    Chunk,
+    Rule,
+    SavedActivations,
+    Seen,
+    Site,
+    as_found,
+    count_inputs,
+    cut,
+    mask_of,
+    model_arguments,
+    rows_per_input,
+    to_rows,
+    watch,
+)
+from ..results import Side
+
+Sink = Callable[[str, Tensor], Any]
+PROBE = 2  # inputs that are run first, to learn the order, the shapes and the widths of the sites
+
+
+class Source(Protocol):
+    """Hands the rows of every site of a chunk to a sink, in execution order."""
+
+    name: str
+
+    def identity(self) -> object: ...
+    def describe(self) -> str: ...
+    def opened(self) -> AbstractContextManager[Any]: ...
+    def look(self, batch: Any) -> Side: ...
+    def per_input(self) -> dict[str, int]: ...
+    def read(self, chunk: Chunk, sink: Sink) -> list[Any]: ...
+
+
+@dataclass
+class ModelSource:
+    """A model under watch."""
+
+    model: nn.Module
+    name: str
+    sites: Any = None
+    rows: Rule = "flatten"
+    prepare: Callable[[Any], Any] | None = None
+    inputs: Callable[[Any], Any] | None = None
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        self._seen: Seen | None = None
+        self._sink: Sink | None = None
+        self._chunk: Chunk | None = None
+        self._mask: Tensor | None = None
+
+    def identity(self) -> object:
+        """Equal for sources that would hand over the same rows."""
+        return id(self.model), repr(self.sites), id(self.prepare)
+
+    def describe(self) -> str:
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        prepared = "" if self.prepare is None else f", prepared by {self.prepare!r}"
+        return f"{self.name}: {type(self.model).__name__}, {count:,} parameters{prepared}"
+
+    @contextmanager
+    def opened(self) -> Iterator[ModelSource]:
+        with as_found(self.model, self.device), watch(self.model, self.sites, sink=self._receive) as seen:
+            self._seen = seen
+            try:
+                yield self
+            finally:
+                self._seen = None
+
+    def look(self, batch: Any) -> Side:
+        """Run the first few inputs of a batch to learn the sites."""
+        count = min(PROBE, count_inputs(batch))
+        widths = self.read(Chunk(cut(batch, 0, count), 0, count), lambda _, rows: rows.shape[1])
+        seen = self._watched()
+        return Side(
+            self.name,
+            sites=tuple(site.label for site in seen.sites),
+            widths=tuple(widths),
+            shapes=tuple(site.shape for site in seen.sites),
+        )
+
+    def per_input(self) -> dict[str, int]:
+        """Rows that one input gives at each site."""
+        return {site.label: rows_per_input(site, self.rows) for site in self._watched().sites}
+
+    def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
+        seen = self._watched()
+        self._sink, self._chunk = sink, chunk
+        try:
+            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
+            self._mask = mask_of(chunk.batch)
+            seen.run(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
+            raise
+        finally:
+            self._sink = self._chunk = self._mask = None
+        return seen.values()
+
+    def _receive(self, site: Site, activation: Tensor) -> Any:
+        assert self._sink is not None
+        assert self._chunk is not None
+        rows = to_rows(activation.detach(), self.rows, site=site, inputs=self._chunk.count, mask=self._mask)
+        return self._sink(site.label, rows)
+
+    def _watched(self) -> Seen:
+        if self._seen is None:
+            raise RuntimeError(f"{self.name} is not being watched")
+        return self._seen
+
+    def _home(self) -> torch.device | None:
+        """Where the model is: the device of its first parameter or buffer."""
+        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        return None if first is None else first.device
+
+
+@dataclass
+class SavedSource:
+    """Activations saved earlier; row i belongs to input i."""
+
+    saved: SavedActivations
+    name: str
+    rows: Rule = "flatten"
+    device: str | torch.device | None = None
+
+    def identity(self) -> object:
+        return id(self.saved)
+
+    def describe(self) -> str:
+        return f"{self.name}: saved activations, {self.saved.n} inputs"
+
+    def opened(self) -> AbstractContextManager[Any]:
+        return nullcontext(self)
+
+    def look(self, batch: Any) -> Side:
+        few = Chunk(None, 0, min(PROBE, self.saved.n))
+        widths = self.read(few, lambda _, rows: rows.shape[1])
+        sites = self.saved.sites
+        return Side(self.name, tuple(s.label for s in sites), tuple(widths), tuple(s.shape for s in sites))
+
+    def per_input(self) -> dict[str, int]:
+        return {site.label: rows_per_input(site, self.rows) for site in self.saved.sites}
+
+    def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
+        stop = chunk.start + chunk.count
+        if stop > self.saved.n:
+            raise ValueError(
+                f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to input {stop}"
+            )
+        found = []
+        for site in self.saved.sites:
+            rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
+            found.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
+        return found

@@ -1,0 +1,60 @@
+"""The inputs of a comparison, as chunks that every source reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..capture import Batches, Chunk, NoData, recut
+from ..data import open_data
+from .sources import SavedSource, Source
+
+SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
+
+
+@dataclass
+class Stream:
+    """Batches whose first one has been looked at; saved activations alone need none."""
+
+    first: Any
+    rest: Iterator[Any] | None
+    total: int | None
+
+    @classmethod
+    def of(cls, data: Any, sources: Sequence[Source]) -> Stream:
+        saved = [source for source in sources if isinstance(source, SavedSource)]
+        if data is None:
+            return cls(None, None, _paired(sources, saved))
+        if isinstance(data, str):
+            data = open_data(data)
+        batches = Batches(data)
+        rest = iter(batches)
+        first = next(rest, None)
+        if first is None:
+            raise NoData("the data yielded no inputs")
+        return cls(first, rest, batches.total)
+
+    def chunks(self, *, block: int | None, skip: int, max_rows: int | None) -> Iterator[Chunk]:
+        """Chunks of whole blocks, from input `skip` on."""
+        if self.rest is not None:
+            yield from recut(itertools.chain([self.first], self.rest), block=block, skip=skip, max_rows=max_rows)
+            return
+        assert self.total is not None
+        end = min(self.total, max_rows or self.total)
+        size = SAVED_CHUNK if block is None else max(block, SAVED_CHUNK // block * block)
+        while skip < end:
+            # What is left joins the last chunk if it would not fill a block.
+            count = end - skip if end - skip < size + (block or 0) else size
+            yield Chunk(None, skip, count)
+            skip += count
+
+
+def _paired(sources: Sequence[Source], saved: Sequence[SavedSource]) -> int:
+    if len(saved) < len(sources):
+        raise TypeError("comparing models needs data: compare(model_a, model_b, data)")
+    counts = {source.name: source.saved.n for source in saved}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
+    return next(iter(counts.values()))

@@ -1,0 +1,159 @@
+"""What model and data specifications share: a user's own `file.py:factory`, and files found by name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_FACTORY = re.compile(r"(?P<path>.+?\.py):(?P<call>.*)", re.DOTALL)
+
+
+def is_factory(spec: str) -> bool:
+    """Does the text name a function in a Python file?"""
+    return _FACTORY.fullmatch(spec) is not None or spec.endswith(".py")
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `name` or `name(width=2, kind='B')`; options are Python literals.
+
+    Read with `ast`, never evaluated.
+    """
+    name, bracket, rest = text.strip().partition("(")
+    if not bracket:
+        return name.strip(), {}
+    advice = (
+        f"{text!r}: write options as name(width=2, kind='B'), each a plain number, text, True, None or list"
+    )
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(advice) from error
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError(advice)
+    options: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError(advice)
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+            raise ValueError(f"option {keyword.arg!r} of {advice}") from error
+    return name.strip(), options
+
+
+def listed_folders(variable: str) -> list[Path]:
+    """The folders that an environment variable lists, separated as in PATH."""
+    return [
+        Path(part).expanduser() for part in os.environ.get(variable, "").split(os.pathsep) if part.strip()
+    ]
+
+
+def find_file(name: str, variable: str) -> Path:
+    """The file or folder of that name: as given, else inside a folder that the environment variable lists.
+
+    A name with `..` in it, or an absolute one, is only taken as given: it must not lead out of those folders.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    folders = [] if path.is_absolute() or ".." in path.parts else listed_folders(variable)
+    for folder in folders:
+        if (folder / path).exists():
+            return folder / path
+    looked = ", ".join(str(folder) for folder in [Path.cwd(), *folders] if not path.is_absolute()) or str(
+        path.parent
+    )
+    siblings = {
+        item.name for folder in [path.parent, *folders] if folder.is_dir() for item in folder.iterdir()
+    }
+    near = get_close_matches(path.name, sorted(siblings), n=3)
+    offer = f"; near it: {', '.join(near)}" if near else ""
+    advice = "" if folders or path.is_absolute() else f"; set {variable} to the folders to search"
+    raise FileNotFoundError(f"no file {name} (looked in {looked}){offer}{advice}")
+
+
+def load_factory(spec: str) -> Callable[[], Any]:
+    """The function that `path/to/file.py:factory` or `path/to/file.py:factory(width=2)` names, ready to call.
+
+    The file's folder can be imported from while the file is read and while the factory runs, and no longer:
+    `sys.path` and `sys.modules` are left as found, so that two files may each have a `layers.py` beside them.
+    """
+    match = _FACTORY.fullmatch(spec)
+    if match is None or not match["call"].strip():
+        raise ValueError(f"{spec!r} names no function: write path/to/file.py:factory")
+    path = Path(match["path"]).expanduser()
+    name, options = parse_call(match["call"])
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name the Python file inside it, as in file.py:{name}")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path} (looked in {Path.cwd()}), wanted for {spec!r}")
+
+    def call() -> Any:
+        with _importing_from(path.resolve()) as module:
+            return _find(module, name, path)(**options)
+
+    call.__name__ = name or "factory"
+    return call
+
+
+def _find(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    if hasattr(module, name):
+        raise TypeError(f"{name} in {path} is {type(found).__name__}, not a function to call")
+    own = [key for key, value in vars(module).items() if inspect.isroutine(value) or inspect.isclass(value)]
+    own = [key for key in own if not key.startswith("_")]
+    near = get_close_matches(name, own, n=3) or own[:8]
+    offer = f"; it has {', '.join(near)}" if near else ""
+    raise AttributeError(f"no function {name!r} in {path}{offer}")
+
+
+@contextmanager
+def _importing_from(path: Path) -> Iterator[ModuleType]:
+    """The file as a module, while its folder is first on the path; its folder's modules are forgotten."""
+    folder = str(path.parent)
+    name = f"_sosie_factory_{path.stem}"
+    before, wrote_bytecode = dict(sys.modules), sys.dont_write_bytecode
+    location = importlib.util.spec_from_file_location(name, path)
+    if location is None or location.loader is None:
+        raise ImportError(f"cannot import {path}: is it a Python file?")
+    module = importlib.util.module_from_spec(location)
+    sys.path.insert(0, folder)
+    sys.modules[name] = module  # dataclasses and friends look themselves up here while the file is read
+    sys.dont_write_bytecode = True  # a file edited twice within a second would be read from a stale cache
+    importlib.invalidate_caches()
+    try:
+        location.loader.exec_module(module)
+        yield module
+    except SystemExit as error:
+        raise RuntimeError(f"{path} ends the program when it is imported: guard it by `__name__`") from error
+    except Exception as error:
+        error.add_note(f"while running {path}")
+        raise
+    finally:
+        sys.dont_write_bytecode = wrote_bytecode
+        if folder in sys.path:
+            sys.path.remove(folder)
+        new = [key for key in sys.modules if key not in before]
+        for key in [key for key in new if key == name or _stems_from(key, path.parent)]:
+            del sys.modules[key]
+
+
+def _stems_from(key: str, folder: Path) -> bool:
+    """Was the module found because the folder was on the path (not in an installation deeper inside)?"""
+    top = key.partition(".")[0]
+    module = sys.modules.get(top) or sys.modules.get(key)
+    places = [getattr(module, "__file__", None), *list(getattr(module, "__path__", []))]
+    homes = {folder / top, folder / f"{top}.py", folder / top / "__init__.py"}
+    return any(Path(place).resolve() in homes for place in places if isinstance(place, str))

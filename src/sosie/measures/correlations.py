@@ -1,0 +1,66 @@
+"""Measures from canonical correlations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..linalg import nuclear_norm
+from ..stats import Covariances
+from .define import define
+
+
+def _directions(c: Covariances) -> Tensor:
+    """How many canonical correlations there are: the smaller of the two ranks."""
+    return torch.minimum(c.x.rank, c.y.rank)
+
+
+@define(
+    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift", "linear"},
+    symmetric=True, precise=True, paper="raghu2017", cost="(n + p + q) p q", few_rows="saturates",
+)
+def mean_cca(c: Covariances) -> Tensor:
+    """Mean canonical correlation, over as many as the smaller rank.
+
+    1 for any two sites that have at least as many neurons as there are rows, less one.
+    """
+    return nuclear_norm(c.whitened) / _directions(c)
+
+
+@define(
+    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift", "linear"},
+    symmetric=True, precise=True, paper="kornblith2019", cost="(n + p + q) p q", few_rows="saturates",
+)
+def cca_r2(c: Covariances) -> Tensor:
+    """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
+    return c.whitened.square().sum() / _directions(c)
+
+
+@define(
+    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"}, symmetric=True,
+    precise=True, paper="raghu2017", cost="(n + p + q) p q", few_rows="saturates",
+)
+def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
+    """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
+    x, y = (side.spectrum.leading(keep) for side in (c.x, c.y))
+    return nuclear_norm(x.whitening.T @ c.xy @ y.whitening) / min(x.rank, y.rank)
+
+
+@define(
+    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"scale", "shift"}, symmetric=False,
+    differentiable=False, precise=True, paper="morcos2018", cost="(n + p + q) p q", few_rows="saturates",
+)
+def pwcca(c: Covariances) -> Tensor:
+    """Canonical correlations weighted by how much of x each direction accounts for.
+
+    Σ αᵢ ρᵢ / Σ αᵢ with αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|: hᵢ the i-th canonical variable of x, xⱼ its centred neurons.
+    Always weighted by x, whichever side is narrower (the authors' code weights by the side of lower rank;
+    others weight by y, or by the neurons' projections). The directions are those with ρᵢ defined: as many
+    as the smaller rank. No gradient is promised: where two correlations are equal, as all are for a site
+    with itself, their directions are arbitrary.
+    """
+    u, correlations, _ = torch.linalg.svd(c.whitened, full_matrices=False)
+    count = int(_directions(c))
+    # hᵢ = (x / scale) R uᵢ, so its covariance with the neurons is uᵢᵀ R (loadings / scale).
+    weights = (u.T @ c.x.inverse_root @ (c.x.loadings / c.x.scale[:, None])).abs().sum(1)
+    return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()

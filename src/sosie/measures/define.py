@@ -1,0 +1,166 @@
+"""A measure: a pure function of a view, and the facts about it that the laws test checks."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..stats import Alignment, Covariances, Sample, View
+
+MEASURES: dict[str, Measure] = {}
+
+FewRows = Literal["biased up", "saturates", "saturates in x"]
+
+# What may be done to the rows of x without changing the value; the laws test has one transformation for each.
+TRANSFORMATIONS = ("rotation", "scale", "shift", "linear")
+
+
+class UnknownMeasure(KeyError):
+    """No measure has that name; the message names the nearest."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that says how alike two sets of rows are, with declared facts."""
+
+    name: str  # with the options it was given: "mutual_knn(k=5)"
+    function: Callable[..., Tensor]
+    reads: type
+    bounds: tuple[float | None, float | None]
+    same: float  # the value of rows compared with themselves
+    closer: Literal["up", "down"]
+    invariant: frozenset[str]  # to these transformations of either side
+    symmetric: bool
+    differentiable: bool
+    precise: bool  # inverts covariances: their products must be float64
+    cost: str
+    paper: str
+    summary: str
+    few_rows: FewRows | None  # what goes wrong when a side has more neurons than there are rows
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, view: View) -> Tensor:
+        """The value from a view: a scalar, or every pair of sites at once where the view broadcasts."""
+        return self.function(view, **self.options)
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        """The value for two sets of paired rows; differentiable where the measure is."""
+        sample = Sample.of(x, y)
+        if issubclass(self.reads, Alignment):
+            return self(sample.alignment(self.reads)).squeeze()
+        if issubclass(self.reads, Covariances):
+            return self(sample.covariances())
+        return self(sample.paired())
+
+    def using(self, **options: Any) -> Measure:
+        """The same measure with other options; its name says so."""
+        known = self.defaults
+        for key in options:
+            if key not in known:
+                raise TypeError(f"{self.base} has no option {key!r}; it has {', '.join(known) or 'none'}")
+        changed = {**self.options, **options}
+        text = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+        return replace(self, name=f"{self.base}({text})", options=changed)
+
+    @property
+    def base(self) -> str:
+        return self.function.__name__
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        return {p.name: self.options.get(p.name, p.default) for p in parameters}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "reads": self.reads.__name__,
+            "bounds": self.bounds,
+            "same": self.same,
+            "closer": self.closer,
+            "invariant": sorted(self.invariant),
+            "symmetric": self.symmetric,
+            "differentiable": self.differentiable,
+            "cost": self.cost,
+            "paper": self.paper,
+            "defaults": self.defaults,
+        }
+
+
+def define(
+    *,
+    reads: type,
+    bounds: tuple[float | None, float | None],
+    same: float,
+    closer: Literal["up", "down"],
+    invariant: Iterable[str],
+    symmetric: bool,
+    paper: str,
+    cost: str,
+    differentiable: bool = True,
+    precise: bool = False,
+    few_rows: FewRows | None = None,
+) -> Callable[[Callable[..., Tensor]], Measure]:
+    """Register a function of a view as a measure under its own name, with its facts."""
+    unknown = set(invariant) - set(TRANSFORMATIONS)
+    if unknown:
+        raise ValueError(f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}")
+
+    def register(function: Callable[..., Tensor]) -> Measure:
+        name = function.__name__
+        if name in MEASURES:
+            raise ValueError(f"a measure named {name!r} is already defined")
+        summary = inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
+        MEASURES[name] = measure = Measure(
+            name, function, reads, bounds, same, closer, frozenset(invariant), symmetric, differentiable, precise,
+            cost, paper, summary, few_rows,
+        )
+        return measure
+
+    return register
+
+
+def find(measure: str | Measure) -> Measure:
+    """The measure of that name; options may follow as Python literals: "mutual_knn(k=5)"."""
+    if isinstance(measure, Measure):
+        return measure
+    name, options = _parse(measure)
+    if name not in MEASURES:
+        near = difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
+    return MEASURES[name].using(**options) if options else MEASURES[name]
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    if "(" not in text:
+        return text.strip(), {}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError(text)
+        return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"cannot read {text!r}; options look like mutual_knn(k=5)") from error
+
+
+def settled(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
+    """The value, with what rounding alone put past a bound set to the bound; anything further is left to be seen."""
+    slack = 1e-12 if digits == torch.float64 else 1e-6
+    low, high = measure.bounds
+    if low is not None:
+        value = torch.where((value < low) & (value >= low - slack), torch.full_like(value, low), value)
+    if high is not None:
+        value = torch.where((value > high) & (value <= high + slack), torch.full_like(value, high), value)
+    return value

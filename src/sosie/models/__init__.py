@@ -1,0 +1,42 @@
+"""Networks to compare: small ones of our own, and whatever a specification names."""
+
+from .alexnet import alexnet
+from .cifar_resnet import cifar_resnet
+from .efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
+from .inception import inception_v1
+from .normalise import Normalise, parse_normalisation
+from .registry import build_model, list_models
+from .resnet import resnet18, resnet34, resnet50, resnet101, resnet152
+from .small_cnn import small_cnn
+from .specification import NamedModel, open_model
+from .tiny10 import tiny10
+from .vgg import vgg11, vgg11_bn
+from .vit import vit
+from .weights import load_weights, read_weights
+
+__all__ = [
+    "NamedModel",
+    "Normalise",
+    "alexnet",
+    "build_model",
+    "cifar_resnet",
+    "efficientnet_lite0",
+    "efficientnet_lite1",
+    "efficientnet_lite2",
+    "inception_v1",
+    "list_models",
+    "load_weights",
+    "open_model",
+    "parse_normalisation",
+    "read_weights",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "small_cnn",
+    "tiny10",
+    "vgg11",
+    "vgg11_bn",
+    "vit",
+]

@@ -1,0 +1,49 @@
+"""AlexNet for 32 × 32 images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import initialise
+from .registry import State, architecture, dimension
+
+
+class AlexNet(nn.Module):
+    """Five convolutions (`features.N`) and three linear layers (`classifier.N`), a ReLU between any two."""
+
+    def __init__(self, classes: int, hidden: int, channels: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(channels, 64, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+            *(nn.Conv2d(64, 192, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+            *(nn.Conv2d(192, 384, 3, 1, 1), nn.ReLU()),
+            *(nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU()),
+            *(nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(4)
+        self.classifier = nn.Sequential(
+            *(nn.Dropout(0.5), nn.Linear(256 * 16, hidden), nn.ReLU()),
+            *(nn.Dropout(0.5), nn.Linear(hidden, hidden), nn.ReLU()),
+            nn.Linear(hidden, classes),
+        )
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
+def _read_options(state: State) -> dict[str, Any]:
+    return {
+        "classes": dimension(state, "classifier.6.weight", 0),
+        "hidden": dimension(state, "classifier.1.weight", 0),
+        "channels": dimension(state, "features.0.weight", 1),
+    }
+
+
+@architecture(_read_options)
+def alexnet(classes: int = 10, hidden: int = 1024, channels: int = 3) -> nn.Module:
+    """AlexNet of Krizhevsky et al. 2012 fitted to CIFAR: stride 1 in the first layer, a narrower head."""
+    return AlexNet(classes, hidden, channels)

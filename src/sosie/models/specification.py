@@ -1,0 +1,186 @@
+"""A model from the text that names it, as on the command line."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sosie.factory import find_file, load_factory, parse_call
+
+from .normalise import parse_normalisation
+from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvision
+from .registry import build_model, find_architecture
+from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, read_weights
+
+Prepare = Callable[[Tensor], Tensor]
+
+_FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
+_LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
+_CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1] (or None)."""
+
+    model: nn.Module
+    name: str
+    prepare: Prepare | None
+    spec: str
+
+
+def open_model(spec: str, *, seed: int = 0) -> NamedModel:
+    """The model that a specification names, in eval mode.
+
+    - `tiny10@weights.safetensors`: sosie's architecture; what the options leave open is read from the file
+    - `resnet20(width=2, shortcut='B')`: options as Python literals; weights at random from `seed`
+    - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
+    - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`
+    - `hf:folder`: what transformers' save_pretrained wrote
+
+    `seed` and `normalise` are options of all of sosie's, as in `tiny10(seed=1, normalise='cifar')`. Files are
+    looked for as given, then in the folders of SOSIE_WEIGHTS. The global random state is left as found.
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise ValueError(f"a model specification is text such as 'tiny10@weights.safetensors', got {spec!r}")
+    spec = spec.strip()
+    own, library = _FILE.fullmatch(spec), _LIBRARY.fullmatch(spec)
+    if own:
+        model, name, prepare = _open_own(own["file"], own["rest"], seed)
+    elif library:
+        model, name, prepare = _open_library(library["library"], library["rest"], seed)
+    else:
+        model, name, prepare = _open_built_in(spec, seed)
+    return NamedModel(model.eval(), name, prepare, spec)
+
+
+def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+    call, weights = _split(spec)
+    _refuse_bare_file(call)
+    name, options = parse_call(call)
+    entry, _ = find_architecture(name)
+    seed = options.pop("seed", seed)
+    stated = options.pop("normalise", None)
+    label = name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
+    if weights is None:
+        with seeded(seed):
+            model = build_model(name, options)
+        return model, f"{label}-seed{seed}", parse_normalisation(str(stated)) if stated else None
+    path = find_file(weights, "SOSIE_WEIGHTS")
+    state, metadata = read_weights(path)
+    state = (
+        {key: value for key, value in state.items() if not key.startswith(entry.ignore)}
+        if entry.ignore
+        else state
+    )
+    with seeded(seed):
+        model = build_model(name, options, state)
+    fit_weights(model, state, source=str(path))
+    return model, _short_name(label, path), _parse(stated or metadata.get("normalise"), path)
+
+
+def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+    call, weights = _split(rest) if rest.strip() else ("", None)
+    factory = load_factory(f"{file}:{call}")
+    with seeded(seed):
+        made = factory()
+    model, prepare = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module) or not (prepare is None or callable(prepare)):
+        got = (
+            f"({type(model).__name__}, {type(prepare).__name__})"
+            if made is not model
+            else type(made).__name__
+        )
+        raise TypeError(
+            f"{call} in {file} must return an nn.Module or (nn.Module, prepare), it returned {got}"
+        )
+    if weights is None:
+        return model, f"{Path(file).stem}:{call}", prepare
+    path = find_file(weights, "SOSIE_WEIGHTS")
+    metadata = load_weights(model, path)
+    return model, _short_name(call, path), prepare or _parse(metadata.get("normalise"), path)
+
+
+def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+    if library == "hf":
+        with seeded(seed):
+            model, prepare = open_hugging_face(rest)
+        return model, Path(rest).name or rest, prepare
+    call, weights = _split(rest)
+    name, options = parse_call(call)
+    stated = options.pop("normalise", None)
+    pretrained = weights == LIBRARY_WEIGHTS
+    with seeded(seed):
+        model, prepare = (open_torchvision if library == "torchvision" else open_timm)(
+            name, options, pretrained
+        )
+    if weights is None or pretrained:
+        chosen = parse_normalisation(str(stated)) if stated else prepare
+        return model, f"{library}-{call}" + ("" if pretrained else f"-seed{seed}"), chosen
+    path = find_file(weights, "SOSIE_WEIGHTS")
+    metadata = load_weights(model, path)
+    return model, _short_name(name, path), _parse(stated or metadata.get("normalise"), path)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """`call` or `call@weights`."""
+    match = _CALL.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"cannot read {text!r}: write name, name@weights or name(width=2)@weights.safetensors"
+        )
+    return match["call"].strip(), match["weights"]
+
+
+def _refuse_bare_file(call: str) -> None:
+    suffix = Path(call).suffix.lower()
+    if suffix == ".py":
+        raise ValueError(f"{call!r} names no function: write {call}:factory")
+    if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
+        raise ValueError(
+            f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}"
+        )
+
+
+def _parse(text: Any, path: Path) -> Prepare | None:
+    try:
+        return parse_normalisation(str(text)) if text else None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _short_name(call: str, path: Path) -> str:
+    """The weights file's name, with the architecture in front where the file does not say it."""
+    plain = call.partition("(")[0]
+    known = (
+        plain.replace("_", "").replace("-", "").lower() in path.stem.replace("_", "").replace("-", "").lower()
+    )
+    return path.stem if known and plain == call else f"{call}@{path.stem}"
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from this seed inside; torch's, NumPy's and Python's random states are as before afterwards."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python, array = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would also queue a seed for devices that are not set up yet
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(array)

@@ -1,0 +1,181 @@
+"""Weights from a file into a model, without ever unpickling, and in words where they do not fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sosie.results import DamagedFile
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+SHOWN = 8  # names listed of each kind of misfit
+
+WHY_NO_PICKLE = (
+    "loading a pickle can run any code, so sosie never does it. Where you trust the file, load it with the "
+    "program that wrote it and save the numbers alone: "
+    "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+)
+
+
+def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a .safetensors, .pt or .pth file by name, and its metadata (empty for .pt and .pth)."""
+    path = Path(path)
+    if path.is_dir():
+        inside = sorted(
+            item.name for item in path.iterdir() if item.suffix in (".safetensors", *TORCH_SUFFIXES)
+        )
+        offer = f": {', '.join(inside[:SHOWN])}" if inside else ""
+        raise IsADirectoryError(f"{path} is a folder; name a weights file inside it{offer}")
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights file {path}")
+    suffix = path.suffix.lower()
+    if suffix in PICKLE_SUFFIXES:
+        raise ValueError(f"{path} is a pickle: {WHY_NO_PICKLE}")
+    if suffix == ".safetensors":
+        return _read_safetensors(path)
+    if suffix in TORCH_SUFFIXES:
+        return _unwrap(_read_torch(path), path), {}
+    raise ValueError(
+        f"{path}: weights are read from .safetensors, .pt and .pth, not from {suffix or 'such files'!r}"
+    )
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]:
+    """Fill the model from the file, every parameter and buffer, and return the file's metadata.
+
+    Only `num_batches_tracked` may be missing. Half-precision tensors take the type of what they fill.
+    """
+    state, metadata = read_weights(path)
+    fit_weights(model, state, source=str(path))
+    return metadata
+
+
+def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -> None:
+    """Fill the model from a state dict, or raise one error that says all that does not fit."""
+    own = {name: value for name, value in model.state_dict().items() if _matters(name)}
+    state = {name: value for name, value in state.items() if _matters(name)}
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    wrong = [name for name in own if name in state and _differs(own[name], state[name])]
+    if missing or unexpected or wrong:
+        raise ValueError(_misfit(own, state, (missing, unexpected, wrong), source))
+    with torch.no_grad():
+        model.load_state_dict(state, strict=False)
+
+
+def _matters(name: str) -> bool:
+    return name.rpartition(".")[2] != "num_batches_tracked"
+
+
+def _differs(wanted: Any, found: Tensor) -> bool:
+    if not isinstance(wanted, Tensor) or is_lazy(wanted):
+        return False  # a lazy parameter takes whatever shape comes
+    return wanted.shape != found.shape or wanted.is_floating_point() != found.is_floating_point()
+
+
+def _misfit(
+    own: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    problems: tuple[list[str], list[str], list[str]],
+    source: str,
+) -> str:
+    missing, unexpected, wrong = problems
+    lines = [f"{source} does not fit the model:"]
+    if missing:
+        lines.append(f"  {len(missing)} missing in the file: {_listed(missing)}")
+    if unexpected:
+        lines.append(f"  {len(unexpected)} in the file but not in the model: {_listed(unexpected)}")
+    if wrong:
+        shapes = [f"{name} (model {_kind(own[name])}, file {_kind(state[name])})" for name in wrong]
+        lines.append(f"  {len(wrong)} of another shape or type: {_listed(shapes)}")
+    if len(missing) == len(own):
+        lines.append("  Not one name agrees: is this another architecture, or are the names prefixed?")
+    head = _head_alone(own, missing + wrong, unexpected)
+    if head:
+        lines.append(
+            f"  Only the head {head} differs: build the model with the head (name, classes) of the file."
+        )
+    return "\n".join(lines)
+
+
+def _head_alone(own: Mapping[str, Tensor], of_model: list[str], of_file: list[str]) -> str | None:
+    """The module that comes last in the model, where nothing but it and one module of the file disagree."""
+    head = list(own)[-1].rpartition(".")[0] if own else ""
+    modules = {name.rpartition(".")[0] for name in of_model}
+    others = {name.rpartition(".")[0] for name in of_file}
+    alone = head and modules == {head} and len(others) <= 1 and len(own) > len(of_model)
+    return head if alone else None
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" … and {rest} more" if rest > 0 else "")
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    kind = "" if value.is_floating_point() else f" {str(value.dtype).removeprefix('torch.')}"
+    return f"{tuple(value.shape)}{kind}"
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except SafetensorError as error:
+        size = path.stat().st_size
+        raise DamagedFile(
+            f"{path} ({size:,} bytes) is not a whole safetensors file ({error}); was it cut off?"
+        ) from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        culprit = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if culprit:
+            raise ValueError(f"{path} holds the Python object {culprit[1]}: {WHY_NO_PICKLE}") from error
+        raise DamagedFile(
+            f"{path} cannot be read as plain tensors: it is damaged, or holds Python objects; {WHY_NO_PICKLE}"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedFile(f"{path} is not a whole PyTorch file ({type(error).__name__}: {reason})") from error
+
+
+def _unwrap(found: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict itself, out of the wrappers that training programs put around it."""
+    while isinstance(found, Mapping):
+        inner = [key for key in WRAPPERS if isinstance(found.get(key), Mapping)]
+        if not inner:
+            break
+        found = found[inner[0]]
+    if not isinstance(found, Mapping) or not found:
+        raise ValueError(f"{path} holds {type(found).__name__}, not a state dict: save model.state_dict()")
+    others = [
+        f"{name} ({type(value).__name__})" for name, value in found.items() if not isinstance(value, Tensor)
+    ]
+    if others:
+        raise ValueError(f"{path} is no state dict; these entries are not tensors: {_listed(others)}")
+    state = {str(name): value for name, value in found.items()}
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state

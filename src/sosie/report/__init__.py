@@ -1,0 +1,33 @@
+"""Results made visible: a page, a terminal table, a figure. Reads results only, never a model."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .page import write_report
+    from .plots import plot_curves, plot_heatmap
+    from .text import print_comparison, print_measures, print_sites
+
+__all__ = ["plot_curves", "plot_heatmap", "print_comparison", "print_measures", "print_sites", "write_report"]
+
+_HOME = {
+    "plot_curves": "plots",
+    "plot_heatmap": "plots",
+    "print_comparison": "text",
+    "print_measures": "text",
+    "print_sites": "text",
+    "write_report": "page",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import jinja2, rich or matplotlib only when the thing that needs them is asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,76 @@
+"""The page: one HTML file that shows a comparison, loads nothing, and runs no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ..results import Comparison, Comparisons, write_atomically
+from .contents import contents, sentences, title
+
+_FOLDER = Path(__file__).with_name("page")
+_SCRIPTS = (
+    "dom",
+    "labels",
+    "scale",
+    "tip",
+    "heatmap",
+    "pointing",
+    "pair",
+    "curve",
+    "table",
+    "words",
+    "download",
+    "page",
+)
+# In a JSON string these are the same character; in HTML they can no longer end the script or start a tag.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def write_report(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
+    """Write one self-contained HTML file about a comparison, or about all pairs of several models."""
+    if not isinstance(result, (Comparison, Comparisons)):
+        raise TypeError(f"write_report shows a Comparison or Comparisons, not a {type(result).__name__}")
+    return write_atomically(path, render(result))
+
+
+def render(result: Comparison | Comparisons) -> str:
+    script = "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
+    script = f"(() => {{\n'use strict';\n{script}}})();"
+    style = _read("figures.css") + _read("page.css")  # the page's print rules come last
+    found = sentences(result)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_read("template.html.jinja")).render(
+        title=title(result),
+        lead=found[0] if found else "Nothing was measured.",
+        others=found[1:],
+        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"script-src '{_digest(script)}'; style-src '{_digest(style)}'",
+        data=as_script_data(contents(result)),
+        script=Markup(script),
+        style=Markup(style),
+    )
+
+
+def as_script_data(found: dict[str, Any]) -> Markup:
+    """JSON that may stand inside a script element, whatever its strings contain."""
+    text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_ESCAPES))
+
+
+def _digest(text: str) -> str:
+    """The hash by which the page's policy recognises its own script and style, and no other."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,158 @@
+// Layer by layer: the value at the same depth, and that of the best match. Up is more alike, whatever the measure.
+
+const CURVE = 210; // px
+const LINES = [
+  { kind: "partner", title: "same depth", className: "line-depth" },
+  { kind: "best", title: "best match", className: "line-best" },
+];
+
+function curve(found, ends) {
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const plan = curvePlan(found, ends, width);
+    const svg = shape("svg", {
+      class: "curve", role: "application", tabindex: 0, width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
+      "aria-label": `${found.measure.name} by layer of ${found.a.name}. Left and right keys move along the layers.`,
+    }, [
+      gridLines(plan),
+      ...LINES.map(({ kind, className }) => band(found, plan, kind, className)),
+      chance(found, plan),
+      ...LINES.map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
+      footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
+      shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
+      shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },
+        [shape("title", {}, found.a.name), shortened(`A · ${found.a.name} →`, width - plan.left - 8)]),
+    ]);
+    host.replaceChildren(svg);
+    following(svg, found, plan);
+  });
+  return host;
+}
+
+function valueAt(found, kind, i, what = "value") {
+  const j = found.measure[kind][i];
+  return j === null || j === undefined ? null : found.at(what, i, j);
+}
+
+function curvePlan(found, ends, width) {
+  const count = found.a.sites.length;
+  const [far, alike] = curveEnds(found, ends);
+  const ticks = ticksBetween(Math.min(far, alike), Math.max(far, alike), 5);
+  const foot = axisOf(found.a.sites, clamp(width * 0.25, 64, 150));
+  let left = Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12;
+  left = Math.ceil(Math.min(Math.max(left, footRoom(foot, (width - left - 8) / count).overhang), width * 0.3));
+  const pitch = (width - left - 8) / count;
+  const under = footRoom(foot, pitch);
+  const top = 28;
+  return {
+    width, left, top, pitch, count, foot, under, ticks, height: Math.ceil(top + CURVE + under.height + 26),
+    x: (i) => left + (i + 0.5) * pitch,
+    y: (value) => top + CURVE * (1 - (value - far) / (alike - far)),
+  };
+}
+
+// The colour scale's ends, widened to what the curves hold; stretched, just what they hold.
+function curveEnds(found, ends) {
+  const held = [];
+  for (const { kind } of LINES) {
+    for (let i = 0; i < found.a.sites.length; i += 1) {
+      for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
+    }
+  }
+  const numbers = held.filter((value) => value !== null);
+  if (ends !== found.measure.data || !numbers.length) numbers.push(...ends);
+  let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  return found.measure.closer === "up" ? [low, high] : [high, low];
+}
+
+function gridLines(plan) {
+  return shape("g", { class: "grid" }, plan.ticks.flatMap(({ value, text }) => [
+    shape("line", { x1: plan.left, x2: plan.width - 8, y1: plan.y(value), y2: plan.y(value) }),
+    shape("text", { class: "label", x: plan.left - 8, y: plan.y(value) + 4, "text-anchor": "end" }, text),
+  ]));
+}
+
+// Undefined layers interrupt a line; a layer between two of them is still a point.
+function runs(plan, defined) {
+  const found = [[]];
+  for (let i = 0; i < plan.count; i += 1) {
+    if (defined(i)) found.at(-1).push(i);
+    else found.push([]);
+  }
+  return found.filter((run) => run.length);
+}
+
+function line(plan, value, className) {
+  const group = shape("g", { class: className });
+  for (const run of runs(plan, (i) => value(i) !== null)) {
+    const points = run.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
+    group.append(shape("path", { class: "stroke", d: `M${points.join("L")}` }));
+    if (plan.pitch < 9 && run.length > 1) continue;
+    for (const i of run) group.append(shape("circle", { class: "dot", cx: plan.x(i), cy: plan.y(value(i)), r: 2.75 }));
+  }
+  return group;
+}
+
+function chance(found, plan) {
+  return found.measure.null ? line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance") : null;
+}
+
+function band(found, plan, kind, className) {
+  if (!found.hasRange) return null;
+  const edge = (what, order) => order.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(valueAt(found, kind, i, what)).toFixed(1)}`);
+  const defined = (i) => valueAt(found, kind, i, "low") !== null && valueAt(found, kind, i, "high") !== null;
+  const paths = runs(plan, defined).map((run) =>
+    shape("path", { class: "band", d: `M${[...edge("high", run), ...edge("low", [...run].reverse())].join("L")}Z` }));
+  return shape("g", { class: className }, paths);
+}
+
+function following(svg, found, plan) {
+  const ruler = shape("line", { class: "ruler", y1: plan.top, y2: plan.top + CURVE, visibility: "hidden" });
+  svg.append(ruler);
+  let layer = null;
+  const show = (i, x, y) => {
+    layer = i;
+    filled(ruler, { x1: plan.x(i), x2: plan.x(i), visibility: "visible" });
+    showTip(describeLayer(found, i), x, y);
+  };
+  const leave = () => {
+    ruler.setAttribute("visibility", "hidden");
+    hideTip();
+  };
+  const point = (event) => {
+    const i = Math.floor((event.clientX - svg.getBoundingClientRect().left - plan.left) / plan.pitch);
+    if (i >= 0 && i < plan.count) show(i, event.clientX, event.clientY);
+    else leave();
+  };
+  for (const name of ["pointermove", "pointerdown"]) svg.addEventListener(name, point);
+  for (const name of ["pointerleave", "blur"]) svg.addEventListener(name, leave);
+  svg.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const area = svg.getBoundingClientRect();
+    const i = layer === null ? 0 : clamp(layer + step, 0, plan.count - 1);
+    show(i, area.left + plan.x(i), area.top + plan.top);
+    announce(tip.textContent);
+  });
+}
+
+function describeLayer(found, i) {
+  const lines = LINES.map(({ kind, title, className }) => {
+    const j = found.measure[kind][i];
+    const between = j === null ? "" : rangeAt(found, i, j);
+    return element("p", { class: `tip-line ${className}` }, [
+      element("span", { class: "key" }, ""),
+      `${title} `,
+      element("strong", {}, written(valueAt(found, kind, i))),
+      between ? element("span", { class: "quiet" }, ` ${between} `) : null,
+      j === null ? null : named(found.b.sites[j]),
+    ]);
+  });
+  const expected = valueAt(found, "partner", i, "null");
+  return [
+    tipSite(found.a, i),
+    ...lines,
+    expected === null ? null : element("p", { class: "quiet" }, `chance gives ${written(expected)}`),
+  ].filter(Boolean);
+}

@@ -1,0 +1,59 @@
+// Files made in the page itself, for the reader's own disk.
+
+function save(blob, name) {
+  const link = element("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+function fileName(found, suffix) {
+  const plain = (text) => text.replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 40) || "model";
+  return `${plain(found.a.name)}-${plain(found.b.name)}-${plain(found.measure.name)}.${suffix}`;
+}
+
+// Quoted, and with a leading mark where a spreadsheet would take a name for a formula.
+function csvText(text) {
+  return `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+}
+
+function csv(found) {
+  const kinds = ["value", "low", "high", "null"].filter((kind) => found.measure[kind]);
+  const lines = [["site_a", "site_b", ...kinds, "caveats"].join(",")];
+  found.a.sites.forEach((siteA, i) => found.b.sites.forEach((siteB, j) => {
+    const numbers = kinds.map((kind) => found.at(kind, i, j) ?? "");
+    lines.push([csvText(siteA), csvText(siteB), ...numbers, csvText(found.notes(i, j).join("; "))].join(","));
+  }));
+  return `${lines.join("\r\n")}\r\n`;
+}
+
+// A drawing that no longer needs the page's style sheet.
+function standalone(svg) {
+  const copy = svg.cloneNode(true);
+  const looks = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight"];
+  const originals = svg.querySelectorAll("*");
+  copy.querySelectorAll("*").forEach((node, k) => {
+    const style = getComputedStyle(originals[k]);
+    if (node.closest("defs, text, line, rect, path, circle")) {
+      for (const look of looks) if (!style[look]?.startsWith("url")) node.setAttribute(look, style[look]);
+    }
+    node.removeAttribute("class");
+  });
+  copy.querySelectorAll("[visibility=hidden]").forEach((node) => node.remove());
+  copy.prepend(shape("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
+  return new XMLSerializer().serializeToString(copy);
+}
+
+function saveSvg(svg, name) {
+  save(new Blob([standalone(svg)], { type: "image/svg+xml" }), name);
+}
+
+function savePng(svg, name) {
+  const image = new Image();
+  const [width, height] = [svg.clientWidth, svg.clientHeight];
+  image.addEventListener("load", () => {
+    const canvas = element("canvas", { width: width * 2, height: height * 2 });
+    canvas.getContext("2d").drawImage(image, 0, 0, width * 2, height * 2);
+    canvas.toBlob((blob) => save(blob, name), "image/png");
+  });
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(svg))}`;
+}

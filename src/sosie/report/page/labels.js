@@ -1,0 +1,74 @@
+// Labels that can be read at any size: cut in the middle to the room there is, and thinned out to every k-th.
+
+const LABEL = 11; // px
+const LEAN = Math.SQRT1_2; // sine and cosine of the 45 degrees at which column labels stand
+
+const ruler = document.createElement("canvas").getContext("2d");
+
+function widthOf(text, size = LABEL) {
+  ruler.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width;
+}
+
+// Keep a tail that starts at a number or a part of the name: "encode…11.self_attention", not "encoder…_attention".
+function cut(letters, most) {
+  if (letters.length <= most) return letters.join("");
+  let tail = Math.floor(0.6 * most);
+  for (let start = 1; start < letters.length; start += 1) {
+    const length = letters.length - start;
+    const begins = /[._/]/.test(letters[start - 1]) || (/\d/.test(letters[start]) && !/\d/.test(letters[start - 1]));
+    if (begins && length >= 0.45 * most && length <= 0.75 * most) {
+      tail = length;
+      break;
+    }
+  }
+  return `${letters.slice(0, most - 1 - tail).join("")}…${letters.slice(letters.length - tail).join("")}`;
+}
+
+function shortened(name, room, size = LABEL) {
+  if (name.length < 400 && widthOf(name, size) <= room) return name;
+  const letters = Array.from(name);
+  for (let most = Math.min(letters.length, Math.ceil(room / 3)); most > 4; most -= 1) {
+    const text = cut(letters, most);
+    if (widthOf(text, size) <= room) return text;
+  }
+  return `${letters[0]}…`;
+}
+
+function every(pitch, least) {
+  return Math.max(1, Math.ceil(least / pitch - 1e-9));
+}
+
+function shortenedAll(names, room) {
+  const texts = names.map((name) => shortened(name, room));
+  return { texts, width: Math.max(0, ...texts.map((text) => widthOf(text))) };
+}
+
+// Labels under an axis: upright where the longest fits its column, else leaning, at least a line apart.
+function footLabels(axis, { left, top, pitch, leaning }) {
+  const step = every(pitch, leaning ? (LABEL + 4) / LEAN : 1);
+  const group = shape("g", { class: "labels" });
+  axis.texts.forEach((text, k) => {
+    if (k % step) return;
+    const x = left + (k + 0.5) * pitch;
+    const place = leaning
+      ? { x: x + 4, y: top + 10, "text-anchor": "end", transform: `rotate(-45 ${x + 4} ${top + 10})` }
+      : { x, y: top + LABEL + 5, "text-anchor": "middle" };
+    group.append(
+      shape("line", { class: "tick", "data-column": k, x1: x, x2: x, y1: top, y2: top + 4 }),
+      shape("text", { ...place, class: "label", "data-column": k }, [shape("title", {}, axis.names[k]), text]),
+    );
+  });
+  return group;
+}
+
+// What the labels under an axis need below it, and to the left of its first column.
+function footRoom(axis, pitch) {
+  const leaning = axis.width > pitch - 8;
+  if (!leaning) return { leaning, height: LABEL + 12, overhang: 0 };
+  return { leaning, height: axis.width * LEAN + 20, overhang: axis.width * LEAN + LABEL - pitch / 2 };
+}
+
+function axisOf(names, room) {
+  return { names, ...shortenedAll(names, room) };
+}

@@ -1,0 +1,55 @@
+// One measure of one pair of models, with the questions the figures ask of it.
+
+function reading(pair, measure) {
+  const a = DATA.sides[pair.a];
+  const b = DATA.sides[pair.b];
+  const at = (kind, i, j) => (j === null || !measure[kind] ? null : measure[kind][i * b.sites.length + j]);
+  const places = measure.caveats.map(({ where }) => new Set(where.map(([i, j]) => `${i ?? "*"} ${j ?? "*"}`)));
+  const concerns = (k, i, j) =>
+    measure.caveats[k].all || [`${i} ${j}`, `${i} *`, `* ${j}`, "* *"].some((key) => places[k].has(key));
+  const numbers = (i, j) => (j === null ? [] : measure.caveats.map((_, k) => k).filter((k) => concerns(k, i, j)));
+  const notes = (i, j) => numbers(i, j).map((k) => measure.caveats[k].text);
+  return { pair, measure, a, b, at, numbers, notes, hasRange: Boolean(measure.low && measure.high) };
+}
+
+function rangeAt(found, i, j, digits = 4) {
+  const [low, high] = [found.at("low", i, j), found.at("high", i, j)];
+  return low === null || high === null ? "" : range(low, high, digits);
+}
+
+function gridOf(found, ends) {
+  const { a, b, measure } = found;
+  return {
+    rows: a.sites, columns: b.sites, rowTitle: `A · ${a.name}`, columnTitle: `B · ${b.name}`,
+    value: measure.value, best: measure.best, ends,
+    full: measure.full, clipped: measure.clipped, closer: measure.closer,
+    label: `Heat map of ${measure.name}: rows are layers of ${a.name}, columns layers of ${b.name}. ` +
+      "Arrow keys move from cell to cell.",
+    describe: (i, j) => describeCell(found, i, j),
+    say: (i, j) => {
+      const between = rangeAt(found, i, j);
+      const value = written(found.at("value", i, j));
+      return `${a.sites[i]} and ${b.sites[j]}: ${value}${between ? `, between ${between}` : ""}. ` +
+        found.notes(i, j).join(" ");
+    },
+  };
+}
+
+function describeCell(found, i, j) {
+  const { a, b, measure } = found;
+  const value = found.at("value", i, j);
+  const chance = found.at("null", i, j);
+  const remarks = [];
+  if (chance !== null) remarks.push(`chance gives ${written(chance)}`);
+  if (measure.best[i] === j) remarks.push("best match of this row");
+  if (measure.partner[i] === j) remarks.push("same depth");
+  const notes = found.notes(i, j);
+  if (value === null && !notes.length) notes.push("Undefined; no reason was recorded.");
+  return [
+    tipValue(written(value), rangeAt(found, i, j)),
+    tipSite(a, i),
+    tipSite(b, j),
+    remarks.length ? element("p", { class: "quiet" }, remarks.join(" · ")) : null,
+    tipNotes(notes),
+  ].filter(Boolean);
+}

@@ -1,0 +1,61 @@
+// From a value to a colour. The ends come with the data; "alike" is always the bright end.
+
+const LEVELS = 256;
+
+function colours(ramp) {
+  const stops = ramp.map((hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)));
+  return Array.from({ length: LEVELS }, (_, level) => {
+    const at = (level / (LEVELS - 1)) * (stops.length - 1);
+    const k = Math.min(Math.floor(at), stops.length - 2);
+    const rgb = stops[k].map((from, c) => Math.round(from + (at - k) * (stops[k + 1][c] - from)));
+    return `rgb(${rgb.join(",")})`;
+  });
+}
+
+const palette = colours(DATA.ramp);
+
+function levelOf(value, [far, alike]) {
+  return Math.round(clamp((value - far) / (alike - far), 0, 1) * (LEVELS - 1));
+}
+
+// The ramp's lightness only rises, so one threshold decides which ink reads better on it.
+function inkOn(level) {
+  return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
+}
+
+// Round numbers between two ends, about `count` of them.
+function ticksBetween(low, high, count) {
+  const rough = (high - low) / Math.max(count, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((k) => k >= rough * 0.999);
+  const ticks = [];
+  for (let k = Math.ceil(low / step - 1e-6); k * step <= high + step * 1e-6; k += 1) ticks.push(k * step);
+  const digits = clamp(Math.ceil(-Math.log10(step) + (step / power === 2.5 ? 1 : 0) - 1e-9), 0, 12);
+  return ticks.map((value) => ({ value, text: Math.abs(value) >= 1e6 ? written(value) : value.toFixed(digits) }));
+}
+
+function colourBar(grid, ends, width) {
+  const size = Math.min(width, 300);
+  const id = `ramp-${Math.random().toString(36).slice(2)}`;
+  const stops = DATA.ramp.map((hex, k) =>
+    shape("stop", { offset: k / (DATA.ramp.length - 1), "stop-color": hex }));
+  const [far, alike] = ends;
+  const ticks = ticksBetween(Math.min(far, alike), Math.max(far, alike), size / 64).map(({ value, text }) => {
+    const at = (value - far) / (alike - far);
+    const atEnd = grid.clipped && value === grid.full[0] && ends === grid.full;
+    const beyond = atEnd ? (grid.closer === "up" ? "≤ " : "≥ ") : "";
+    return shape("text", { class: "label", x: at * size, y: 42, "text-anchor": anchorAt(at) }, beyond + text);
+  });
+  return shape("g", { class: "bar" }, [
+    shape("defs", {}, shape("linearGradient", { id }, stops)),
+    shape("text", { class: "label quiet", x: 0, y: 10 }, "unlike"),
+    shape("text", { class: "label quiet", x: size, y: 10, "text-anchor": "end" }, "alike"),
+    shape("rect", { x: 0, y: 17, width: size, height: 10, rx: 2, fill: `url(#${id})` }),
+    ...ticks,
+  ]);
+}
+
+function anchorAt(at) {
+  if (at < 0.02) return "start";
+  return at > 0.98 ? "end" : "middle";
+}

@@ -1,0 +1,54 @@
+// Caveats, how it was measured, and where it came from: in words.
+
+const SHOWN = 8; // caveats before the rest is folded away
+
+function caveats(found) {
+  const all = found.measure.caveats;
+  if (!all.length) return element("p", { class: "quiet" }, "None were recorded.");
+  const items = all.map(({ text, reach }) =>
+    element("li", {}, [named(text, "words"), " ", element("span", { class: "quiet reach" }, reach)]));
+  const list = element("ol", { class: "caveats" }, items.slice(0, SHOWN));
+  if (items.length <= SHOWN) return list;
+  const rest = element("ol", { class: "caveats", start: SHOWN + 1 }, items.slice(SHOWN));
+  return element("div", {}, [list, element("details", {}, [
+    element("summary", {}, `${items.length - SHOWN} more`), rest,
+  ])]);
+}
+
+function method(found) {
+  const { measure, pair } = found;
+  const facts = [
+    ["Statistic", measure.statistic],
+    ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
+    ["Range", measure.extent],
+    ["Direction", `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
+    ["Interval", found.hasRange ? "given for each pair" : DATA.brief ? "left out here to keep the page small" : "not asked for"],
+    ["Chance", measure.null ? "given for each pair" : DATA.brief ? "left out here to keep the page small" : "not asked for"],
+    ["Same depth", `each of A’s ${found.a.sites.length} layers against the layer at the same relative depth among B’s ${found.b.sites.length}`],
+  ];
+  return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
+    element("dt", {}, term), element("dd", {}, named(text, "words")),
+  ]));
+}
+
+function provenance(pair) {
+  const lines = DATA.records[pair.provenance] ?? [];
+  if (!lines.length) return null;
+  return element("details", { class: "card", open: lines.length <= 40 ? "" : null }, [
+    element("summary", {}, element("h3", {}, "Provenance")),
+    element("div", { class: "scroll" }, element("table", { class: "provenance" }, element("tbody", {}, lines.map(([key, text]) =>
+      element("tr", {}, [element("th", { scope: "row" }, named(key)), element("td", {}, named(text, "words"))]))))),
+  ]);
+}
+
+// What a reader must know to read the colours.
+function key(found, ends) {
+  const { measure } = found;
+  const parts = ["Bright is alike."];
+  if (measure.closer === "down") parts.push("This measure is smaller the more alike two layers are, so its scale runs backwards.");
+  if (ends === measure.data) parts.push("Colours and curves are stretched to the values found here.");
+  else if (measure.clipped) parts.push("Values beyond the end of the scale have the colour of its end.");
+  if (measure.value.includes(null)) parts.push("Hatched cells are undefined; the caveats say why.");
+  parts.push("A frame or dot marks each row’s best match.");
+  return element("p", { class: "key-note quiet" }, parts.join(" "));
+}

@@ -1,0 +1,217 @@
+"""Results on the terminal. Names are printed as they are: never as markup, never as an escape sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..results import Comparison, Comparisons, Summary, summarise
+from .contents import sentences
+from .words import direction, doubts, extent, sentence, shorten, size, visible
+
+MOST_ROWS = 24  # a longer table is cut in the middle
+MOST_CAVEATS = 12
+_NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
+
+
+def print_comparison(
+    result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False
+) -> None:
+    """Print what was found: a sentence, a table of best matches and the caveats, for each measure.
+
+    Long tables are cut in the middle unless `full`; of several models, `full` also prints each pair's tables.
+    """
+    console = console or Console()
+    if isinstance(result, Comparisons):
+        _print_models(result, console, full)
+        return
+    for k, measure in enumerate(result.values):
+        if k:
+            console.print()
+        console.print(_text(console, sentence(result, measure), "bold"))
+        console.print(_matches(result, measure, console, full))
+        found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
+        hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
+        _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
+    if not result.values:
+        console.print("Nothing was measured.")
+
+
+def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print the facts of each measure: what it is, its range and direction, what leaves it unchanged."""
+    console = console or Console()
+    table = Table.grid(padding=(0, 2, 1, 0), collapse_padding=False)
+    table.add_column(no_wrap=True, overflow="crop")
+    table.add_column(overflow="fold")
+    for fact in facts:
+        lines = [
+            _text(console, fact["summary"] or "-"),
+            *(_text(console, line, "dim") for line in _facts(fact)),
+        ]
+        table.add_row(_text(console, fact["name"], "bold"), Text("\n").join(lines))
+    console.print(table)
+
+
+def print_sites(
+    name: str, sites: Sequence[tuple[str, tuple[int, ...], int, str]], console: Console | None = None
+) -> None:
+    """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
+    console = console or Console()
+    rows = [
+        (visible(label), size(shape), str(width), shorten(visible(kind), 24))
+        for label, shape, width, kind in sites
+    ]
+    columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
+    room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), _NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("site", no_wrap=True, overflow="crop")
+    table.add_column("shape", justify="right", no_wrap=True, overflow="crop")
+    table.add_column("width", justify="right", no_wrap=True, overflow="crop")
+    table.add_column("kind", no_wrap=True, overflow="crop")
+    for label, *others in rows:
+        table.add_row(_text(console, shorten(label, room)), *(_text(console, other) for other in others))
+    console.print(_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
+    console.print(table)
+
+
+def _text(console: Console, text: str, style: str = "") -> Text:
+    """Text without markup."""
+    return Text(_letters(console, text), style)
+
+
+def _letters(console: Console, text: str) -> str:
+    """What this terminal can show; letters its encoding lacks are spelt out instead of raising."""
+    encoding = console.encoding or "utf-8"
+    if encoding.startswith("utf"):
+        return visible(text)
+    return visible(text).replace("…", "~").encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _bullets(console: Console, texts: list[str], style: str = "") -> None:
+    table = Table.grid(padding=(0, 1))
+    for text in texts:
+        table.add_row("-", _text(console, text, style))
+    if texts:
+        console.print(table)
+
+
+def _facts(fact: Mapping[str, Any]) -> list[str]:
+    low_high = tuple(fact["bounds"])
+    reading = (
+        f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {fact['same']:g} with itself"
+    )
+    traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
+    traits.append("differentiable" if fact["differentiable"] else "not differentiable")
+    if fact["invariant"]:
+        traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
+    origin = [f"reads {fact['reads']}", f"cost {fact['cost']}" if fact["cost"] else "", fact["paper"] or ""]
+    lines = [reading, "; ".join(traits), "; ".join(part for part in origin if part)]
+    if fact["defaults"]:
+        lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
+    return lines
+
+
+def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
+    values, found = result[measure], summarise(result, measure)
+    ranged = values.low is not None and values.high is not None
+    names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
+    titles = [names[0], f"best in {names[1]}", "value", "same depth"]
+    if ranged:
+        titles.insert(3, "interval")
+    rows = [_row(result, found, i, console) for i in _shown(len(result.side_a.sites), full)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    rooms = _rooms(widths[0], widths[1], console.width - sum(widths[2:]) - 3 * len(titles))
+    for k, title in enumerate(titles):
+        name = shorten(title, rooms[k]) if k < 2 else title
+        table.add_column(
+            _text(console, name), justify="left" if k < 2 else "right", no_wrap=True, overflow="crop"
+        )
+    for row in rows:
+        cells = (
+            _text(console, shorten(name, room)) if name else ""
+            for name, room in zip(row, rooms, strict=False)
+        )
+        table.add_row(*cells, *row[2:], style="dim" if not row[1] else "")
+    return table
+
+
+def _row(result: Comparison, found: Summary, i: int | None, console: Console) -> list[str]:
+    """A layer of A, its best match, the value, its interval if there are any, the value at the same depth."""
+    values = result[found.measure]
+    ranged = values.low is not None and values.high is not None
+    if i is None:
+        hidden = len(result.side_a.sites) - MOST_ROWS
+        return [f"… {hidden} more", *[""] * (4 if ranged else 3)]
+    j = found.best_partner[i]
+    cells = [
+        _letters(console, result.side_a.sites[i]),
+        "none" if j is None else _letters(console, result.side_b.sites[j]),
+        _number(found.best[i]),
+        _number(found.diagonal[i]),
+    ]
+    if values.low is not None and values.high is not None:
+        between = "" if j is None else f"{_number(values.low[i, j])} to {_number(values.high[i, j])}"
+        cells.insert(3, between)
+    return cells
+
+
+def _rooms(one: int, other: int, total: int) -> tuple[int, int]:
+    """Share a line between two columns of names: the shorter takes what it needs, the longer the rest."""
+    half = max(total // 2, _NARROWEST)
+    if one + other <= total:
+        return one, other
+    if one <= half:
+        return one, max(total - one, _NARROWEST)
+    return (max(total - other, _NARROWEST), other) if other <= half else (half, half)
+
+
+def _shown(count: int, full: bool) -> list[int | None]:
+    """Row numbers; None stands for the rows left out."""
+    if full or count <= MOST_ROWS + 1:
+        return list(range(count))
+    half = MOST_ROWS // 2
+    return [*range(half), None, *range(count - half, count)]
+
+
+def _number(value: float) -> str:
+    if not np.isfinite(value):
+        return "undefined"
+    return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def _print_models(result: Comparisons, console: Console, full: bool) -> None:
+    for text, measure in zip(
+        sentences(result), next(iter(result)).values if result.pairs else (), strict=False
+    ):
+        console.print(_text(console, text, "bold"))
+        console.print(_models(result, measure, console))
+    if not full:
+        _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
+        return
+    for comparison in result:
+        console.print()
+        print_comparison(comparison, console, full=True)
+
+
+def _models(result: Comparisons, measure: str, console: Console) -> Table:
+    """Model by model, as many columns as fit; the page has them all."""
+    matrix, count = result.matrix(measure), len(result.names)
+    fitting = max((console.width - 24) // 12, 1)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True, overflow="crop")
+    for name in result.names[:fitting]:
+        table.add_column(
+            _text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop"
+        )
+    if count > fitting:
+        table.add_column(_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
+    for name, row in zip(result.names, matrix, strict=True):
+        table.add_row(_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
+    return table

@@ -1,0 +1,168 @@
+"""Names, caveats and provenance as text that is safe to show: whoever named a layer may have been hostile."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..results import Closer, Comparison, Comparisons, Side, summarise
+
+LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
+
+
+def visible(text: str) -> str:
+    """The text with nothing in it that acts: controls, direction marks and half characters are spelt out."""
+    if text.isprintable() and text.strip():
+        return text
+    if not text.strip():
+        return "(no name)"
+    return "".join(f"<U+{ord(c):04X}>" if _acts(c) else c for c in re.sub(r"[\t\r\n]+", " ", text))
+
+
+def shorten(text: str, most: int) -> str:
+    """Cut in the middle; where possible the tail starts at a number or at a part of a dotted name.
+
+    The number is what tells encoder_layer_3.attention from encoder_layer_11.attention.
+    """
+    if len(text) <= most:
+        return text
+    if most < 4:
+        return text[: max(most - 1, 0)] + "…"
+    tail = math.floor(0.6 * most)
+    for start in (found.start() for found in re.finditer(r"(?<!\d)\d|(?<=[._/])\w", text)):
+        if 0.45 * most <= len(text) - start <= 0.75 * most:
+            tail = len(text) - start
+            break
+    return text[: most - 1 - tail] + "…" + text[len(text) - tail :]
+
+
+def in_a_sentence(name: str) -> str:
+    return shorten(visible(name), LONGEST_NAME)
+
+
+def sentence(comparison: Comparison, measure: str) -> str:
+    """What was found, in one sentence that can be shown."""
+    sides = []
+    for side in (comparison.side_a, comparison.side_b):
+        sites = tuple(map(in_a_sentence, side.sites))
+        if len(set(sites)) < len(set(side.sites)):  # a name must still tell its layer from the others
+            sites = tuple(map(visible, side.sites))
+        sides.append(replace(side, name=in_a_sentence(side.name), sites=sites))
+    return visible(summarise(replace(comparison, side_a=sides[0], side_b=sides[1]), measure).sentence)
+
+
+def sentence_of_all(found: Comparisons, measure: str) -> str:
+    """Which two of several models are most alike, and which least."""
+    matrix = found.matrix(measure)
+    pairs = [pair for pair in found.pairs if np.isfinite(matrix[pair])]
+    if not pairs:
+        return f"{visible(measure)} is undefined for every pair of models."
+    up = found.pairs[pairs[0]][measure].closer == "up"
+    ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
+    first, last = (
+        " and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1])
+    )
+    best, worst = (f"{matrix[pair]:.2f}" for pair in (ordered[0], ordered[-1]))
+    text = f"By {visible(measure)}, {first} are the most alike ({best}, mean over layers at the same depth)"
+    return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
+
+
+def direction(closer: Closer) -> str:
+    return "higher is more alike" if closer == "up" else "lower is more alike"
+
+
+def extent(bounds: tuple[float | None, float | None]) -> str:
+    low, high = bounds
+    if low is None and high is None:
+        return "any number"
+    if low is None:
+        return f"at most {high:.4g}"
+    return f"{low:.4g} or more" if high is None else f"{low:.4g} to {high:.4g}"
+
+
+def size(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) if shape else "scalar"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Caveats with the same words; `where` holds (row, column), None standing for all of them."""
+
+    text: str
+    where: tuple[tuple[int | None, int | None], ...]
+    pairs: int
+    everywhere: bool
+
+    @property
+    def reach(self) -> str:
+        return (
+            "concerns all pairs"
+            if self.everywhere
+            else f"concerns {self.pairs} pair{'s' * (self.pairs != 1)}"
+        )
+
+    def concerns(self, i: int, j: int) -> bool:
+        return any(row in (None, i) and column in (None, j) for row, column in self.where)
+
+
+def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
+    """The caveats of a measure, each text once, in the order they were given."""
+    rows, columns = _places(comparison.side_a), _places(comparison.side_b)
+    grouped: dict[str, list[tuple[int | None, int | None]]] = {}
+    for caveat in comparison[measure].caveats:
+        places = grouped.setdefault(caveat.text, [])
+        for i in [None] if caveat.site_a is None else rows.get(caveat.site_a, []):
+            for j in [None] if caveat.site_b is None else columns.get(caveat.site_b, []):
+                places.append((i, j))
+    found = []
+    for text, where in grouped.items():
+        mask = np.zeros(comparison[measure].value.shape, dtype=bool)
+        for i, j in where:
+            mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
+        unique = tuple(dict.fromkeys(where))
+        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all())))
+    return found
+
+
+def flat(record: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """A nested record as (dotted key, text) lines."""
+    if isinstance(record, dict) and record:
+        for key, value in record.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(record, (list, tuple)) and any(isinstance(v, (dict, list, tuple)) for v in record):
+        for k, value in enumerate(record):
+            yield from flat(value, f"{path}[{k}]")
+    elif isinstance(record, (list, tuple)):
+        yield visible(path), ", ".join(map(_plain, record)) or "none"
+    else:
+        yield visible(path), _plain(record)
+
+
+def _plain(value: Any) -> str:
+    if value is None or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(str(value)) if str(value).strip() else "(empty)"
+
+
+def _acts(character: str) -> bool:
+    """Controls, surrogates, line separators, and format characters other than those that join emoji."""
+    return (
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp", "Cf") and character not in "\u200c\u200d"
+    )
+
+
+def _places(side: Side) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for k, site in enumerate(side.sites):
+        found.setdefault(site, []).append(k)
+    return found

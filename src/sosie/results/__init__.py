@@ -1,0 +1,22 @@
+"""Results are data: nothing in them needs a model, or torch, to be read again."""
+
+from .collection import Comparisons
+from .comparison import Caveat, Closer, Comparison, Side, Values
+from .files import write_atomically
+from .storage import DamagedFile, load
+from .summary import Summary, same_depth, summarise
+
+__all__ = [
+    "Caveat",
+    "Closer",
+    "Comparison",
+    "Comparisons",
+    "DamagedFile",
+    "Side",
+    "Summary",
+    "Values",
+    "load",
+    "same_depth",
+    "summarise",
+    "write_atomically",
+]

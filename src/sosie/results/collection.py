@@ -1,0 +1,60 @@
+"""All pairs of several models, from one pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .comparison import Array, Comparison
+from .summary import summarise
+
+
+@dataclass(frozen=True, eq=False)
+class Comparisons:
+    """A `Comparison` for each pair i < j of models: `found[0, 1]`, `found["a", "b"]`, or loop over it."""
+
+    names: tuple[str, ...]
+    pairs: dict[tuple[int, int], Comparison]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[Comparison]:
+        return iter(self.pairs.values())
+
+    def __getitem__(self, key: tuple[int | str, int | str]) -> Comparison:
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise KeyError(f"ask for a pair of models, e.g. found[0, 1]; got {key!r}")
+        i, j = (self._index(part) for part in key)
+        if (i, j) not in self.pairs:
+            raise KeyError(f"pairs are stored as i < j: {sorted(self.pairs)}; got {(i, j)}")
+        return self.pairs[i, j]
+
+    def _index(self, part: int | str) -> int:
+        if isinstance(part, int):
+            return part
+        if part not in self.names:
+            raise KeyError(f"no model named {part!r}; there are {', '.join(self.names)}")
+        return self.names.index(part)
+
+    def matrix(self, measure: str) -> Array:
+        """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
+        import numpy as np
+
+        found = np.full((len(self.names), len(self.names)), np.nan)
+        for (i, j), comparison in self.pairs.items():
+            mean = summarise(comparison, measure).diagonal_mean
+            found[i, j] = found[j, i] = np.nan if mean is None else mean
+            found[i, i] = found[j, j] = comparison[measure].same
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write JSON that `sosie.load` reads back exactly."""
+        from .storage import save
+
+        return save(self, path)
+
+    def __repr__(self) -> str:
+        return f"<Comparisons of {', '.join(self.names)}: {len(self.pairs)} pairs>"

@@ -1,0 +1,193 @@
+"""What a comparison found: values with the rows they rest on, their doubt, and where they came from."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+
+Closer = Literal["up", "down"]
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things compared: its name and its sites in execution order."""
+
+    name: str
+    sites: tuple[str, ...]
+    widths: tuple[int, ...]  # columns of each site's rows
+    shapes: tuple[tuple[int, ...], ...]  # shape of one input's activation, before it became rows
+
+    def __post_init__(self) -> None:
+        if not len(self.sites) == len(self.widths) == len(self.shapes):
+            raise ValueError(
+                f"{self.name}: {len(self.sites)} sites, {len(self.widths)} widths, {len(self.shapes)} shapes"
+            )
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """A doubt in words; about one site of A, one of B, a pair, or (both None) all values."""
+
+    text: str
+    site_a: str | None = None
+    site_b: str | None = None
+
+    def concerns(self, site_a: str, site_b: str) -> bool:
+        return self.site_a in (None, site_a) and self.site_b in (None, site_b)
+
+
+@dataclass(frozen=True)
+class Values:
+    """One measure over all pairs of sites, with the facts needed to read it without the registry."""
+
+    value: Array  # (sites of A, sites of B); NaN where undefined, and then a caveat says why
+    n: int  # rows the values rest on
+    statistic: str  # which statistic supplied them, in words
+    closer: Closer
+    bounds: tuple[float | None, float | None]
+    same: float  # the value of a thing compared with itself
+    low: Array | None = None
+    high: Array | None = None
+    null: Array | None = None
+    caveats: tuple[Caveat, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Every site of A against every site of B, for each measure asked for."""
+
+    side_a: Side
+    side_b: Side
+    values: dict[str, Values]
+    rows_rule: str = "flatten"
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.side_a.sites), len(self.side_b.sites))
+        for name, values in self.values.items():
+            for kind in ("value", "low", "high", "null"):
+                array = getattr(values, kind)
+                if array is not None and array.shape != shape:
+                    raise ValueError(f"{name}: {kind} has shape {array.shape}, the sites make it {shape}")
+
+    @property
+    def sites_a(self) -> list[str]:
+        return list(self.side_a.sites)
+
+    @property
+    def sites_b(self) -> list[str]:
+        return list(self.side_b.sites)
+
+    @property
+    def measures(self) -> list[str]:
+        return list(self.values)
+
+    def __getitem__(self, measure: str) -> Values:
+        if measure in self.values:
+            return self.values[measure]
+        near = difflib.get_close_matches(measure, self.values, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}{hint}")
+
+    def _only(self, measure: str | None) -> str:
+        if measure is not None:
+            return measure
+        if len(self.values) == 1:
+            return next(iter(self.values))
+        raise ValueError(f"name the measure: this comparison has {', '.join(self.values)}")
+
+    def matrix(self, measure: str | None = None) -> Array:
+        """The values, (len(sites_a), len(sites_b)); the name may be left out when there is one measure."""
+        return self[self._only(measure)].value.copy()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each measure and pair of sites."""
+        found = []
+        for name, values in self.values.items():
+            for i, site_a in enumerate(self.side_a.sites):
+                for j, site_b in enumerate(self.side_b.sites):
+                    found.append(
+                        {
+                            "measure": name,
+                            "site_a": site_a,
+                            "site_b": site_b,
+                            "value": _at(values.value, i, j),
+                            "n": values.n,
+                            "low": _at(values.low, i, j),
+                            "high": _at(values.high, i, j),
+                            "null": _at(values.null, i, j),
+                            "caveats": [c.text for c in values.caveats if c.concerns(site_a, site_b)],
+                        }
+                    )
+        return found
+
+    def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
+        """For each site of A the site of B that is closest, by the measure's own direction."""
+        values = self[self._only(measure)]
+        sign = 1.0 if values.closer == "up" else -1.0
+        found = []
+        for i, site_a in enumerate(self.side_a.sites):
+            row = sign * values.value[i]
+            if np.isnan(row).all():
+                found.append({"site_a": site_a, "site_b": None, "value": float("nan")})
+                continue
+            j = int(np.nanargmax(row))
+            found.append({"site_a": site_a, "site_b": self.side_b.sites[j], "value": float(values.value[i, j])})
+        return found
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows()` as a data frame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install 'sosie[pandas]'") from error
+        return pandas.DataFrame(self.rows())
+
+    def log(self, writer: Any, step: int | None = None) -> None:
+        """Log same-depth and best-match means to a TensorBoard writer or a W&B run."""
+        from .summary import summarise
+
+        scalars = {}
+        for name in self.values:
+            found = summarise(self, name)
+            scalars[f"sosie/{name}/best_match"] = found.best_mean
+            if found.diagonal_mean is not None:
+                scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
+        if hasattr(writer, "add_scalar"):
+            for key, value in scalars.items():
+                writer.add_scalar(key, value, step)
+        elif hasattr(writer, "log"):
+            writer.log(scalars) if step is None else writer.log(scalars, step=step)
+        else:
+            raise TypeError(f"{type(writer).__name__} has neither add_scalar (TensorBoard) nor log (W&B)")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write JSON that `sosie.load` reads back exactly."""
+        from .storage import save
+
+        return save(self, path)
+
+    def __repr__(self) -> str:
+        a, b = self.side_a, self.side_b
+        return (
+            f"<Comparison {a.name} ({len(a.sites)} sites) x {b.name} ({len(b.sites)} sites): "
+            f"{', '.join(self.values)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from .notebook import as_html
+
+        return as_html(self)
+
+
+def _at(array: Array | None, i: int, j: int) -> float | None:
+    return None if array is None else float(array[i, j])

@@ -1,0 +1,154 @@
+"""Results as versioned JSON that round-trips exactly and is refused in words when it is damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .collection import Comparisons
+from .comparison import Array, Caveat, Comparison, Side, Values
+from .files import write_atomically
+
+FORMAT = "sosie-comparison"
+VERSION = 1
+_ARRAYS = ("value", "low", "high", "null")
+
+
+class DamagedFile(ValueError):
+    """The file is not what sosie writes, or only a part of it."""
+
+
+def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
+    text = json.dumps(as_json(result), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return write_atomically(path, text + "\n")
+
+
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
+    """Read what `Comparison.save` wrote."""
+    path = Path(path)
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path} is not text, so not a saved comparison") from error
+    except json.JSONDecodeError as error:
+        raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
+    except RecursionError as error:
+        raise DamagedFile(f"{path} is nested too deeply to be a saved comparison") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DamagedFile(f"{path} is JSON, but not a saved comparison (no format {FORMAT!r} in it)")
+    version = found.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise DamagedFile(f"{path} has no valid version number: {version!r}")
+    if version > VERSION:
+        raise DamagedFile(
+            f"{path} was written by a newer sosie (format {version}, this one reads up to {VERSION}): upgrade sosie"
+        )
+    try:
+        return from_json(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def as_json(result: Comparison | Comparisons) -> dict[str, Any]:
+    head = {"format": FORMAT, "version": VERSION}
+    if isinstance(result, Comparisons):
+        pairs = [{"i": i, "j": j, **_comparison_as_json(c)} for (i, j), c in result.pairs.items()]
+        return {**head, "names": list(result.names), "pairs": pairs}
+    return {**head, **_comparison_as_json(result)}
+
+
+def from_json(found: dict[str, Any]) -> Comparison | Comparisons:
+    if "pairs" not in found:
+        return _comparison_from_json(found)
+    pairs = {(int(p["i"]), int(p["j"])): _comparison_from_json(p) for p in found["pairs"]}
+    names = tuple(map(str, found["names"]))
+    if any(not 0 <= i < j < len(names) for i, j in pairs):
+        raise ValueError(f"pairs {sorted(pairs)} do not fit {len(names)} models")
+    return Comparisons(names, pairs)
+
+
+def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "side_a": asdict(comparison.side_a),
+        "side_b": asdict(comparison.side_b),
+        "rows_rule": comparison.rows_rule,
+        "provenance": comparison.provenance,
+        "values": {name: _values_as_json(values) for name, values in comparison.values.items()},
+    }
+
+
+def _comparison_from_json(found: dict[str, Any]) -> Comparison:
+    side_a, side_b = _side(found["side_a"]), _side(found["side_b"])
+    shape = (len(side_a.sites), len(side_b.sites))
+    return Comparison(
+        side_a=side_a,
+        side_b=side_b,
+        rows_rule=_text(found["rows_rule"]),
+        provenance=dict(found["provenance"]),
+        values={_text(name): _values(values, shape) for name, values in found["values"].items()},
+    )
+
+
+def _values_as_json(values: Values) -> dict[str, Any]:
+    found = {f.name: getattr(values, f.name) for f in fields(values)}
+    found["caveats"] = [asdict(caveat) for caveat in values.caveats]
+    for kind in _ARRAYS:
+        found[kind] = _array_as_json(getattr(values, kind))
+    return found
+
+
+def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
+    if found["closer"] not in ("up", "down"):
+        raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
+    arrays = {kind: _array(found[kind], shape) for kind in _ARRAYS}
+    if arrays["value"] is None:
+        raise ValueError("a measure without values")
+    low, high = (None if bound is None else float(bound) for bound in found["bounds"])
+    caveats = tuple(Caveat(_text(c["text"]), c["site_a"], c["site_b"]) for c in found["caveats"])
+    return Values(
+        value=arrays["value"],
+        low=arrays["low"],
+        high=arrays["high"],
+        null=arrays["null"],
+        n=int(found["n"]),
+        statistic=_text(found["statistic"]),
+        closer=found["closer"],
+        bounds=(low, high),
+        same=float(found["same"]),
+        caveats=caveats,
+    )
+
+
+def _side(found: dict[str, Any]) -> Side:
+    return Side(
+        name=_text(found["name"]),
+        sites=tuple(map(_text, found["sites"])),
+        widths=tuple(int(w) for w in found["widths"]),
+        shapes=tuple(tuple(int(s) for s in shape) for shape in found["shapes"]),
+    )
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"expected text, got {found!r}")
+    return found
+
+
+def _array_as_json(array: Array | None) -> list[list[float | None]] | None:
+    """Python writes the shortest decimal that reads back as the same float64; an undefined value is null."""
+    if array is None:
+        return None
+    return [[float(v) if math.isfinite(v) else None for v in row] for row in array]
+
+
+def _array(found: Any, shape: tuple[int, int]) -> Array | None:
+    if found is None:
+        return None
+    array = np.array([[math.nan if v is None else float(v) for v in row] for row in found], dtype=np.float64)
+    return array.reshape(shape)

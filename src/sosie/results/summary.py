@@ -1,0 +1,84 @@
+"""What a matrix of values says, in a few numbers and one plain sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .comparison import Array, Comparison
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The same-depth curve, the best-match curve, and a sentence that says what was found."""
+
+    measure: str
+    depth_partner: tuple[int, ...]  # for each site of A, the site of B at the same relative depth
+    diagonal: Array  # values at that partner
+    best_partner: tuple[int | None, ...]  # for each site of A, the closest site of B
+    best: Array
+    diagonal_mean: float | None  # None where every value is undefined
+    best_mean: float | None
+    sentence: str
+
+
+def summarise(comparison: Comparison, measure: str) -> Summary:
+    values = comparison[measure]
+    count_a, count_b = values.value.shape
+    partner = same_depth(count_a, count_b)
+    diagonal = values.value[np.arange(count_a), list(partner)]
+    matches = comparison.best_match(measure)
+    index_b = {site: j for j, site in enumerate(comparison.side_b.sites)}
+    best_partner = tuple(None if m["site_b"] is None else index_b[m["site_b"]] for m in matches)
+    best = np.array([m["value"] for m in matches], dtype=np.float64)
+    return Summary(
+        measure=measure,
+        depth_partner=partner,
+        diagonal=diagonal,
+        best_partner=best_partner,
+        best=best,
+        diagonal_mean=_mean(diagonal),
+        best_mean=_mean(best),
+        sentence=_sentence(comparison, measure, diagonal, best_partner, partner),
+    )
+
+
+def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
+    """For each of A's sites the index of B's site at the same relative depth."""
+    if count_a == 1:
+        return (count_b - 1,) if count_b else ()
+    return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
+
+
+def _mean(curve: Array) -> float | None:
+    return None if np.isnan(curve).all() else float(np.nanmean(curve))
+
+
+def _sentence(
+    comparison: Comparison,
+    measure: str,
+    diagonal: Array,
+    best_partner: tuple[int | None, ...],
+    partner: tuple[int, ...],
+) -> str:
+    a, b = comparison.side_a, comparison.side_b
+    if np.isnan(diagonal).all():
+        return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
+    values = comparison[measure]
+    same = "as with itself" if _close(diagonal, values.same) else None
+    if same:
+        return f"By {measure}, {a.name} and {b.name} are alike {same} at every depth ({values.same:g})."
+    sign = 1.0 if values.closer == "up" else -1.0
+    most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
+    text = (
+        f"By {measure}, {a.name} and {b.name} are most alike at {a.sites[most]} ({diagonal[most]:.2f}) "
+        f"and least alike at {a.sites[least]} ({diagonal[least]:.2f})"
+    )
+    aligned = sum(p is not None and abs(p - q) <= 1 for p, q in zip(best_partner, partner, strict=True))
+    count = len(partner)
+    return f"{text}; {aligned} of {count} layers find their best match at the same depth, give or take one."
+
+
+def _close(diagonal: Array, same: float) -> bool:
+    return bool(np.all(np.abs(diagonal - same) <= 1e-6))

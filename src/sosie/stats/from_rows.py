@@ -1,0 +1,87 @@
+"""Views from rows in hand, by whichever of covariances and Gram matrices is cheaper; gradients flow through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..linalg import Spectrum, centred, diagonal_part
+from .views import Alignment, DebiasedAlignment, Scatter, UncentredAlignment
+
+STRIP = 512  # rows of a Gram matrix made at a time
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """One site's centred rows, in as few columns as they span, and their covariance."""
+
+    rows: Tensor  # (n, r)
+    scatter: Scatter
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Coordinates:
+        n, width = rows.shape
+        if rows.requires_grad:
+            rows = centred(rows)
+            return cls(rows, Scatter(rows.T @ rows / n, n))
+        rows = centred(rows.double())
+        if width <= n:
+            return cls(rows, Scatter(rows.T @ rows / n, n))
+        # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
+        spectrum = Spectrum.of(rows @ rows.T)
+        scores = spectrum.vectors * spectrum.values.sqrt()
+        matrix = torch.diag(spectrum.values) / n
+        return cls(scores, Scatter(matrix, n, neurons=lambda: spectrum.whitening.T @ rows))
+
+
+def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]) -> Alignment:
+    """Inner products of the Gram matrices of all rows, for every pair of sites."""
+    if kind is not UncentredAlignment:
+        xs, ys = [_centred(x) for x in xs], [_centred(y) for y in ys]
+    found = inner_products(xs, ys)
+    if kind is not DebiasedAlignment:
+        return kind(*found)
+    n = len(xs[0])
+    if n < 4:
+        raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
+    k, l = (torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
+    trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
+    return DebiasedAlignment(
+        found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n),
+        found[1] - diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n),
+        found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n),
+    )
+
+
+def _centred(rows: Tensor) -> Tensor:
+    """Less the mean, which is taken in float64 so that a large offset costs no digits."""
+    return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+
+
+def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """⟨Kx, Kx⟩ (A, 1), ⟨Ky, Ky⟩ (1, B) and ⟨Kx, Ky⟩ (A, B) for K = X Xᵀ."""
+    n, p, q = len(xs[0]), [x.shape[1] for x in xs], [y.shape[1] for y in ys]
+    by_features = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
+    by_rows = n * (sum(p) + sum(q) + len(p) * len(q))
+    if by_features <= by_rows:
+        xx = torch.stack([(x.T @ x).double().square().sum() for x in xs])
+        yy = torch.stack([(y.T @ y).double().square().sum() for y in ys])
+        xy = torch.stack([torch.stack([(x.T @ y).double().square().sum() for y in ys]) for x in xs])
+        return xx[:, None], yy[None, :], xy
+    return _by_strips(xs, ys)
+
+
+def _by_strips(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same through Gram matrices, a strip of rows at a time: all pairs of sites in one product."""
+    sums: list[Tensor] = []
+    for start in range(0, len(xs[0]), STRIP):
+        k, l = (
+            torch.stack([(rows[start : start + STRIP] @ rows.T).double().flatten() for rows in side])
+            for side in (xs, ys)
+        )
+        strip = [k.square().sum(1)[:, None], l.square().sum(1)[None, :], k @ l.T]
+        sums = strip if not sums else [a + b for a, b in zip(sums, strip, strict=True)]
+    return sums[0], sums[1], sums[2]

@@ -1,0 +1,242 @@
+"""Moments: exact sums over rows, from which CKA, CCA, Procrustes and regression follow in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from . import closed_forms
+from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
+
+TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
+
+
+@dataclass(frozen=True)
+class MomentPart:
+    """One site's rows of one chunk about its provisional centre, and the sums that concern it alone."""
+
+    centre: Tensor  # (p,) float64
+    rows: Tensor  # (n, p) less the centre, in the precision of the products
+    norms: Tensor  # (n,) squared lengths of those rows, float64
+    square: Tensor  # (p, p) Σ x xᵀ
+
+    @property
+    def check(self) -> Tensor:
+        """Not finite where an activation was not."""
+        return self.norms.sum()
+
+
+class MomentMaker:
+    """Makes the parts of one model: keeps each site's provisional centre, and moves it when it is far off."""
+
+    def __init__(self, products: torch.dtype = torch.float64) -> None:
+        self.products = products
+        self._centres: dict[str, Tensor] = {}
+
+    def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
+        rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
+        mean = rows.mean(0, dtype=torch.float64)
+        centre = self._centres.get(site)
+        if centre is None or self._far(rows, mean, centre):
+            centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
+        rows = rows - centre.to(rows.dtype)
+        return MomentPart(centre, rows, rows.double().square().sum(1), (rows.T @ rows).double())
+
+    @staticmethod
+    def _far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:
+        spread = (rows - mean.to(rows.dtype)).square().mean(0, dtype=torch.float64).sum()
+        return bool((mean - centre).square().sum() > TOO_FAR**2 * spread)
+
+
+@dataclass(frozen=True)
+class SideSums:
+    """Sums of all sites of one side, laid side by side: P = Σ widths, S sites."""
+
+    widths: tuple[int, ...]
+    centre: Tensor  # (P,)
+    total: Tensor  # (P,)   Σ x
+    length: Tensor  # (S,)  Σ ‖x‖²
+    cube: Tensor  # (P,)    Σ ‖x‖² x
+    fourth: Tensor  # (S,)  Σ ‖x‖⁴
+    squares: tuple[Tensor, ...]  # (p, p) a site: Σ x xᵀ
+
+    @classmethod
+    def of(cls, parts: Sequence[MomentPart]) -> SideSums:
+        return cls(
+            widths=tuple(part.rows.shape[1] for part in parts),
+            centre=torch.cat([part.centre for part in parts]),
+            total=torch.cat([part.rows.sum(0, dtype=torch.float64) for part in parts]),
+            length=torch.stack([part.norms.sum() for part in parts]),
+            cube=torch.cat([part.norms @ part.rows.double() for part in parts]),
+            fourth=torch.stack([part.norms.square().sum() for part in parts]),
+            squares=tuple(part.square for part in parts),
+        )
+
+    @property
+    def membership(self) -> Tensor:
+        """(P, S): one where a column belongs to a site; turns vectors into block-diagonal matrices."""
+        return torch.block_diag(*(torch.ones(w, 1, dtype=torch.float64) for w in self.widths)).to(self.total.device)
+
+    def split(self, stacked: Tensor) -> tuple[Tensor, ...]:
+        return stacked.split(self.widths)
+
+    def moved(self, shift: Tensor, n: int) -> SideSums:
+        """The same sums about centre + shift."""
+        member = self.membership
+        d = member * shift[:, None]  # (P, S)
+        d2 = d.square().sum(0)  # (S,)
+        inner = d.T @ self.total  # (S,) dᵀΣx
+        outer = [q @ e for q, e in zip(self.squares, self.split(shift), strict=True)]  # Σxxᵀ d
+        d_outer = torch.stack([o @ e for o, e in zip(outer, self.split(shift), strict=True)])
+        length = self.length - 2 * inner + n * d2
+        cube = self.cube - 2 * torch.cat(outer) + (member @ d2) * self.total - (member @ length) * shift
+        fourth = (
+            self.fourth
+            - 4 * (d.T @ self.cube)
+            + 2 * d2 * self.length
+            + 4 * d_outer
+            - 4 * d2 * inner
+            + n * d2.square()
+        )
+        squares = tuple(
+            q - torch.outer(e, t) - torch.outer(t, e) + n * torch.outer(e, e)
+            for q, t, e in zip(self.squares, self.split(self.total), self.split(shift), strict=True)
+        )
+        return replace(
+            self, centre=self.centre + shift, total=self.total - n * shift, length=length, cube=cube, fourth=fourth,
+            squares=squares,
+        )
+
+    def plus(self, other: SideSums) -> SideSums:
+        return replace(
+            self,
+            total=self.total + other.total,
+            length=self.length + other.length,
+            cube=self.cube + other.cube,
+            fourth=self.fourth + other.fourth,
+            squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over paired rows of all sites of two sides, about a centre each; `merge` joins two lots of rows."""
+
+    n: int
+    a: SideSums
+    b: SideSums
+    cross: Tensor  # (P, Q)  Σ x yᵀ
+    weighted_x: Tensor  # (P, B) Σ ‖y‖² x
+    weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
+    lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
+
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
+
+    @classmethod
+    def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Moments:
+        """From paired rows: (n, p) and (n, q), or a list of sites each."""
+        xs, ys = ([side] if isinstance(side, Tensor) else list(side) for side in (x, y))
+        makers = MomentMaker(), MomentMaker()
+        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
+        return cls.join(parts[0], parts[1])
+
+    @classmethod
+    def join(cls, parts_a: Sequence[MomentPart], parts_b: Sequence[MomentPart]) -> Moments:
+        """The moments of one chunk, from what each side's sites made of it."""
+        x, y = (torch.cat([part.rows for part in parts], dim=1) for parts in (parts_a, parts_b))
+        if len(x) != len(y):
+            raise ValueError(f"need paired rows, got {len(x)} and {len(y)}")
+        length_x, length_y = (torch.stack([p.norms for p in parts], dim=1) for parts in (parts_a, parts_b))
+        return cls(
+            n=len(x),
+            a=SideSums.of(parts_a),
+            b=SideSums.of(parts_b),
+            cross=(x.T @ y).double(),
+            weighted_x=x.double().T @ length_y,
+            weighted_y=length_x.T @ y.double(),
+            lengths=length_x.T @ length_y,
+        )
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
+        a, b = (closed_forms.spread(side, self.n) for side in (self.a, self.b))
+        return a, b
+
+    def describe(self) -> str:
+        return f"moments of all {self.n} rows"
+
+    def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
+        """Inner products of Gram matrices for every pair of sites."""
+        forms = {
+            Alignment: closed_forms.centred_alignment,
+            DebiasedAlignment: closed_forms.debiased_alignment,
+            UncentredAlignment: closed_forms.uncentred_alignment,
+        }
+        return forms[kind](self)
+
+    @cached_property
+    def _scatters(self) -> tuple[list[Scatter], list[Scatter]]:
+        a, b = ([closed_forms.scatter(s, i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
+        return a, b
+
+    def covariances(self, i: int = 0, j: int = 0) -> Covariances:
+        """The covariances of site i of A and site j of B; each site's factorisations are made once."""
+        return closed_forms.covariances(self, i, j, (self._scatters[0][i], self._scatters[1][j]))
+
+    def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
+        """The same moments about other centres, in closed form."""
+        d, e = centre_a - self.a.centre, centre_b - self.b.centre
+        if not bool(d.any()) and not bool(e.any()):
+            return self
+        dd, ee = self.a.membership * d[:, None], self.b.membership * e[:, None]  # (P, A), (Q, B)
+        d2, e2 = dd.square().sum(0), ee.square().sum(0)
+        a, b = self.a.moved(d, self.n), self.b.moved(e, self.n)
+        cross_e = self.cross @ ee  # (P, B)
+        d_cross = dd.T @ self.cross  # (A, Q)
+        total_a, total_b = dd.T @ self.a.total, ee.T @ self.b.total
+        lengths = (
+            self.lengths
+            - 2 * self.weighted_y @ ee
+            - 2 * dd.T @ self.weighted_x
+            + 4 * d_cross @ ee
+            + self.a.length[:, None] * e2
+            + d2[:, None] * self.b.length
+            - 2 * total_a[:, None] * e2
+            - 2 * d2[:, None] * total_b
+            + self.n * d2[:, None] * e2
+        )
+        return Moments(
+            n=self.n,
+            a=a,
+            b=b,
+            cross=self.cross - torch.outer(d, self.b.total) - torch.outer(self.a.total - self.n * d, e),
+            weighted_x=self.weighted_x - 2 * cross_e + self.a.total[:, None] * e2 - d[:, None] * b.length,
+            weighted_y=self.weighted_y - 2 * d_cross + d2[:, None] * self.b.total - a.length[:, None] * e,
+            lengths=lengths,
+        )
+
+    def merge(self, other: Moments) -> Moments:
+        if self.a.widths != other.a.widths or self.b.widths != other.b.widths:
+            raise ValueError(
+                f"these moments are of other sites: widths {self.a.widths} x {self.b.widths} "
+                f"and {other.a.widths} x {other.b.widths}"
+            )
+        other = other.about(self.a.centre, self.b.centre)
+        return Moments(
+            n=self.n + other.n,
+            a=self.a.plus(other.a),
+            b=self.b.plus(other.b),
+            cross=self.cross + other.cross,
+            weighted_x=self.weighted_x + other.weighted_x,
+            weighted_y=self.weighted_y + other.weighted_y,
+            lengths=self.lengths + other.lengths,
+        )

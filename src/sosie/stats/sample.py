@@ -1,0 +1,210 @@
+"""Sample: a seeded, order-free sample of paired rows, for measures that need the rows themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import from_rows
+from .views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
+
+ROWS = 2048  # rows kept by default
+
+
+def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
+    """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
+    mixed = np.uint64((0x9E3779B97F4A7C15 * (2 * seed + 1)) % 2**64)
+    with np.errstate(over="ignore"):
+        z = index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + mixed
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+class Lottery:
+    """Which rows of a stream are kept: those with the smallest hash of their global index.
+
+    Shared by both models, so that the rows stay paired. Draws shrink as better rows are met; what was
+    drawn too much is dropped when samples merge.
+    """
+
+    def __init__(self, rows: int = ROWS, seed: int = 0) -> None:
+        if rows < 4:
+            raise ValueError(f"a sample needs at least 4 rows, got {rows}")
+        self.rows, self.seed = rows, seed
+        self._best = np.empty(0, dtype=np.uint64)
+        self._drawn: tuple[int, int] | None = None
+        self._kept = np.empty(0, dtype=np.int64)
+
+    def draw(self, start: int, count: int) -> np.ndarray:
+        """Global indices kept of the rows start … start + count; asking twice for the same rows gives the same."""
+        if self._drawn != (start, count):
+            index = np.arange(start, start + count)
+            hashes = row_hash(index, self.seed)
+            if len(self._best) >= self.rows:
+                index = index[hashes < self._best[-1]]
+            self._best = np.sort(np.concatenate([self._best, hashes]))[: self.rows]
+            self._drawn, self._kept = (start, count), index
+        return self._kept
+
+
+class Fold:
+    """A seeded random projection of wide rows: signs, a shuffle, and sums of the columns that fall together.
+
+    Inner products are kept on average; their relative error is about 1/√width.
+    """
+
+    def __init__(self, width: int, to: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + width)
+        length = -(-width // to)
+        self.to, self.length = to, length
+        self.order = torch.randperm(width, generator=generator)
+        self.signs = torch.randint(0, 2, (width,), generator=generator, dtype=torch.int8) * 2 - 1
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        order, signs = self.order.to(rows.device), self.signs.to(rows.device)
+        shuffled = (rows * signs)[:, order]
+        padded = torch.nn.functional.pad(shuffled, (0, self.to * self.length - rows.shape[1]))
+        return padded.reshape(len(rows), self.to, self.length).sum(-1)
+
+
+@dataclass(frozen=True)
+class SamplePart:
+    """The drawn rows of one site of one chunk."""
+
+    rows: Tensor
+    seen: int  # rows they were drawn from
+
+    @property
+    def check(self) -> Tensor:
+        """Not finite where a kept activation was not."""
+        return self.rows.sum(dtype=torch.float64)
+
+
+class SampleMaker:
+    """Makes the parts of one model: the drawn rows of each site, folded where they are too wide."""
+
+    def __init__(self, lottery: Lottery, widest: int | None = None) -> None:
+        self.lottery, self.widest = lottery, widest
+        self._folds: dict[int, Fold] = {}
+
+    def part(self, site: str, rows: Tensor, start: int) -> SamplePart:
+        count = len(rows)
+        drawn = self.lottery.draw(start, count) - start
+        if len(drawn) < len(rows):
+            rows = rows[torch.from_numpy(drawn).to(rows.device)]
+        width = rows.shape[1]
+        if self.widest is None or width <= self.widest:
+            return SamplePart(rows.clone(), count)
+        if width not in self._folds:
+            self._folds[width] = Fold(width, self.widest, self.lottery.seed)
+        return SamplePart(self._folds[width](rows), count)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Paired rows of all sites of two sides, by global row index; `merge` keeps the smallest hashes."""
+
+    xs: tuple[Tensor, ...]  # (n, p) a site of A
+    ys: tuple[Tensor, ...]
+    index: np.ndarray  # (n,) global row indices, ascending
+    seen: int  # rows the sample was drawn from
+    most: int | None = None  # rows it may hold; None: all
+    seed: int = 0
+    folded: int | None = None  # width that wider rows were projected to
+
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, PairedRows})
+
+    @classmethod
+    def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Sample:
+        """All of the given rows: (n, p) and (n, q), or a list of sites each; gradients flow through."""
+        xs, ys = (((side,) if isinstance(side, Tensor) else tuple(side)) for side in (x, y))
+        lengths = {len(rows) for rows in (*xs, *ys)}
+        if len(lengths) != 1:
+            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(lengths)))}")
+        n = lengths.pop()
+        return cls(xs, ys, np.arange(n), seen=n)
+
+    @property
+    def n(self) -> int:
+        return len(self.index)
+
+    @property
+    def exact(self) -> bool:
+        return self.n == self.seen and self.folded is None
+
+    def describe(self) -> str:
+        rows = f"all {self.n} rows" if self.n == self.seen else f"a seeded sample of {self.n} of {self.seen} rows"
+        return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
+
+    @classmethod
+    def join(
+        cls, parts_a: Sequence[SamplePart], parts_b: Sequence[SamplePart], *, maker: SampleMaker, start: int
+    ) -> Sample:
+        """The drawn rows of one chunk, from what each side's sites kept of it."""
+        counts = {part.seen for part in (*parts_a, *parts_b)}
+        if len(counts) != 1:
+            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        seen = counts.pop()
+        lottery = maker.lottery
+        xs, ys = (tuple(part.rows for part in parts) for parts in (parts_a, parts_b))
+        return cls(xs, ys, lottery.draw(start, seen), seen, lottery.rows, lottery.seed, maker.widest)
+
+    def merge(self, *others: Sample) -> Sample:
+        lots = (self, *others)
+        alike = {(s.most, s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
+        if len(alike) != 1:
+            raise ValueError(f"these samples were not drawn alike (rows, seed, projection, widths): {sorted(alike)}")
+        index = np.concatenate([s.index for s in lots])
+        if len(np.unique(index)) < len(index):
+            raise ValueError("these samples overlap: some rows are in both; give each part its first_row")
+        order = np.arange(len(index))
+        if self.most is not None and len(index) > self.most:
+            order = np.argpartition(row_hash(index, self.seed), self.most)[: self.most]
+        order = order[np.argsort(index[order])]
+        take = torch.from_numpy(order)
+
+        def kept(side: str) -> tuple[Tensor, ...]:
+            return tuple(torch.cat(rows)[take.to(rows[0].device)] for rows in zip(*(getattr(s, side) for s in lots), strict=True))
+
+        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=sum(s.seen for s in lots))
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
+        a, b = (torch.stack([_spread(rows) for rows in side]) for side in (self.xs, self.ys))
+        return a, b
+
+    def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
+        """Inner products of the whole Gram matrices for every pair of sites."""
+        return from_rows.alignment(self.xs, self.ys, kind)
+
+    @cached_property
+    def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
+        a, b = ([SiteRows(rows, str(i)) for i, rows in enumerate(side)] for side in (self.xs, self.ys))
+        return a, b
+
+    def paired(self, i: int = 0, j: int = 0) -> PairedRows:
+        return PairedRows(self._sites[0][i], self._sites[1][j])
+
+    @cached_property
+    def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
+        a, b = ([from_rows.Coordinates.of(rows) for rows in side] for side in (self.xs, self.ys))
+        return a, b
+
+    def covariances(self, i: int = 0, j: int = 0) -> Covariances:
+        """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
+        x, y = self._coordinates[0][i], self._coordinates[1][j]
+        return Covariances(x.scatter, y.scatter, x.rows.T @ y.rows / self.n)
+
+
+def _spread(rows: Tensor) -> Tensor:
+    rows = rows.detach()
+    mean = rows.mean(0, keepdim=True, dtype=torch.float64)
+    about = (rows - mean.to(rows.dtype)).square().sum(dtype=torch.float64)
+    return about / (about + len(rows) * mean.square().sum())

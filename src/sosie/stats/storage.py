@@ -1,0 +1,92 @@
+"""Statistics to and from a safetensors file: tensors as they are, the rest as JSON beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..results import DamagedFile, write_atomically
+from .grams import Grams, PairSums
+from .moments import Moments, SideSums
+from .sample import Sample
+
+FORMAT = "sosie-statistics"
+VERSION = 1
+_CLASSES = {cls.__name__: cls for cls in (Grams, PairSums, Moments, SideSums, Sample)}
+
+
+def save_statistics(statistics: dict[str, Any], path: str | os.PathLike[str], **about: Any) -> Path:
+    """Write statistics by name, and whatever JSON says about them."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    layout = {name: _encode(statistic, name, tensors) for name, statistic in statistics.items()}
+    text = {"format": FORMAT, "version": str(VERSION), "layout": json.dumps(layout), "about": json.dumps(about)}
+    return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
+
+
+def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The statistics by name, and what was said about them."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as opened:
+            text = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
+    if text.get("format") != FORMAT:
+        raise DamagedFile(f"{path} is a safetensors file, but holds no statistics of sosie's")
+    if not text.get("version", "").isdigit() or int(text["version"]) > VERSION:
+        raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
+    try:
+        layout, about = json.loads(text["layout"]), json.loads(text["about"])
+        return {name: _decode(found, tensors) for name, found in layout.items()}, about
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def is_statistics(path: str | os.PathLike[str]) -> bool:
+    """Whether a safetensors file says that it holds statistics."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return (opened.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError):
+        return False
+
+
+def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+        tensors[key] = value.contiguous()
+        return {"array": key}
+    if isinstance(value, Tensor):
+        tensors[key] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
+        return {"tensor": key}
+    if is_dataclass(value):
+        found = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in fields(value)}
+        return {"class": type(value).__name__, "fields": found}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item, f"{key}.{i}", tensors) for i, item in enumerate(value)]}
+    return {"value": value}
+
+
+def _decode(found: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    if "array" in found:
+        return tensors[found["array"]].numpy()
+    if "tensor" in found:
+        return tensors[found["tensor"]]
+    if "class" in found:
+        return _CLASSES[found["class"]](**{name: _decode(item, tensors) for name, item in found["fields"].items()})
+    if "tuple" in found:
+        return tuple(_decode(item, tensors) for item in found["tuple"])
+    return found["value"]

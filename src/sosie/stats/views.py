@@ -1,0 +1,126 @@
+"""Views: what a measure reads. Statistics supply them; a measure never sees where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..linalg import Spectrum, inverse_root
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Inner products of centred Gram matrices: ⟨Kx, Kx⟩, ⟨Ky, Ky⟩ and ⟨Kx, Ky⟩.
+
+    Shapes broadcast: xx (A, 1), yy (1, B), xy (A, B) for every pair of sites at once, or three scalars.
+    """
+
+    xx: Tensor
+    yy: Tensor
+    xy: Tensor
+
+
+@dataclass(frozen=True)
+class DebiasedAlignment(Alignment):
+    """The same from U-centred Gram matrices: independent rows give 0 on average."""
+
+
+@dataclass(frozen=True)
+class UncentredAlignment(Alignment):
+    """The same from the Gram matrices as they are."""
+
+
+@dataclass
+class Scatter:
+    """One site's covariance with its factorisations, each done once however many pairs ask."""
+
+    matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
+    n: int
+    neurons: Callable[[], Tensor] | None = None  # (r, p): the neurons in these coordinates; None: r are the neurons
+
+    @cached_property
+    def loadings(self) -> Tensor:
+        """(r, p): each neuron's covariance with each coordinate."""
+        return self.matrix if self.neurons is None else self.matrix @ self.neurons()
+
+    @cached_property
+    def trace(self) -> Tensor:
+        return torch.trace(self.matrix)
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        return Spectrum.of(self.matrix)
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """Standard deviations; 1 for a neuron that never varies."""
+        variance = self.matrix.diagonal()
+        positive = variance > 0
+        return torch.where(positive, variance, torch.ones_like(variance)).sqrt()
+
+    @cached_property
+    def correlation(self) -> Tensor:
+        return self.matrix / (self.scale[:, None] * self.scale[None, :])
+
+    @cached_property
+    def inverse_root(self) -> Tensor:
+        """Inverse square root of the correlations: scaled first, so that a quiet neuron counts like a loud one."""
+        return inverse_root(self.correlation)
+
+    @cached_property
+    def rank(self) -> Tensor:
+        """Directions that vary, as a scalar tensor: the trace of the projector R C R."""
+        root = self.inverse_root.detach()
+        return ((root @ self.correlation.detach()) * root).sum().round()
+
+
+@dataclass
+class Covariances:
+    """Covariances of one pair of sites, in coordinates of each site's own (any rotation of the neurons)."""
+
+    x: Scatter
+    y: Scatter
+    xy: Tensor  # (r, s)
+
+    @cached_property
+    def whitened(self) -> Tensor:
+        """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
+        scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
+        return self.x.inverse_root @ scaled @ self.y.inverse_root
+
+
+@dataclass
+class SiteRows:
+    """The rows of one site, with room to keep what a measure derives from them alone."""
+
+    rows: Tensor  # (n, p)
+    label: str = "x"
+    _kept: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def memo(self, key: object, make: Callable[[Tensor], T]) -> T:
+        """`make(rows)`, made once however many pairs ask for it."""
+        if key not in self._kept:
+            self._kept[key] = make(self.rows)
+        return self._kept[key]  # type: ignore[return-value]
+
+
+@dataclass
+class PairedRows:
+    """The rows themselves; row i of x and row i of y belong to the same input."""
+
+    x: SiteRows
+    y: SiteRows
+
+    def __post_init__(self) -> None:
+        if len(self.x.rows) != len(self.y.rows):
+            raise ValueError(f"need paired rows, got {len(self.x.rows)} and {len(self.y.rows)}")
+
+
+View = Alignment | Covariances | PairedRows

@@ -1,0 +1,276 @@
+from collections import namedtuple
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
+
+from sosie.capture import BadBatch, Batches, NoData, recut
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Samples(Dataset):
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i >= self.n:
+            raise IndexError(i)
+        return torch.full((2,), float(i)), i
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.full((2,), float(i)) for i in range(5))
+
+
+def cat(chunks):
+    return torch.cat([chunk.batch for chunk in chunks])
+
+
+# Kinds of data
+
+
+@pytest.mark.parametrize("convert", [torch.as_tensor, np.asarray])
+def test_a_whole_array_is_cut_into_batches(convert):
+    data = Batches(convert(np.arange(600.0).reshape(300, 2)))
+    assert data.total == 300
+    assert [len(batch) for batch in data] == [128, 128, 44]
+    assert all(isinstance(batch, torch.Tensor) for batch in data)
+
+
+def test_a_dict_of_arrays_is_one_data_set():
+    data = Batches(
+        {"input_ids": np.arange(600).reshape(300, 2), "attention_mask": torch.ones(300, 2), "flag": True}
+    )
+    assert data.total == 300
+    batches = list(data)
+    assert [len(batch["input_ids"]) for batch in batches] == [128, 128, 44]
+    assert batches[0]["flag"] is True
+
+
+def test_a_dataset_of_samples_is_batched_in_order():
+    data = Batches(Samples(200))
+    assert data.total == 200
+    batches = list(data)
+    assert [len(x) for x, _ in batches] == [128, 72]
+    torch.testing.assert_close(torch.cat([y for _, y in batches]), torch.arange(200))
+    assert [len(batch) for batch in Batches(Stream())] == [5]
+    assert Batches(Stream()).total is None
+
+
+def test_a_one_shot_iterator_works_once():
+    data = Batches(torch.ones(2, 1) for _ in range(3))
+    assert data.total is None
+    assert len(list(data)) == 3
+    with pytest.raises(NoData, match="one-shot iterator"):
+        list(data)
+
+
+@pytest.mark.parametrize(
+    ("loader", "total"),
+    [
+        (DataLoader(Samples(10), batch_size=4), 10),
+        (DataLoader(Samples(10), batch_size=4, drop_last=True), 8),
+        (DataLoader(Samples(10), batch_size=4, sampler=SubsetRandomSampler([1, 2, 3])), 3),
+        (DataLoader(Samples(10), batch_sampler=[[1, 2], [3]]), None),
+        (DataLoader(Stream(), batch_size=4), None),
+        ([torch.ones(3, 1), torch.ones(2, 1)], 5),
+    ],
+)
+def test_the_total_is_known_where_it_is_cheap(loader, total):
+    data = Batches(loader)
+    assert data.total == total
+    if total is not None:
+        assert sum(chunk.count for chunk in recut(data, block=None)) == total
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        ([], NoData, "no inputs"),
+        (iter([]), NoData, "no inputs"),
+        (torch.empty(0, 3), NoData, "no inputs"),
+        ([torch.empty(0, 3)], NoData, "no inputs"),
+        ([torch.tensor(1.0)], BadBatch, "no dimensions"),
+        (torch.tensor(1.0), BadBatch, "no dimensions"),
+        ([object()], BadBatch, "of type object; data yields tensors"),
+        (["text"], BadBatch, "of type str"),
+        ([3], BadBatch, "of type int"),
+        ([None], BadBatch, "NoneType"),
+        ([(torch.ones(3, 8, 8), 5)], BadBatch, "part 1 of the batch is of type int.*DataLoader"),
+        ([{}], BadBatch, "no tensor in it"),
+        (
+            [(torch.ones(3, 2), torch.ones(2))],
+            BadBatch,
+            "part 0 of the batch has 3 rows, part 1 of the batch has 2",
+        ),
+        (
+            [{"x": torch.ones(3, 2), "attention_mask": torch.ones(2, 2)}],
+            BadBatch,
+            "'x' has 3 rows, 'attention_mask'",
+        ),
+        ((torch.ones(3, 2), torch.ones(3)), BadBatch, "TensorDataset"),
+        (5, TypeError, "iterable and yield batches, got int"),
+        ("cifar10", TypeError, "got str"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_in_words(data, error, says):
+    with pytest.raises(error, match=says):
+        list(Batches(data))
+
+
+# Cutting anew
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SIZES, st.integers(1, 6), st.integers(0, 20), st.one_of(st.none(), st.integers(1, 40)))
+def test_any_batch_sizes_give_the_same_inputs_in_aligned_chunks(sizes, block, skip, max_rows):
+    whole = torch.arange(sum(sizes))
+    if not len(whole):
+        return
+    chunks = list(recut(list(whole.split(sizes)), block=block, skip=skip, max_rows=max_rows))
+    expected = whole[:max_rows][skip:]
+    if not len(expected):
+        assert chunks == []
+        return
+    torch.testing.assert_close(cat(chunks), expected)
+    assert [chunk.start for chunk in chunks] == [int(chunk.batch[0]) for chunk in chunks]
+    assert all(chunk.count == len(chunk.batch) for chunk in chunks)
+    assert all(chunk.count % block == 0 for chunk in chunks[:-1])
+    assert chunks[-1].count >= min(block, len(expected))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(1, 6))
+def test_the_blocks_do_not_depend_on_the_batch_size(sizes, block):
+    """Whatever the chunks, cutting them into blocks (a remainder joins the last) gives the same blocks."""
+    whole = torch.arange(sum(sizes))
+    if not len(whole):
+        return
+
+    def blocks(batches):
+        found = []
+        for chunk in recut(batches, block=block):
+            full = max(chunk.count // block, 1)
+            edges = [block * i for i in range(full)] + [chunk.count]
+            found += [chunk.batch[a:b].tolist() for a, b in pairwise(edges)]
+        return found
+
+    assert blocks(list(whole.split(sizes))) == blocks([whole])
+
+
+def test_chunks_are_about_as_large_as_the_loaders_batches():
+    counts = [chunk.count for chunk in recut(torch.arange(1000.0).split(100), block=32)]
+    assert counts == [96] * 10 + [40]
+    assert [chunk.count for chunk in recut(torch.arange(100.0).split(10), block=32)] == [32, 32, 36]
+
+
+def test_a_remainder_never_stands_alone_and_few_inputs_are_one_chunk():
+    assert [chunk.count for chunk in recut(torch.arange(131.0).split(64), block=64)] == [64, 67]
+    assert [chunk.count for chunk in recut(torch.arange(3.0).split(2), block=64)] == [3]
+
+
+def test_batches_that_fit_are_not_copied():
+    batches = [torch.randn(8, 2) for _ in range(4)]
+    found = list(recut(batches, block=4))
+    assert [chunk.batch.data_ptr() for chunk in found] == [batch.data_ptr() for batch in batches]
+
+
+def test_only_one_batch_is_read_ahead_and_none_past_max_rows():
+    read = []
+
+    def loader():
+        for i in range(10):
+            read.append(i)
+            yield torch.full((8, 1), float(i))
+
+    stream = recut(loader(), block=4, max_rows=20)
+    next(stream)
+    assert read == [0, 1]
+    assert sum(chunk.count for chunk in stream) == 12
+    assert read == [0, 1, 2]
+
+
+def test_without_a_block_batches_pass_as_they_are():
+    batches = [torch.ones(3, 1), torch.ones(0, 1), torch.ones(5, 1)]
+    found = list(recut(batches, block=None))
+    assert [(chunk.start, chunk.count) for chunk in found] == [(0, 3), (3, 5)]
+    assert found[1].batch.data_ptr() == batches[2].data_ptr()
+    assert [(c.start, c.count) for c in recut(batches, block=None, skip=2, max_rows=6)] == [(2, 1), (3, 3)]
+
+
+def test_every_structure_is_cut_and_joined():
+    x = torch.arange(10.0)
+    text = [str(i) for i in range(10)]
+    cuts = [slice(0, 3), slice(3, 4), slice(4, 10)]
+    for batches in (
+        [(x[c], text[c]) for c in cuts],
+        [[x[c], x[c].numpy()] for c in cuts],
+        [Pair(x[c], x[c]) for c in cuts],
+        [{"x": x[c], "text": np.array(text[c]), "flag": True} for c in cuts],
+        [({"x": x[c]}, x[c]) for c in cuts],
+    ):
+        chunks = list(recut(batches, block=4))
+        assert [chunk.count for chunk in chunks] == [4, 6]
+        assert type(chunks[0].batch) is type(batches[0])
+    assert [chunk.batch for chunk in recut([text[c] for c in cuts], block=5)] == [text[:5], text[5:]]
+
+
+def test_dicts_of_different_token_length_are_padded_where_a_mask_says_so():
+    def batch(n, tokens):
+        return {
+            "input_ids": torch.full((n, tokens), 5),
+            "embeds": torch.ones(n, tokens, 3),
+            "pixel_values": torch.ones(n, 7),
+            "attention_mask": torch.ones(n, tokens, dtype=torch.long),
+        }
+
+    (chunk,) = recut([batch(3, 4), batch(2, 6)], block=5)
+    assert chunk.batch["input_ids"].shape == (5, 6)
+    assert chunk.batch["embeds"].shape == (5, 6, 3)
+    assert chunk.batch["pixel_values"].shape == (5, 7)
+    assert chunk.batch["attention_mask"].sum(1).tolist() == [4, 4, 4, 6, 6]
+    assert chunk.batch["input_ids"][0].tolist() == [5, 5, 5, 5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([torch.ones(3, 4), torch.ones(3, 6)], r"different shape, \(4,\) and \(6,\)"),
+        ([{"x": torch.ones(3, 4)}, {"x": torch.ones(3, 6)}], r"\(4,\) and \(6,\).*attention_mask"),
+        ([{"x": torch.ones(3, 4)}, {"y": torch.ones(3, 4)}], "dict of x and dict of y"),
+        ([torch.ones(3, 4), (torch.ones(3, 4),)], "Tensor and tuple of 1"),
+        (
+            [{"attention_mask": torch.ones(2, 4, 4)}, {"attention_mask": torch.ones(2, 6, 6)}],
+            r"attention_mask of shape \(2, 4, 4\) cannot be padded",
+        ),
+    ],
+)
+def test_batches_that_do_not_fit_together_are_refused(batches, says):
+    with pytest.raises(BadBatch, match=says):
+        list(recut(batches, block=5))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"block": 0}, "at least one row"), ({"block": 2, "max_rows": 0}, "max_")]
+)
+def test_senseless_cuts_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        list(recut(torch.ones(3, 1), **options))
+
+
+def test_a_loader_and_a_tensor_give_the_same_chunks():
+    x = torch.randn(50, 3)
+    loader = DataLoader(TensorDataset(x, torch.arange(50)), batch_size=7)
+    from_loader = torch.cat([chunk.batch[0] for chunk in recut(loader, block=4)])
+    torch.testing.assert_close(from_loader, cat(recut(x, block=4)))

@@ -1,0 +1,130 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sosie.capture import as_found
+
+from .stand_ins import ResNet20
+
+
+def random_states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+def state_of(model):
+    return (
+        [module.training for module in model.modules()],
+        [parameter.requires_grad for parameter in model.parameters()],
+        [parameter.data_ptr() for parameter in model.parameters()],
+    )
+
+
+@pytest.fixture
+def half_frozen():
+    model = ResNet20().train()
+    model.layer2.eval()
+    model.conv1.weight.requires_grad_(False)
+    return model
+
+
+def test_inside_models_are_quiet_and_afterwards_as_found(half_frozen):
+    before, grad = state_of(half_frozen), torch.is_grad_enabled()
+    with as_found([half_frozen, half_frozen]):
+        assert not any(module.training for module in half_frozen.modules())
+        assert not torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+    assert state_of(half_frozen) == before
+    assert torch.is_grad_enabled() == grad
+
+
+def test_everything_is_put_back_after_an_exception(half_frozen):
+    before, states = state_of(half_frozen), random_states()
+
+    def disturb():
+        half_frozen.train().requires_grad_(True)
+        torch.rand(1), np.random.rand(), random.random()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), as_found(half_frozen):
+        disturb()
+    assert state_of(half_frozen) == before
+    assert random_states() == states
+
+
+def test_a_compiled_model_is_put_back_too():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train()
+    model[1].eval()
+    wrapped = torch.compile(model, backend="eager")
+    before = state_of(wrapped)
+    with as_found(wrapped):
+        assert not any(module.training for module in model.modules())
+    assert state_of(wrapped) == before
+
+
+def test_even_an_unshuffled_loader_moves_the_random_state_and_here_it_is_put_back():
+    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
+    states = random_states()
+    with as_found(nn.Linear(1, 1)):
+        states = random_states()
+        list(loader)
+        moved = random_states()
+    assert moved != states
+    with as_found([]):
+        states = random_states()
+    with as_found([]):
+        list(loader)
+    assert random_states() == states
+
+
+def test_what_a_forward_caches_can_enter_a_later_backward():
+    class Caches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("angles", None)
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            if self.angles is None:
+                self.angles = torch.arange(4.0) * 2
+            return x * self.weight * self.angles
+
+    model = Caches()
+    with as_found(model):
+        model(torch.ones(2, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    torch.testing.assert_close(model.weight.grad, torch.arange(4.0) * 4)
+
+
+def test_a_device_that_cannot_be_reached_leaves_the_model_as_it_was(half_frozen):
+    before = state_of(half_frozen)
+    with pytest.raises((RuntimeError, AssertionError)), as_found(half_frozen, device="xpu:7"):
+        pass
+    with (
+        pytest.raises(ValueError, match="meta device holds no numbers"),
+        as_found(half_frozen, device="meta"),
+    ):
+        pass
+    with as_found(half_frozen, device="cpu"):
+        pass
+    assert state_of(half_frozen) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_device_is_put_back(half_frozen):
+    before = state_of(half_frozen)
+    half_frozen.conv1.weight.requires_grad_(True)
+    half_frozen.fc.weight.grad = torch.ones_like(half_frozen.fc.weight)
+    torch.cuda.manual_seed_all(3)
+    expected = torch.cuda.get_rng_state_all()
+    with as_found(half_frozen, device="cuda"):
+        assert half_frozen.fc.weight.device.type == "cuda"
+        half_frozen.register_buffer("cached", torch.ones(1, device="cuda"))
+        torch.rand(2, device="cuda")
+    assert state_of(half_frozen)[2] == before[2]
+    assert {tensor.device.type for tensor in half_frozen.state_dict().values()} == {"cpu"}
+    assert half_frozen.fc.weight.grad.device.type == "cpu"
+    assert all(torch.equal(a, b) for a, b in zip(expected, torch.cuda.get_rng_state_all(), strict=True))

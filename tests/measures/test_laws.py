@@ -1,0 +1,249 @@
+"""Every measure keeps the laws it declares, and breaks those it does not; the laws themselves can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import correlated_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sosie.measures import MEASURES, Measure
+from sosie.measures.define import TRANSFORMATIONS
+from sosie.stats import Alignment, Covariances, DebiasedAlignment, Grams, Moments, Sample
+
+measures = pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda m: m.name)
+
+
+def transformed(rows: Tensor, how: str) -> Tensor:
+    random = torch.Generator().manual_seed(5)
+    width = rows.shape[1]
+    square = torch.randn(width, width, generator=random, dtype=rows.dtype)
+    if how == "rotation":
+        return rows @ torch.linalg.qr(square).Q
+    if how == "linear":
+        return rows @ (square + 2 * torch.eye(width, dtype=rows.dtype))
+    if how == "scale":
+        return 3.7 * rows
+    return rows + 2 * torch.randn(width, generator=random, dtype=rows.dtype)
+
+
+def change(measure: Measure, x: Tensor, y: Tensor, how: str) -> float:
+    before = measure.of(x, y)
+    after = torch.stack([measure.of(transformed(x, how), y), measure.of(x, transformed(y, how))])
+    return float((after - before).abs().max())
+
+
+def check_invariance(measure: Measure, x: Tensor, y: Tensor, how: str) -> None:
+    moved = change(measure, x, y, how)
+    if how in measure.invariant:
+        assert moved < 1e-8, f"{measure.name} under {how} moved by {moved}"
+    else:
+        assert moved > 1e-4, f"{measure.name} under {how} did not move, but does not declare that"
+
+
+def check_symmetry(measure: Measure, x: Tensor, y: Tensor) -> None:
+    gap = float((measure.of(x, y) - measure.of(y, x)).abs())
+    assert (gap < 1e-9) == measure.symmetric, f"{measure.name} differs by {gap} when sides are swapped"
+
+
+def check_bounds(measure: Measure, value: float) -> None:
+    low, high = measure.bounds
+    assert low is None or value >= low - 1e-9, f"{measure.name} = {value} is below {low}"
+    assert high is None or value <= high + 1e-9, f"{measure.name} = {value} is above {high}"
+
+
+def check_same(measure: Measure, x: Tensor) -> None:
+    # A distance is the root of a difference that rounding leaves at 1e-16.
+    value = float(measure.of(x, x.clone()))
+    assert abs(value - measure.same) < 1e-6, f"{measure.name} of rows with themselves is {value}"
+
+
+@measures
+def test_rows_with_themselves(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    check_same(measure, pair[0])
+
+
+@measures
+@pytest.mark.parametrize("how", TRANSFORMATIONS)
+def test_invariant_exactly_where_declared(measure: Measure, pair: tuple[Tensor, Tensor], how: str) -> None:
+    check_invariance(measure, *pair, how)
+
+
+@measures
+def test_symmetric_exactly_where_declared(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    check_symmetry(measure, *pair)
+
+
+@measures
+@given(
+    n=st.integers(14, 40), p=st.integers(2, 12), q=st.integers(2, 12), seed=st.integers(0, 99), common=st.floats(0, 1)
+)
+@settings(max_examples=15, deadline=None)
+def test_stays_within_its_bounds(measure: Measure, n: int, p: int, q: int, seed: int, common: float) -> None:
+    x, y = correlated_rows(n, p, q, seed)
+    narrow = min(p, q)
+    y = y.clone()
+    y[:, :narrow] = common * x[:, :narrow] + (1 - common) * y[:, :narrow]
+    check_bounds(measure, float(measure.of(x, y)))
+
+
+@measures
+def test_alike_is_closer_than_unrelated(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    x, _ = pair
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    near, far = measure.of(x, x + 0.1 * noise), measure.of(x, noise)
+    assert (near > far) if measure.closer == "up" else (near < far)
+
+
+@measures
+def test_float32_is_near_float64(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    x, y = pair
+    assert float(measure.of(x.float(), y.float())) == pytest.approx(float(measure.of(x, y)), abs=2e-5)
+
+
+@measures
+def test_gradient_is_finite_and_right(measure: Measure) -> None:
+    x, y = correlated_rows(n=20, p=4, q=3)
+    if not measure.differentiable:
+        pytest.skip("declared as not differentiable")
+    x.requires_grad_(True)
+    y.requires_grad_(True)
+    measure.of(x, y).backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    # Along one direction, against a central difference.
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
+    step = 1e-6
+    with torch.no_grad():
+        slope = (measure.of(x + step * direction, y) - measure.of(x - step * direction, y)) / (2 * step)
+    assert float((x.grad * direction).sum()) == pytest.approx(float(slope), rel=1e-4, abs=1e-7)
+
+
+@measures
+def test_gradient_is_finite_where_both_sides_are_the_same(measure: Measure) -> None:
+    if not measure.differentiable:
+        pytest.skip("declared as not differentiable")
+    x = correlated_rows(n=20, p=4)[0].requires_grad_(True)
+    measure.of(x, x.detach().clone()).backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+
+
+@measures
+def test_split_and_order_do_not_matter(measure: Measure) -> None:
+    x, y = correlated_rows(n=90)
+    whole = float(measure.of(x, y))
+    if issubclass(measure.reads, Alignment | Covariances):
+        parts = [Moments.of(x[a:b], y[a:b]) for a, b in ((60, 90), (0, 37), (37, 38), (38, 60))]
+        merged = parts[0].merge(parts[1]).merge(parts[2].merge(parts[3]))
+        view = merged.alignment(measure.reads) if issubclass(measure.reads, Alignment) else merged.covariances()
+        assert float(measure(view)) == pytest.approx(whole, abs=1e-9)
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    assert float(measure.of(x[order], y[order])) == pytest.approx(whole, abs=1e-9)
+
+
+@pytest.mark.parametrize("measure", [m for m in MEASURES.values() if issubclass(m.reads, Alignment)], ids=lambda m: m.name)
+def test_one_block_of_grams_is_exact(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    grams = Grams.of(*pair, block=64)
+    assert float(measure(grams.alignment(measure.reads))) == pytest.approx(float(measure.of(*pair)), abs=1e-12)
+
+
+@measures
+@pytest.mark.parametrize("disturb", ["shift by 100", "scale by 1e-6", "scale by 1e6", "float16"])
+def test_hard_numbers_give_the_same_answer(measure: Measure, disturb: str) -> None:
+    x, y = (side.float() for side in correlated_rows(n=80))
+    truth = float(measure.of(x.double(), y.double()))
+    if disturb == "shift by 100":
+        if "shift" not in measure.invariant:
+            pytest.skip("a shift changes it, as declared")
+        x = x + 100
+    elif disturb == "float16":
+        x, y = x.half().float(), y.half().float()
+    else:
+        x = x * float(disturb.rpartition(" ")[2])
+    assert float(measure.of(x, y)) == pytest.approx(truth, abs=2e-3 if disturb == "float16" else 1e-4)
+
+
+@measures
+def test_facts_are_complete(measure: Measure) -> None:
+    facts = measure.facts()
+    assert facts["summary"].strip()
+    assert facts["paper"]
+    assert facts["cost"]
+    assert measure.function.__name__ == measure.name
+    if measure.name.endswith(("_distance", "_angle")):
+        assert measure.closer == "down"
+
+
+# Chance levels
+
+
+def independent(n: int, p: int, seed: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(n, p, generator=random, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("n", "p", "expected"), [(100, 10, 0.0909), (100, 1000, 0.9091), (50, 5000, 0.9901)])
+def test_biased_cka_of_independent_rows(n: int, p: int, expected: float) -> None:
+    values = [float(MEASURES["linear_cka"].of(*independent(n, p, seed))) for seed in range(5)]
+    assert sum(values) / 5 == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize(("n", "p"), [(100, 10), (100, 1000), (50, 5000)])
+def test_debiased_cka_of_independent_rows_is_zero_with_the_stated_spread(n: int, p: int) -> None:
+    values = torch.tensor([float(MEASURES["debiased_cka"].of(*independent(n, p, seed))) for seed in range(40)])
+    spread = (2 / (n * (n - 3))) ** 0.5
+    assert abs(float(values.mean())) < 4 * spread / 40**0.5
+    assert 0.6 * spread < float(values.std()) < 1.5 * spread
+    assert (values < 0).any(), "values were cut off at 0"
+
+
+def test_mutual_knn_of_independent_rows() -> None:
+    values = [float(MEASURES["mutual_knn"].of(*independent(200, 20, seed))) for seed in range(5)]
+    assert sum(values) / 5 == pytest.approx(10 / 199, abs=0.02)
+
+
+def test_scale_of_features_is_no_part_of_similarity() -> None:
+    """An epsilon in the denominator gives 0.035 or 0.25 here."""
+    x, _ = correlated_rows()
+    for scale in (1e-4, 1e-2):
+        assert float(MEASURES["linear_cka"].of(scale * x, scale * x)) == pytest.approx(1, abs=1e-12)
+        assert float(MEASURES["debiased_cka"].of((scale * x).float(), (scale * x).float())) == pytest.approx(1, abs=1e-6)
+
+
+# The laws can fail
+
+
+def test_invariance_can_fail(pair: tuple[Tensor, Tensor]) -> None:
+    liar = replace(MEASURES["linear_cka"], invariant=frozenset({"linear"}))
+    with pytest.raises(AssertionError, match="linear_cka under linear"):
+        check_invariance(liar, *pair, "linear")
+    modest = replace(MEASURES["linear_cka"], invariant=frozenset())
+    with pytest.raises(AssertionError, match="did not move"):
+        check_invariance(modest, *pair, "rotation")
+
+
+def test_symmetry_can_fail(pair: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(AssertionError, match="sides are swapped"):
+        check_symmetry(replace(MEASURES["pwcca"], symmetric=True), *pair)
+    with pytest.raises(AssertionError, match="sides are swapped"):
+        check_symmetry(replace(MEASURES["linear_cka"], symmetric=False), *pair)
+
+
+def test_bounds_and_same_can_fail(pair: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(AssertionError, match="is above"):
+        check_bounds(replace(MEASURES["linear_cka"], bounds=(0, 0.1)), 0.5)
+    with pytest.raises(AssertionError, match="with themselves"):
+        check_same(replace(MEASURES["linear_cka"], same=0.0), pair[0])
+
+
+def test_sample_and_moments_agree(pair: tuple[Tensor, Tensor]) -> None:
+    for name in ("linear_cka", "debiased_cka", "kernel_alignment"):
+        measure = MEASURES[name]
+        by_rows, by_sums = Sample.of(*pair).alignment(measure.reads), Moments.of(*pair).alignment(measure.reads)
+        assert float(measure(by_rows)) == pytest.approx(float(measure(by_sums)), abs=1e-12)
+    assert DebiasedAlignment is MEASURES["debiased_cka"].reads

@@ -1,0 +1,209 @@
+"""Values from outside: published demo data, scikit-learn, SciPy, and identities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.spatial
+import scipy.stats
+import torch
+from conftest import correlated_rows
+from sklearn.cross_decomposition import CCA
+from sklearn.linear_model import LinearRegression
+from sklearn.neighbors import NearestNeighbors
+
+import sosie
+
+
+@pytest.fixture
+def demo() -> tuple[np.ndarray, np.ndarray]:
+    """The data of the demo notebook of Kornblith et al. 2019."""
+    state = np.random.RandomState(1337)
+    x = state.randn(100, 10)
+    return x, state.randn(100, 10) + x
+
+
+# The first five: printed by, or computed with, the code of that notebook; the last two: closed forms in NumPy.
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("linear_cka", 0.5576132566),
+        ("rbf_cka", 0.6548311823),
+        ("debiased_cka", 0.5134564895),
+        ("cca_r2", 0.5453963322),
+        ("normalized_bures", 0.73625531),
+        ("procrustes_angle", 0.7432764761),
+    ],
+)
+def test_demo_of_kornblith(demo: tuple[np.ndarray, np.ndarray], name: str, value: float) -> None:
+    assert sosie.measure(name, *demo) == pytest.approx(value, abs=1e-8)
+
+
+def numpy_pair() -> tuple[np.ndarray, np.ndarray]:
+    x, y = correlated_rows(n=80, p=6, q=4)
+    return x.numpy(), y.numpy()
+
+
+def test_canonical_correlations_against_scikit_learn() -> None:
+    x, y = numpy_pair()
+    u, v = CCA(n_components=4, scale=False, max_iter=5000, tol=1e-12).fit_transform(x, y)
+    correlations = [abs(np.corrcoef(u[:, i], v[:, i])[0, 1]) for i in range(4)]
+    assert sosie.measure("mean_cca", x, y) == pytest.approx(np.mean(correlations), abs=1e-5)
+    assert sosie.measure("cca_r2", x, y) == pytest.approx(np.mean(np.square(correlations)), abs=1e-5)
+
+
+def test_canonical_correlations_against_subspace_angles() -> None:
+    x, y = numpy_pair()
+    cosines = np.cos(scipy.linalg.subspace_angles(x - x.mean(0), y - y.mean(0)))
+    assert sosie.measure("mean_cca", x, y) == pytest.approx(cosines.mean(), abs=1e-10)
+
+
+def test_svcca_is_cca_of_principal_components() -> None:
+    x, y = numpy_pair()
+
+    def leading(rows: np.ndarray, share: float) -> np.ndarray:
+        u, s, _ = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+        count = int(np.searchsorted(np.cumsum(s**2) / np.sum(s**2), share) + 1)
+        return u[:, :count]
+
+    u, v = leading(x, 0.9), leading(y, 0.9)
+    assert u.shape[1] < 6
+    assert sosie.measure("svcca", x, y, keep=0.9) == pytest.approx(
+        np.linalg.svd(u.T @ v, compute_uv=False).mean(), abs=1e-10
+    )
+
+
+def test_pwcca_by_its_formula() -> None:
+    x, y = numpy_pair()
+    x, y = x - x.mean(0), y - y.mean(0)
+    qx, qy = (np.linalg.qr(side)[0] for side in (x, y))
+    u, correlations, _ = np.linalg.svd(qx.T @ qy, full_matrices=False)
+    weights = np.abs((qx @ u).T @ x).sum(1)
+    assert sosie.measure("pwcca", x, y) == pytest.approx(weights @ correlations / weights.sum(), abs=1e-10)
+
+
+def test_pwcca_with_the_narrow_side_first() -> None:
+    """A peer raises IndexError here."""
+    x, y = numpy_pair()
+    assert 0 < sosie.measure("pwcca", y, x) < 1
+
+
+def test_procrustes_against_scipy() -> None:
+    x, y = correlated_rows(n=80, p=5, q=5)
+    x, y = (side - side.mean(0) for side in (x.numpy(), y.numpy()))
+    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
+    rotation, scale = scipy.linalg.orthogonal_procrustes(x, y)
+    assert sosie.measure("procrustes_distance", x, y) == pytest.approx(np.linalg.norm(x @ rotation - y), abs=1e-10)
+    assert sosie.measure("normalized_bures", x, y) == pytest.approx(scale, abs=1e-10)
+
+
+def test_bures_is_the_fidelity_of_the_gram_matrices() -> None:
+    x, y = numpy_pair()
+    k, l = ((side - side.mean(0)) @ (side - side.mean(0)).T for side in (x, y))
+
+    def root(gram: np.ndarray) -> np.ndarray:
+        values, vectors = np.linalg.eigh(gram)
+        return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+
+    fidelity = np.linalg.svd(root(k) @ root(l), compute_uv=False).sum()
+    expected = fidelity / np.sqrt(np.trace(k) * np.trace(l))
+    assert sosie.measure("normalized_bures", x, y) == pytest.approx(expected, abs=1e-6)
+
+
+def test_regression_against_scikit_learn() -> None:
+    x, y = numpy_pair()
+    model = LinearRegression().fit(x, y)
+    explained = 1 - ((y - model.predict(x)) ** 2).sum() / ((y - y.mean(0)) ** 2).sum()
+    assert sosie.measure("regression_r2", x, y) == pytest.approx(explained, abs=1e-10)
+
+
+def test_rsa_against_scipy() -> None:
+    x, y = numpy_pair()
+    distances = [scipy.spatial.distance.pdist(side, "correlation") for side in (x, y)]
+    assert sosie.measure("rsa", x, y) == pytest.approx(scipy.stats.spearmanr(*distances).statistic, abs=1e-10)
+    distances = [scipy.spatial.distance.pdist(side, "euclidean") for side in (x, y)]
+    assert sosie.measure("rsa", x, y, dissimilarity="euclidean", compare="pearson") == pytest.approx(
+        scipy.stats.pearsonr(*distances).statistic, abs=1e-10
+    )
+
+
+def test_rsa_with_ties_against_scipy() -> None:
+    state = np.random.RandomState(0)
+    x, y = state.randint(0, 3, (30, 4)).astype(float), state.randint(0, 3, (30, 3)).astype(float)
+    distances = [scipy.spatial.distance.pdist(side, "euclidean") for side in (x, y)]
+    assert sosie.measure("rsa", x, y, dissimilarity="euclidean") == pytest.approx(
+        scipy.stats.spearmanr(*distances).statistic, abs=1e-10
+    )
+
+
+def test_mutual_knn_against_scikit_learn() -> None:
+    x, y = numpy_pair()
+    near = [NearestNeighbors(n_neighbors=6, metric="cosine").fit(s).kneighbors(s, return_distance=False) for s in (x, y)]
+    near = [[set(row) - {i} for i, row in enumerate(side)] for side in near]
+    shared = np.mean([len(a & b) / 5 for a, b in zip(*near, strict=True)])
+    assert sosie.measure("mutual_knn", x, y, k=5) == pytest.approx(shared, abs=1e-12)
+
+
+# Identities
+
+
+def test_linear_cka_is_the_cosine_of_centred_squared_distances() -> None:
+    x, y = numpy_pair()
+    centre = np.eye(80) - 1 / 80
+
+    def whitened(side: np.ndarray) -> np.ndarray:
+        return centre @ scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(side, "sqeuclidean")) @ centre
+
+    k, l = whitened(x), whitened(y)
+    assert sosie.measure("linear_cka", x, y) == pytest.approx(
+        (k * l).sum() / (np.linalg.norm(k) * np.linalg.norm(l)), abs=1e-12
+    )
+
+
+def test_procrustes_distance_squared_is_norms_less_twice_the_nuclear_norm() -> None:
+    x, y = numpy_pair()
+    a, b = (side - side.mean(0) for side in (x, y))
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    nuclear = np.linalg.svd(a.T @ b, compute_uv=False).sum()
+    assert sosie.measure("procrustes_distance", x, y) ** 2 == pytest.approx(2 - 2 * nuclear, abs=1e-12)
+
+
+def test_what_a_rotation_and_a_linear_map_do() -> None:
+    x, _ = correlated_rows(n=80, p=6)
+    random = torch.Generator().manual_seed(2)
+    square = torch.randn(6, 6, generator=random, dtype=x.dtype)
+    moved = 3 * x @ torch.linalg.qr(square).Q + 5
+    assert sosie.measure("procrustes_distance", x, moved) == pytest.approx(0, abs=1e-7)
+    assert sosie.measure("linear_cka", x, moved) == pytest.approx(1, abs=1e-12)
+    skewed = x @ square + 5
+    assert sosie.measure("mean_cca", x, skewed) == pytest.approx(1, abs=1e-9)
+    assert sosie.measure("linear_cka", x, skewed) < 0.99
+
+
+def test_bures_of_squared_kernels_bounds_cka() -> None:
+    x, y = numpy_pair()
+    # Rows of the centred Gram matrix are features whose linear kernel is the squared kernel.
+    k, l = ((s - s.mean(0)) @ (s - s.mean(0)).T for s in (x, y))
+    assert sosie.measure("linear_cka", x, y) <= sosie.measure("normalized_bures", k, l) + 1e-12
+
+
+def test_angle_of_orthonormal_columns_is_the_mean_canonical_correlation() -> None:
+    x, y = correlated_rows(n=80, p=5, q=5)
+    x, y = (torch.linalg.qr(side - side.mean(0)).Q for side in (x, y))
+    angle = sosie.measure("procrustes_angle", x, y)
+    assert angle == pytest.approx(np.arccos(sosie.measure("mean_cca", x, y)), abs=1e-10)
+
+
+def test_more_neurons_than_rows_saturate_canonical_correlations() -> None:
+    random = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(20, 30, generator=random, dtype=torch.float64) for _ in range(2))
+    assert sosie.measure("mean_cca", x, y) == pytest.approx(1, abs=1e-9)
+    assert sosie.measure("regression_r2", x, y) == pytest.approx(1, abs=1e-9)
+
+
+def test_a_dead_and_a_repeated_neuron_do_not_disturb_canonical_correlations() -> None:
+    x, y = correlated_rows(n=80, p=6, q=4)
+    clean = sosie.measure("mean_cca", x, y)
+    worse = torch.cat([x, torch.zeros(80, 1), x[:, :1], 1e-7 * x[:, 1:2]], dim=1)
+    assert sosie.measure("mean_cca", worse, y) == pytest.approx(clean, abs=1e-8)

@@ -1,0 +1,104 @@
+"""Models of other libraries, through stand-ins: the libraries themselves are optional."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from safetensors.torch import save_file
+from torch import nn
+
+from sosie.models import Normalise, open_model
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
+    for part in [name.rpartition(".")[0], name]:
+        if part:
+            monkeypatch.setitem(sys.modules, part, ModuleType(part))
+    for key, value in content.items():
+        setattr(sys.modules[name], key, value)
+
+
+@pytest.mark.parametrize(("spec", "name"), [("torchvision:resnet18", "torchvision"), ("timm:vit", "timm")])
+def test_a_missing_library_comes_with_its_pip_line(
+    monkeypatch: pytest.MonkeyPatch, spec: str, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=f"{spec} needs {name}, .*: pip install {name}"):
+        open_model(spec)
+
+
+def test_torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
+    default = SimpleNamespace(transforms=lambda: SimpleNamespace(mean=[0.5], std=[0.25]))
+
+    def get_model(name: str, weights: object, **options: object) -> nn.Module:
+        calls.append((name, weights, options))
+        if name != "resnet18":
+            raise ValueError(f"Unknown model {name}")
+        return nn.Linear(2, 2)
+
+    enum = SimpleNamespace(DEFAULT=default)
+    stand_in(monkeypatch, "torchvision.models", get_model=get_model, get_model_weights=lambda name: enum)
+    random = open_model("torchvision:resnet18(num_classes=7)")
+    assert (random.name, random.prepare) == ("torchvision-resnet18(num_classes=7)-seed0", None)
+    assert calls == [("resnet18", None, {"num_classes": 7})]
+    own = open_model("torchvision:resnet18@DEFAULT")
+    assert own.prepare == Normalise((0.5,), (0.25,))
+    assert calls[-1] == ("resnet18", default, {})
+    save_file(nn.Linear(2, 2).state_dict(), tmp_path / "w.safetensors")
+    filled = open_model(f"torchvision:resnet18(normalise='imagenet')@{tmp_path / 'w.safetensors'}")
+    assert (filled.name, calls[-1][1]) == ("resnet18@w", None)
+    assert filled.prepare is not None
+    with pytest.raises(ValueError, match="torchvision:resnet81: Unknown model"):
+        open_model("torchvision:resnet81")
+
+
+def test_a_library_that_does_not_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    with pytest.raises(ImportError, match=r"does not import beside this torch .*nms"):
+        open_model("torchvision:resnet18")
+
+
+def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(name: str, pretrained: bool) -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.pretrained_cfg = {"mean": (0.5,), "std": (0.25,)}
+        return model
+
+    stand_in(monkeypatch, "timm", create_model=create_model)
+    assert open_model("timm:vit_base_patch16_224.augreg_in1k").prepare is None
+    assert open_model("timm:vit@DEFAULT").prepare == Normalise((0.5,), (0.25,))
+
+
+def test_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = {}
+
+    def from_pretrained(folder: str, **options: object) -> nn.Module:
+        seen.update(options, folder=folder)
+        return nn.Linear(2, 2)
+
+    stand_in(monkeypatch, "transformers", AutoModel=SimpleNamespace(from_pretrained=from_pretrained))
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        open_model(f"hf:{folder}")
+    with pytest.raises(FileNotFoundError, match="no file"):
+        open_model(f"hf:{tmp_path / 'nowhere'}")
+    (folder / "config.json").write_text("{}")
+    opened = open_model(f"hf:{folder}")
+    assert (opened.name, opened.prepare) == ("bert", None)
+    assert seen == {
+        "folder": str(folder),
+        "local_files_only": True,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5], "image_std": [0.5]}))
+    assert open_model(f"hf:{folder}").prepare == Normalise((0.5,), (0.5,))

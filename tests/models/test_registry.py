@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from sosie.models import build_model, list_models
+from sosie.models.cifar_resnet import CifarResNet
+from sosie.models.registry import architecture
+from sosie.models.resnet import ResNet
+
+
+def test_names_are_listed_in_natural_order() -> None:
+    names = list_models()
+    assert names.index("resnet20") < names.index("resnet110")
+    assert {"tiny10", "resnet20", "resnet50", "inception_v1", "alexnet", "vgg11", "vit", "small_cnn"} <= set(
+        names
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_the_imagenet_family_wins_where_both_know_the_depth(name: str) -> None:
+    assert isinstance(build_model(name), ResNet)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet20", "resnet-26", "resnet_44"])
+def test_any_other_depth_is_the_cifar_family(name: str) -> None:
+    assert isinstance(build_model(name), CifarResNet)
+
+
+def test_the_cifar_network_of_depth_50_by_option() -> None:
+    assert len(build_model("cifar_resnet", {"depth": 50}).layer1) == 8
+
+
+def test_hyphens_and_capitals() -> None:
+    assert type(build_model("Inception-V1")).__name__ == "InceptionV1"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet21", {}, "6n \\+ 2, not 21; nearest: 20 and 26"),
+        ("tinny10", {}, "did you mean tiny10"),
+        ("zzzz", {}, "alexnet, cifar_resnet"),
+        ("tiny10", {"widht": 2}, "no option widht; it takes classes, channels, width"),
+        ("resnet20", {"shortcut": "C"}, "shortcut 'C'"),
+        ("resnet20", {"width": 0}, "leaves no channels"),
+        ("resnet20", {"classes": "ten"}, "cannot build resnet20.*classes='ten'"),
+        ("resnet18", {"stem": "small"}, "stem 'small'"),
+        ("vit", {"width": 100, "heads": 3}, "100 cannot be split into 3"),
+        ("vit", {"size": 30}, "30 cannot be cut"),
+    ],
+)
+def test_errors_say_what_to_do(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(name, options)
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="two architectures"):
+
+        @architecture(lambda state: {})
+        def tiny10() -> None: ...

@@ -1,0 +1,80 @@
+"""A chromium to look at pages with, and a record of everything it complained about."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sosie.report import write_report
+from sosie.results import Comparison, Comparisons
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@dataclass
+class Seen:
+    """An open page with what happened on it."""
+
+    page: Any
+    path: Path
+    complaints: list[str] = field(default_factory=list)  # console messages, errors, dialogs
+    requests: list[str] = field(default_factory=list)
+
+    def centre(self, i: int, j: int, which: int = 0) -> tuple[float, float]:
+        """Where a reader of the axis labels would look for the cell of row i and column j."""
+        drawing = self.page.locator("svg.heatmap").nth(which)
+        drawing.scroll_into_view_if_needed()
+        row = drawing.locator(f"line[data-row='{i}']").bounding_box()
+        column = drawing.locator(f"line[data-column='{j}']").bounding_box()
+        return column["x"] + column["width"] / 2, row["y"] + row["height"] / 2
+
+    def hover(self, i: int, j: int, which: int = 0) -> str:
+        self.page.mouse.move(*self.centre(i, j, which))
+        return str(self.page.locator(".tip").inner_text())
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if binary is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=binary, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def look(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Seen]]:
+    """`look(result, width=360)` writes the page and opens it from the disk."""
+    contexts = []
+
+    def opened(result: Comparison | Comparisons, width: int = 1360, **options: Any) -> Seen:
+        path = write_report(result, tmp_path / f"page-{len(contexts)}.html")
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        seen = Seen(context.new_page(), path)
+        seen.page.on("console", lambda message: seen.complaints.append(message.text))
+        seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+        seen.page.on("dialog", lambda dialog: (seen.complaints.append("dialog"), dialog.dismiss()))
+        seen.page.on("request", lambda request: seen.requests.append(request.url))
+        seen.page.goto(path.as_uri())
+        return seen
+
+    yield opened
+    for context in contexts:
+        context.close()
