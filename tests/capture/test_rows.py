@@ -176,7 +176,9 @@ def test_half_precision_is_widened_and_double_stays(maps, rule):
     assert to_rows(maps.double(), rule, site=MAP, inputs=2).dtype == torch.float64
 
 
-def test_a_mean_in_half_precision_does_not_overflow():
+def test_a_mean_in_half_precision_is_neither_rounded_nor_overflows():
+    even = torch.tensor([2048.0, 2050.0], dtype=torch.float16).reshape(1, 2, 1)
+    assert to_rows(even, "mean", site=TOKENS, inputs=1).item() == 2049.0  # float16 has no odd numbers here
     large = torch.full((1, 1, 64, 64), 60000.0, dtype=torch.float16)
     site = Site("conv", "conv", 1, (1, 64, 64), channels_last=False)
     assert to_rows(large, "mean", site=site, inputs=1).item() == 60000.0

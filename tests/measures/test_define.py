@@ -13,7 +13,9 @@ from sosie.stats import Alignment, Moments
 
 
 def test_a_measure_is_a_function_of_a_view(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    assert float(linear_cka(Moments.of(*pair).alignment())) == pytest.approx(sosie.measure("linear_cka", *pair))
+    assert float(linear_cka(Moments.of(*pair).alignment())) == pytest.approx(
+        sosie.measure("linear_cka", *pair)
+    )
 
 
 def test_options_make_a_new_measure_whose_name_says_so() -> None:
@@ -39,14 +41,30 @@ def test_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match="already defined"):
 
         @define(
-            reads=Alignment, bounds=(0, 1), same=1, closer="up", invariant=set(), symmetric=True, paper="x", cost="1"
+            reads=Alignment,
+            bounds=(0, 1),
+            same=1,
+            closer="up",
+            invariant=set(),
+            symmetric=True,
+            paper="x",
+            cost="1",
         )
         def linear_cka(a: Alignment) -> torch.Tensor:
             """A second one."""
             return a.xy
 
     with pytest.raises(ValueError, match="no transformation is called"):
-        define(reads=Alignment, bounds=(0, 1), same=1, closer="up", invariant={"twist"}, symmetric=True, paper="x", cost="1")
+        define(
+            reads=Alignment,
+            bounds=(0, 1),
+            same=1,
+            closer="up",
+            invariant={"twist"},
+            symmetric=True,
+            paper="x",
+            cost="1",
+        )
 
 
 def test_only_rounding_is_set_to_the_bound() -> None:
@@ -93,6 +111,9 @@ def test_too_few_rows_for_a_measure() -> None:
 
 def test_numpy_torch_and_lists_give_one_float(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = pair
-    values = [sosie.measure("linear_cka", *both) for both in ((x, y), (x.numpy(), y.numpy()), (x.tolist(), y.tolist()))]
+    values = [
+        sosie.measure("linear_cka", *both)
+        for both in ((x, y), (x.numpy(), y.numpy()), (x.tolist(), y.tolist()))
+    ]
     assert len(set(values)) == 1
     assert type(values[0]) is float

@@ -80,7 +80,11 @@ def test_symmetric_exactly_where_declared(measure: Measure, pair: tuple[Tensor, 
 
 @measures
 @given(
-    n=st.integers(14, 40), p=st.integers(2, 12), q=st.integers(2, 12), seed=st.integers(0, 99), common=st.floats(0, 1)
+    n=st.integers(14, 40),
+    p=st.integers(2, 12),
+    q=st.integers(2, 12),
+    seed=st.integers(0, 99),
+    common=st.floats(0, 1),
 )
 @settings(max_examples=15, deadline=None)
 def test_stays_within_its_bounds(measure: Measure, n: int, p: int, q: int, seed: int, common: float) -> None:
@@ -140,16 +144,22 @@ def test_split_and_order_do_not_matter(measure: Measure) -> None:
     if issubclass(measure.reads, Alignment | Covariances):
         parts = [Moments.of(x[a:b], y[a:b]) for a, b in ((60, 90), (0, 37), (37, 38), (38, 60))]
         merged = parts[0].merge(parts[1]).merge(parts[2].merge(parts[3]))
-        view = merged.alignment(measure.reads) if issubclass(measure.reads, Alignment) else merged.covariances()
+        view = (
+            merged.alignment(measure.reads) if issubclass(measure.reads, Alignment) else merged.covariances()
+        )
         assert float(measure(view)) == pytest.approx(whole, abs=1e-9)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
     assert float(measure.of(x[order], y[order])) == pytest.approx(whole, abs=1e-9)
 
 
-@pytest.mark.parametrize("measure", [m for m in MEASURES.values() if issubclass(m.reads, Alignment)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "measure", [m for m in MEASURES.values() if issubclass(m.reads, Alignment)], ids=lambda m: m.name
+)
 def test_one_block_of_grams_is_exact(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
     grams = Grams.of(*pair, block=64)
-    assert float(measure(grams.alignment(measure.reads))) == pytest.approx(float(measure.of(*pair)), abs=1e-12)
+    assert float(measure(grams.alignment(measure.reads))) == pytest.approx(
+        float(measure.of(*pair)), abs=1e-12
+    )
 
 
 @measures
@@ -195,7 +205,9 @@ def test_biased_cka_of_independent_rows(n: int, p: int, expected: float) -> None
 
 @pytest.mark.parametrize(("n", "p"), [(100, 10), (100, 1000), (50, 5000)])
 def test_debiased_cka_of_independent_rows_is_zero_with_the_stated_spread(n: int, p: int) -> None:
-    values = torch.tensor([float(MEASURES["debiased_cka"].of(*independent(n, p, seed))) for seed in range(40)])
+    values = torch.tensor(
+        [float(MEASURES["debiased_cka"].of(*independent(n, p, seed))) for seed in range(40)]
+    )
     spread = (2 / (n * (n - 3))) ** 0.5
     assert abs(float(values.mean())) < 4 * spread / 40**0.5
     assert 0.6 * spread < float(values.std()) < 1.5 * spread
@@ -212,7 +224,9 @@ def test_scale_of_features_is_no_part_of_similarity() -> None:
     x, _ = correlated_rows()
     for scale in (1e-4, 1e-2):
         assert float(MEASURES["linear_cka"].of(scale * x, scale * x)) == pytest.approx(1, abs=1e-12)
-        assert float(MEASURES["debiased_cka"].of((scale * x).float(), (scale * x).float())) == pytest.approx(1, abs=1e-6)
+        assert float(MEASURES["debiased_cka"].of((scale * x).float(), (scale * x).float())) == pytest.approx(
+            1, abs=1e-6
+        )
 
 
 # The laws can fail
@@ -244,6 +258,9 @@ def test_bounds_and_same_can_fail(pair: tuple[Tensor, Tensor]) -> None:
 def test_sample_and_moments_agree(pair: tuple[Tensor, Tensor]) -> None:
     for name in ("linear_cka", "debiased_cka", "kernel_alignment"):
         measure = MEASURES[name]
-        by_rows, by_sums = Sample.of(*pair).alignment(measure.reads), Moments.of(*pair).alignment(measure.reads)
+        by_rows, by_sums = (
+            Sample.of(*pair).alignment(measure.reads),
+            Moments.of(*pair).alignment(measure.reads),
+        )
         assert float(measure(by_rows)) == pytest.approx(float(measure(by_sums)), abs=1e-12)
     assert DebiasedAlignment is MEASURES["debiased_cka"].reads

@@ -76,7 +76,7 @@ def test_a_file_comes_back(tmp_path: Path, name: str) -> None:
         ("alexnet", {"hidden": 16, "classes": 4}),
         ("vit", {"depth": 2, "width": 64, "patch": 8, "size": 48, "hidden": 100}),
         ("inception_v1", {"stem": "cifar", "classes": 3}),
-        ("small_cnn", {"width": 4, "channels": 3}),
+        ("small_cnn", {"width": 4, "channels": 3, "size": 32}),
     ],
 )
 def test_the_architecture_adapts_to_the_file(tmp_path: Path, name: str, options: dict[str, object]) -> None:

@@ -47,6 +47,7 @@ def test_hyphens_and_capitals() -> None:
         ("resnet18", {"stem": "small"}, "stem 'small'"),
         ("vit", {"width": 100, "heads": 3}, "100 cannot be split into 3"),
         ("vit", {"size": 30}, "30 cannot be cut"),
+        ("small_cnn", {"size": 7}, "side 7 are pooled away"),
     ],
 )
 def test_errors_say_what_to_do(name: str, options: dict[str, object], message: str) -> None:

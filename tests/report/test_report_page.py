@@ -115,13 +115,13 @@ def test_several_models_share_names_and_say_what_was_left_out(monkeypatch):
     assert len(found["pairs"]) == 6
     assert len(found["sides"]) == 4
     assert len(found["records"]) == 1
-    assert not found["brief"]
+    assert found["pairs"][0]["measures"][0]["dropped"] == []
     assert np.array(found["models"][0]["value"]).reshape(4, 4)[1, 2] == pytest.approx(
         found["models"][0]["value"][9]
     )
     monkeypatch.setattr(sosie.report.contents, "MOST_NUMBERS", 10)
     brief = contents(several(4, 6))
-    assert brief["brief"]
+    assert brief["pairs"][0]["measures"][0]["dropped"] == ["low", "high"]
     assert "low" not in brief["pairs"][0]["measures"][0]
 
 

@@ -31,6 +31,7 @@ def test_visible(given, shown):
 def test_shortening_keeps_the_number_that_tells_layers_apart():
     name = "encoder.layers.encoder_layer_11.self_attention"
     assert shorten(name, 24) == "encode…11.self_attention"
+    assert shorten(name, 14) == "enc…11…tention"
     assert shorten(name, 46) == name
     for most in range(4, 46):
         assert len(shorten(name, most)) == most

@@ -163,6 +163,8 @@ def _total(data: Any) -> int | None:
             return len(data)
         if isinstance(data, (list, tuple)):
             return sum(count_inputs(with_tensors(batch)) for batch in data)
+        if isinstance(getattr(data, "total", None), int):
+            return int(data.total)  # batches that know how many inputs they hold
     except (TypeError, NotImplementedError):
         pass  # a sampler or data set without a length
     return None

@@ -27,7 +27,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out.
     """
     if callable(rule):
-        return _by_function(activation, rule, site, inputs)
+        return _by_function(activation, rule, site=site, inputs=inputs)
     check_rule(rule)
     if activation.ndim == 0 or len(activation) != inputs:
         raise ValueError(
@@ -47,7 +47,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         return _wide_enough(activation.flatten(1))
     keep = None if mask is None else _token_mask(mask, rule, activation, site=site)
     if rule in ("cls", "last"):
-        return _one_token(activation, rule, site, keep)
+        return _one_token(activation, rule, keep, site=site)
     if rule == "mean":
         return _mean(activation, site, keep)
     return _positions(activation, site, keep)
@@ -86,7 +86,7 @@ def check_finite(rows: Tensor, site: Site) -> None:
     )
 
 
-def _by_function(activation: Tensor, rule: Callable[[Tensor], Tensor], site: Site, inputs: int) -> Tensor:
+def _by_function(activation: Tensor, rule: Callable[[Tensor], Tensor], *, site: Site, inputs: int) -> Tensor:
     rows = rule(activation)
     if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != inputs:
         got = _shape(rows) if isinstance(rows, Tensor) else type(rows).__name__
@@ -134,7 +134,7 @@ def _positions(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
     return _wide_enough(rows)
 
 
-def _one_token(activation: Tensor, rule: str, site: Site, keep: Tensor | None) -> Tensor:
+def _one_token(activation: Tensor, rule: str, keep: Tensor | None, *, site: Site) -> Tensor:
     if activation.ndim != 3 or not site.channels_last:
         raise ValueError(
             f"rule {rule!r} needs tokens, but site {site.label!r} is a feature map of shape "

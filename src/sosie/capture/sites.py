@@ -130,7 +130,7 @@ def find_name(names: Names, text: str) -> tuple[str, int | None] | None:
 
 
 def split_call(text: str) -> tuple[str, int | None]:
-    """ "mix@2" is ("mix", 2); without a number the call is None."""
+    """Name and call: "mix@2" gives ("mix", 2); without a number the call is None."""
     name, _, call = text.rpartition("@")
     if call.isdecimal() and "@" in text:
         if int(call) == 0:

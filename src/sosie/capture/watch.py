@@ -127,13 +127,13 @@ class Seen:
                 raise SiteError(f"site {label!r} ({type(self._names.by_name[name]).__name__}) {activation}")
             self._no_activation[label] = activation
             return
-        site = self._site(label, name, call, activation)
+        site = self._site(label, activation, name=name, call=call)
         with _without_autocast(activation.device.type):
             self._values[label] = self._sink(site, activation)
         if self._sites is not None and _RUNNING.get() is self and len(self._values) == len(self._sites):
             raise _AllFired(self)
 
-    def _site(self, label: str, name: str, call: int, activation: Tensor) -> Site:
+    def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
         if self._sites is None:
             shape = tuple(activation.shape)
             last = is_channels_last(self._names, name, shape)

@@ -12,7 +12,8 @@ def report(
     file: Annotated[Path, typer.Argument(help="What `sosie compare --out` or Comparison.save wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write heat map and curves as .svg or .png, one file a measure, by this name.")
+        Path | None,
+        typer.Option(help="Write heat map and curves as .svg or .png, one file a measure, by this name."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:

@@ -10,10 +10,15 @@ from ..measures import Measure
 from ..results import Caveat, Side
 from ..stats import DebiasedAlignment, Grams, Sample, Statistic
 
+
 def of_constants(
     statistic: Statistic, side_a: Side, side_b: Side, constant_a: np.ndarray, constant_b: np.ndarray
 ) -> Iterator[Caveat]:
-    where = f" within blocks of {statistic.block} rows" if isinstance(statistic, Grams) and not statistic.exact else ""
+    where = (
+        f" within blocks of {statistic.block} rows"
+        if isinstance(statistic, Grams) and not statistic.exact
+        else ""
+    )
     text = f"features do not vary{where}: no similarity is defined"
     for site, constant in zip(side_a.sites, constant_a, strict=True):
         if constant:
@@ -35,7 +40,9 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
         yield from _per_site(side_a, side_b, lambda w: f"n={n} < width={w}: biased up" if n < w else None)
     elif few == "saturates":
         yield from _per_site(
-            side_a, side_b, lambda w: f"n={n} rows for width={w}: every correlation is 1" if w >= n - 1 else None
+            side_a,
+            side_b,
+            lambda w: f"n={n} rows for width={w}: every correlation is 1" if w >= n - 1 else None,
         )
     elif few == "saturates in x":
         for site, width in zip(side_a.sites, side_a.widths, strict=True):
@@ -46,7 +53,9 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 def of_statistic(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
     """What the statistic leaves out."""
     if isinstance(statistic, Grams) and not statistic.exact and measure.reads is not DebiasedAlignment:
-        yield Caveat(f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value")
+        yield Caveat(
+            f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value"
+        )
     if isinstance(statistic, Sample) and not statistic.exact:
         yield Caveat(f"rests on {statistic.describe()}")
 
@@ -70,7 +79,9 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
         outside |= value > high
     if outside.any():
         worst = value[outside][0]
-        yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
+        yield Caveat(
+            f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}"
+        )
 
 
 def _per_site(side_a: Side, side_b: Side, rule: Callable[[int], str | None]) -> Iterator[Caveat]:

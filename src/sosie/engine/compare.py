@@ -117,7 +117,11 @@ def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
 
 
 def _is_statistics(thing: Any) -> bool:
-    return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics(thing)
+    return (
+        isinstance(thing, (str, os.PathLike))
+        and Path(thing).suffix == ".safetensors"
+        and is_statistics(thing)
+    )
 
 
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
@@ -159,7 +163,10 @@ def _tell_apart(sources: Sequence[ModelSource | SavedSource]) -> None:
 
 
 def _compare(
-    sources: list[ModelSource | SavedSource], data: Any, settings: Settings, resume: str | os.PathLike[str] | None
+    sources: list[ModelSource | SavedSource],
+    data: Any,
+    settings: Settings,
+    resume: str | os.PathLike[str] | None,
 ) -> Comparison | Comparisons:
     twins = [_first_like(sources, k) for k in range(len(sources))]
     pairs = list(itertools.combinations(range(len(sources)), 2))
@@ -184,10 +191,18 @@ def _compare(
             skip=next(iter(totals.values())).inputs,
             max_rows=settings.max_rows,
         )
-        run.run(chunks, totals, precision=settings.precision, expected=known, each=lambda: checkpoint.save(partials))
+        run.run(
+            chunks,
+            totals,
+            precision=settings.precision,
+            expected=known,
+            each=lambda: checkpoint.save(partials),
+        )
         found = partials()
     checkpoint.save(lambda: found, now=True)
-    about = provenance(settings=_as_text(settings), models=[source.describe() for source in sources], data=data)
+    about = provenance(
+        settings=_as_text(settings), models=[source.describe() for source in sources], data=data
+    )
     finished = {pair: partial.finish(about) for pair, partial in found.items()}
     if len(sources) == 2:
         return finished[0, 1]
@@ -239,7 +254,9 @@ def _partial(total: Totals, side_a: Side, side_b: Side, run: Pass, settings: Set
         side_a,
         side_b,
         kinds=run.plan.kinds,
-        rows_rule=settings.rows if isinstance(settings.rows, str) else getattr(settings.rows, "__name__", "function"),
+        rows_rule=settings.rows
+        if isinstance(settings.rows, str)
+        else getattr(settings.rows, "__name__", "function"),
         statistics=dict(total.statistics),
         inputs=total.inputs,
         rows=total.rows,

@@ -62,7 +62,13 @@ class Plan:
 
 
 def make_plan(
-    measures: Sequence[Measure], widths: Widths, *, memory: int | None, exact: bool, block: int, precision: str | None
+    measures: Sequence[Measure],
+    widths: Widths,
+    *,
+    memory: int | None,
+    exact: bool,
+    block: int,
+    precision: str | None,
 ) -> Plan:
     """Choose for each measure the cheapest statistic that supplies its view within the memory budget."""
     budget = MEMORY if memory is None else memory
@@ -95,7 +101,9 @@ def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: 
     if issubclass(measure.reads, Covariances):
         # With fewer rows than neurons the rows themselves are the smaller, and exact, description.
         few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
-        return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
+        return (
+            "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
+        )
     return "sample"
 
 
@@ -105,7 +113,7 @@ def _sample_size(widths: Widths, budget: int, exact: bool) -> tuple[int, int | N
         return widths.rows or 2**40, None
     rows = max(4, min(ROWS, widths.rows or ROWS))
     if widths.sample_bytes(rows) <= budget:
-        return rows, None
+        return ROWS, None  # even where there are fewer: more may be merged later
     sites = len(widths.a) + len(widths.b)
     while True:
         room = (budget - 8 * rows * rows * sites) // (8 * rows * sites)
@@ -126,7 +134,9 @@ def _check_exact(widths: Widths, budget: int) -> None:
         )
 
 
-def _notes(measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int) -> dict[str, str]:
+def _notes(
+    measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int
+) -> dict[str, str]:
     if widths.moments_bytes <= budget:
         return {}
     text = f"covariances of all rows would take {size_text(widths.moments_bytes)}, over the budget of {size_text(budget)}"

@@ -16,8 +16,16 @@ def _directions(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True, precise=True, paper="raghu2017", cost="(n + p + q) p q", few_rows="saturates",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift", "linear"},
+    symmetric=True,
+    precise=True,
+    paper="raghu2017",
+    cost="(n + p + q) p q",
+    few_rows="saturates",
 )
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
@@ -28,8 +36,16 @@ def mean_cca(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True, precise=True, paper="kornblith2019", cost="(n + p + q) p q", few_rows="saturates",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift", "linear"},
+    symmetric=True,
+    precise=True,
+    paper="kornblith2019",
+    cost="(n + p + q) p q",
+    few_rows="saturates",
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
@@ -37,8 +53,16 @@ def cca_r2(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"}, symmetric=True,
-    precise=True, paper="raghu2017", cost="(n + p + q) p q", few_rows="saturates",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    precise=True,
+    paper="raghu2017",
+    cost="(n + p + q) p q",
+    few_rows="saturates",
 )
 def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
@@ -47,8 +71,17 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"scale", "shift"}, symmetric=False,
-    differentiable=False, precise=True, paper="morcos2018", cost="(n + p + q) p q", few_rows="saturates",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"scale", "shift"},
+    symmetric=False,
+    differentiable=False,
+    precise=True,
+    paper="morcos2018",
+    cost="(n + p + q) p q",
+    few_rows="saturates",
 )
 def pwcca(c: Covariances) -> Tensor:
     """Canonical correlations weighted by how much of x each direction accounts for.

@@ -115,7 +115,9 @@ def define(
     """Register a function of a view as a measure under its own name, with its facts."""
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
-        raise ValueError(f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}")
+        raise ValueError(
+            f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}"
+        )
 
     def register(function: Callable[..., Tensor]) -> Measure:
         name = function.__name__
@@ -123,8 +125,20 @@ def define(
             raise ValueError(f"a measure named {name!r} is already defined")
         summary = inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
         MEASURES[name] = measure = Measure(
-            name, function, reads, bounds, same, closer, frozenset(invariant), symmetric, differentiable, precise,
-            cost, paper, summary, few_rows,
+            name,
+            function,
+            reads,
+            bounds,
+            same,
+            closer,
+            frozenset(invariant),
+            symmetric,
+            differentiable,
+            precise,
+            cost,
+            paper,
+            summary,
+            few_rows,
         )
         return measure
 

@@ -10,8 +10,15 @@ from .define import define
 
 
 @define(
-    reads=PairedRows, bounds=(-1, 1), same=1, closer="up", invariant={"scale"}, symmetric=True,
-    differentiable=False, paper="kriegeskorte2008", cost="n² (p + q + log n)",
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="kriegeskorte2008",
+    cost="n² (p + q + log n)",
 )
 def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "spearman") -> Tensor:
     """Correlation between the two sides' dissimilarities of all pairs of rows.

@@ -15,8 +15,15 @@ def _cosine(a: Alignment) -> Tensor:
 
 
 @define(
-    reads=Alignment, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"}, symmetric=True,
-    paper="kornblith2019", cost="n p q or n² (p + q)", few_rows="biased up",
+    reads=Alignment,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="kornblith2019",
+    cost="n p q or n² (p + q)",
+    few_rows="biased up",
 )
 def linear_cka(a: Alignment) -> Tensor:
     """Cosine of the centred Gram matrices: squared cross-covariance over the product of self-covariance norms.
@@ -28,8 +35,14 @@ def linear_cka(a: Alignment) -> Tensor:
 
 
 @define(
-    reads=DebiasedAlignment, bounds=(-1, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"},
-    symmetric=True, paper="song2012, szekely2014", cost="n p q or n b (p + q) for blocks of b rows",
+    reads=DebiasedAlignment,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="song2012, szekely2014",
+    cost="n p q or n b (p + q) for blocks of b rows",
 )
 def debiased_cka(a: DebiasedAlignment) -> Tensor:
     """Cosine of the U-centred Gram matrices: linear CKA whose value for independent rows is 0 on average.
@@ -41,8 +54,15 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
 
 
 @define(
-    reads=UncentredAlignment, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale"}, symmetric=True,
-    paper="cristianini2001", cost="n p q or n² (p + q)", few_rows="biased up",
+    reads=UncentredAlignment,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    paper="cristianini2001",
+    cost="n p q or n² (p + q)",
+    few_rows="biased up",
 )
 def kernel_alignment(a: UncentredAlignment) -> Tensor:
     """Cosine of the Gram matrices as they are, not centred: a common mean counts as likeness."""
@@ -50,8 +70,15 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
 
 
 @define(
-    reads=PairedRows, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"}, symmetric=True,
-    paper="kornblith2019", cost="n² (p + q)", few_rows="biased up",
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="kornblith2019",
+    cost="n² (p + q)",
+    few_rows="biased up",
 )
 def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.

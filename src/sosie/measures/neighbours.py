@@ -10,8 +10,15 @@ from .define import define
 
 
 @define(
-    reads=PairedRows, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale"}, symmetric=True,
-    differentiable=False, paper="huh2024", cost="n² (p + q)",
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="huh2024",
+    cost="n² (p + q)",
 )
 def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Share of each row's k nearest rows (by cosine) that both sides agree on, averaged over rows.

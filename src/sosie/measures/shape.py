@@ -15,8 +15,14 @@ def _overlap(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"rotation", "scale", "shift"}, symmetric=True,
-    paper="tang2020", cost="n p q + p q min(p, q)",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="tang2020",
+    cost="n p q + p q min(p, q)",
 )
 def normalized_bures(c: Covariances) -> Tensor:
     """Normalised Bures similarity: fidelity of the centred Gram matrices over the root of their traces.
@@ -27,8 +33,14 @@ def normalized_bures(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 2**0.5), same=0, closer="down", invariant={"rotation", "scale", "shift"},
-    symmetric=True, paper="schonemann1966, williams2021", cost="n p q + p q min(p, q)",
+    reads=Covariances,
+    bounds=(0, 2**0.5),
+    same=0,
+    closer="down",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="schonemann1966, williams2021",
+    cost="n p q + p q min(p, q)",
 )
 def procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best rotation: √(2 − 2 ‖XᵀY‖₊).
@@ -39,8 +51,14 @@ def procrustes_distance(c: Covariances) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, torch.pi / 2), same=0, closer="down", invariant={"rotation", "scale", "shift"},
-    symmetric=True, paper="williams2021", cost="n p q + p q min(p, q)",
+    reads=Covariances,
+    bounds=(0, torch.pi / 2),
+    same=0,
+    closer="down",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="williams2021",
+    cost="n p q + p q min(p, q)",
 )
 def procrustes_angle(c: Covariances) -> Tensor:
     """Angle between the two sets of rows after the best rotation: arccos of normalized_bures; a metric."""
@@ -58,8 +76,16 @@ def _distance_from(overlap: Tensor) -> Tensor:
 
 
 @define(
-    reads=Covariances, bounds=(0, 1), same=1, closer="up", invariant={"scale", "shift", "rotation"}, symmetric=False,
-    precise=True, paper="kornblith2019", cost="(n + p) p (p + q)", few_rows="saturates in x",
+    reads=Covariances,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"scale", "shift", "rotation"},
+    symmetric=False,
+    precise=True,
+    paper="kornblith2019",
+    cost="(n + p) p (p + q)",
+    few_rows="saturates in x",
 )
 def regression_r2(c: Covariances) -> Tensor:
     """Share of y's variance that a linear regression on x explains, in sample.

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
 
 from torch import nn
 
+from .layers import initialise
 from .registry import State, architecture, dimension
+
+POOLINGS = 3
 
 
 def _read_options(state: State) -> dict[str, Any]:
+    last, inputs = dimension(state, "conv4.weight", 0), dimension(state, "fc.weight", 1)
     return {
         "classes": dimension(state, "fc.weight", 0),
         "width": dimension(state, "conv1.weight", 0),
         "channels": dimension(state, "conv1.weight", 1),
+        "size": last and inputs and 2**POOLINGS * math.isqrt(inputs // last),
     }
 
 
 @architecture(_read_options)
-def small_cnn(classes: int = 10, width: int = 16, channels: int = 1) -> nn.Module:
-    """Four 3 × 3 convolutions with a ReLU after each, three poolings, one linear layer; images from 8 × 8."""
+def small_cnn(classes: int = 10, width: int = 16, channels: int = 1, size: int = 28) -> nn.Module:
+    """conv1, relu1, pool1 … conv4, relu4, flatten, fc: 38 thousand parameters for 28 × 28 images."""
+    if size < 2**POOLINGS:
+        raise ValueError(f"images of side {size} are pooled away: {2**POOLINGS} is the least")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before = channels
     for i, after in enumerate((width, 2 * width, 2 * width, 4 * width), 1):
         layers[f"conv{i}"] = nn.Conv2d(before, after, 3, padding=1)
         layers[f"relu{i}"] = nn.ReLU()
-        if i < 4:
+        if i <= POOLINGS:
             layers[f"pool{i}"] = nn.MaxPool2d(2)
         before = after
-    layers["mean"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(before, classes)
-    return nn.Sequential(layers)
+    layers["fc"] = nn.Linear(before * (size // 2**POOLINGS) ** 2, classes)
+    model = nn.Sequential(layers)
+    initialise(model)
+    return model

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .page import write_report
-    from .plots import plot_curves, plot_heatmap
+    from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison, print_measures, print_sites
 
-__all__ = ["plot_curves", "plot_heatmap", "print_comparison", "print_measures", "print_sites", "write_report"]
+__all__ = [
+    "plot_curves",
+    "plot_heatmap",
+    "print_comparison",
+    "print_measures",
+    "print_sites",
+    "write_plots",
+    "write_report",
+]
 
 _HOME = {
     "plot_curves": "plots",
@@ -18,6 +26,7 @@ _HOME = {
     "print_comparison": "text",
     "print_measures": "text",
     "print_sites": "text",
+    "write_plots": "plots",
     "write_report": "page",
 }
 

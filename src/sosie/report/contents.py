@@ -46,7 +46,6 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
         "ramp": list(ramp()),
         "sides": [_side(side) for side in sides],
         "records": [list(map(list, record)) for record in records],
-        "brief": brief,
         "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
         "models": _models(result) if isinstance(result, Comparisons) else [],
         "pairs": found,
@@ -105,10 +104,9 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         ],
         **_reading(values),
     }
-    for kind in _DOUBT:
-        array = getattr(values, kind)
-        if array is not None and not brief:
-            found[kind] = rounded(array)
+    given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
+    found["dropped"] = list(given) if brief else []
+    found.update({} if brief else {kind: rounded(array) for kind, array in given.items()})
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,3 +147,18 @@ def _finish(figure: Figure, path: str | os.PathLike[str] | None) -> Figure | Pat
         raise ValueError(f"cannot draw {Path(path).name!r}: name a .svg, .png or .pdf file")
     extra: dict[str, Any] = {"metadata": {"Date": None}} if suffix == "svg" else {}  # same figure, same file
     return write_atomically(path, lambda part: figure.savefig(part, format=suffix, dpi=200, **extra))
+
+
+def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> list[Path]:
+    """A heat map and the curves of every measure, named after `path`: maps.svg gives maps-linear_cka-heatmap.svg."""
+    path = Path(path)
+    if isinstance(result, Comparisons):
+        raise ValueError("plots are made of one pair of models: result[0, 1]")
+    found = []
+    for measure in result.measures:
+        plain = re.sub(r"[^\w.-]+", "_", measure).strip("_")
+        for kind, plot in (("heatmap", plot_heatmap), ("curves", plot_curves)):
+            written = plot(result, measure, path.with_name(f"{path.stem}-{plain}-{kind}{path.suffix}"))
+            assert isinstance(written, Path)
+            found.append(written)
+    return found

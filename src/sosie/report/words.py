@@ -28,18 +28,21 @@ def visible(text: str) -> str:
 def shorten(text: str, most: int) -> str:
     """Cut in the middle; where possible the tail starts at a number or at a part of a dotted name.
 
-    The number is what tells encoder_layer_3.attention from encoder_layer_11.attention.
+    The last number is kept in any case where there is room: it is what tells encoder_layer_3.attention from
+    encoder_layer_11.attention.
     """
     if len(text) <= most:
         return text
     if most < 4:
         return text[: max(most - 1, 0)] + "…"
-    tail = math.floor(0.6 * most)
-    for start in (found.start() for found in re.finditer(r"(?<!\d)\d|(?<=[._/])\w", text)):
-        if 0.45 * most <= len(text) - start <= 0.75 * most:
-            tail = len(text) - start
-            break
-    return text[: most - 1 - tail] + "…" + text[len(text) - tail :]
+    starts = (found.start() for found in re.finditer(r"(?<!\d)\d|(?<=[._/])\w", text))
+    tails = (len(text) - start for start in starts)
+    tail = next((t for t in tails if 0.45 * most <= t <= 0.75 * most), math.floor(0.6 * most))
+    number = re.search(r"\d+(?=\D*$)", text)
+    if number is None or re.search(r"\d", text[len(text) - tail :]) or most < len(number[0]) + 6:
+        return _joined(text, most, tail, "…")
+    middle = f"…{number[0]}…"
+    return _joined(text, most, math.ceil(0.7 * (most - len(middle))), middle)
 
 
 def in_a_sentence(name: str) -> str:
@@ -142,6 +145,10 @@ def flat(record: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield visible(path), ", ".join(map(_plain, record)) or "none"
     else:
         yield visible(path), _plain(record)
+
+
+def _joined(text: str, most: int, tail: int, middle: str) -> str:
+    return text[: most - len(middle) - tail] + middle + text[len(text) - tail :]
 
 
 def _plain(value: Any) -> str:

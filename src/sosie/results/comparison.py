@@ -133,15 +133,12 @@ class Comparison:
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
         """For each site of A the site of B that is closest, by the measure's own direction."""
         values = self[self._only(measure)]
-        sign = 1.0 if values.closer == "up" else -1.0
         found = []
-        for i, site_a in enumerate(self.side_a.sites):
-            row = sign * values.value[i]
-            if np.isnan(row).all():
-                found.append({"site_a": site_a, "site_b": None, "value": float("nan")})
-                continue
-            j = int(np.nanargmax(row))
-            found.append({"site_a": site_a, "site_b": self.side_b.sites[j], "value": float(values.value[i, j])})
+        for i, j in enumerate(closest(values)):
+            site_b, value = (
+                (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
+            )
+            found.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -187,6 +184,12 @@ class Comparison:
         from .notebook import as_html
 
         return as_html(self)
+
+
+def closest(values: Values) -> list[int | None]:
+    """For each row the column that is closest by the measure's own direction; None where all are undefined."""
+    score = values.value if values.closer == "up" else -values.value
+    return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
 
 
 def _at(array: Array | None, i: int, j: int) -> float | None:

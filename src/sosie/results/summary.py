@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .comparison import Array, Comparison
+from .comparison import Array, Comparison, closest
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,8 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
     count_a, count_b = values.value.shape
     partner = same_depth(count_a, count_b)
     diagonal = values.value[np.arange(count_a), list(partner)]
-    matches = comparison.best_match(measure)
-    index_b = {site: j for j, site in enumerate(comparison.side_b.sites)}
-    best_partner = tuple(None if m["site_b"] is None else index_b[m["site_b"]] for m in matches)
-    best = np.array([m["value"] for m in matches], dtype=np.float64)
+    best_partner = tuple(closest(values))
+    best = np.array([np.nan if j is None else values.value[i, j] for i, j in enumerate(best_partner)])
     return Summary(
         measure=measure,
         depth_partner=partner,

@@ -74,7 +74,7 @@ class GramMaker:
             gram.diagonal(dim1=-2, dim2=-1).sum() + stack.shape[1] * mean.double().square().sum()
             for gram, stack, mean in zip(grams, stacks, means, strict=True)
         )
-        return _assemble(grams, length, torch.zeros_like(offset), raw)
+        return _assemble(grams, length, torch.zeros_like(offset), raw if self.uncentred else [])
 
     def notice(self, site: str, offset: float) -> None:
         """Told later how far off the mean was: centre this site from now on."""
@@ -118,7 +118,9 @@ class PairSums:
         """`xs[site][stack]` is (blocks, length); `groups` names the group of each block, stack after stack."""
         xx, yy, xy = [], [], []
         for stack in range(len(xs[0])):
-            x, y = (torch.stack([site[stack] for site in side], dim=1) for side in (xs, ys))  # (blocks, sites, length)
+            x, y = (
+                torch.stack([site[stack] for site in side], dim=1) for side in (xs, ys)
+            )  # (blocks, sites, length)
             xx.append(x.square().sum(-1))
             yy.append(y.square().sum(-1))
             xy.append(torch.bmm(x, y.transpose(1, 2)))
@@ -134,7 +136,9 @@ class PairSums:
 
 
 def _grouped(blocks: Tensor, groups: Tensor) -> Tensor:
-    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
+    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(
+        0, groups, blocks
+    )
 
 
 def _sum(grouped: Tensor, without: int | None) -> Tensor:
@@ -160,14 +164,21 @@ class Grams:
 
     @classmethod
     def of(
-        cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, block: int = BLOCK, uncentred: bool = True
+        cls,
+        x: Tensor | Sequence[Tensor],
+        y: Tensor | Sequence[Tensor],
+        *,
+        block: int = BLOCK,
+        uncentred: bool = True,
     ) -> Grams:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
         xs, ys = ([side] if isinstance(side, Tensor) else list(side) for side in (x, y))
         if len(xs[0]) != len(ys[0]):
             raise ValueError(f"need paired rows, got {len(xs[0])} and {len(ys[0])}")
         makers = GramMaker(block, uncentred), GramMaker(block, uncentred)
-        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
+        parts = [
+            [m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)
+        ]
         return cls.join(parts[0], parts[1], block=block)
 
     @classmethod
@@ -184,13 +195,19 @@ class Grams:
         groups = torch.arange(first_block, first_block + len(each), device=device) % GROUPS
 
         def sums(kind: str) -> PairSums:
-            return PairSums.of([getattr(p, kind) for p in parts_a], [getattr(p, kind) for p in parts_b], groups)
+            return PairSums.of(
+                [getattr(p, kind) for p in parts_a], [getattr(p, kind) for p in parts_b], groups
+            )
 
         def traces(parts: Sequence[GramPart]) -> Tensor:
-            return _grouped(torch.stack([torch.cat([d.sum(1) for d in p.diagonal]) for p in parts], dim=1), groups)
+            return _grouped(
+                torch.stack([torch.cat([d.sum(1) for d in p.diagonal]) for p in parts], dim=1), groups
+            )
 
         def counted(less: int) -> Tensor:
-            return _grouped(torch.tensor([float(b * (b - less)) for b in each], dtype=torch.float64).to(device), groups)
+            return _grouped(
+                torch.tensor([float(b * (b - less)) for b in each], dtype=torch.float64).to(device), groups
+            )
 
         raw = bool(parts_a[0].raw)
         return cls(
@@ -279,7 +296,10 @@ class Grams:
         scale = self.n * (self.n - 1) / _sum(self.raw_pairs, without)
         share = self._share(without)
         return UncentredAlignment(
-            *(scale * off + on / share for off, on in zip(self.raw.total(without), self.raw_diagonal.total(without), strict=True))
+            *(
+                scale * off + on / share
+                for off, on in zip(self.raw.total(without), self.raw_diagonal.total(without), strict=True)
+            )
         )
 
     def _share(self, without: int | None) -> Tensor | float:

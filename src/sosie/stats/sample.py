@@ -46,9 +46,9 @@ class Lottery:
         if self._drawn != (start, count):
             index = np.arange(start, start + count)
             hashes = row_hash(index, self.seed)
-            if len(self._best) >= self.rows:
-                index = index[hashes < self._best[-1]]
             self._best = np.sort(np.concatenate([self._best, hashes]))[: self.rows]
+            if len(self._best) == self.rows:
+                index = index[hashes <= self._best[-1]]
             self._drawn, self._kept = (start, count), index
         return self._kept
 
@@ -139,7 +139,11 @@ class Sample:
         return self.n == self.seen and self.folded is None
 
     def describe(self) -> str:
-        rows = f"all {self.n} rows" if self.n == self.seen else f"a seeded sample of {self.n} of {self.seen} rows"
+        rows = (
+            f"all {self.n} rows"
+            if self.n == self.seen
+            else f"a seeded sample of {self.n} of {self.seen} rows"
+        )
         return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
 
     @classmethod
@@ -156,23 +160,31 @@ class Sample:
         return cls(xs, ys, lottery.draw(start, seen), seen, lottery.rows, lottery.seed, maker.widest)
 
     def merge(self, *others: Sample) -> Sample:
+        """Both lots of rows; the smaller of what each may hold is what the result may hold."""
         lots = (self, *others)
-        alike = {(s.most, s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
+        alike = {
+            (s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots
+        }
         if len(alike) != 1:
-            raise ValueError(f"these samples were not drawn alike (rows, seed, projection, widths): {sorted(alike)}")
+            raise ValueError(f"these samples were not drawn alike (seed, projection, widths): {alike}")
         index = np.concatenate([s.index for s in lots])
         if len(np.unique(index)) < len(index):
             raise ValueError("these samples overlap: some rows are in both; give each part its first_row")
+        most = min((s.most for s in lots if s.most is not None), default=None)
         order = np.arange(len(index))
-        if self.most is not None and len(index) > self.most:
-            order = np.argpartition(row_hash(index, self.seed), self.most)[: self.most]
+        if most is not None and len(index) > most:
+            order = np.argpartition(row_hash(index, self.seed), most)[:most]
         order = order[np.argsort(index[order])]
         take = torch.from_numpy(order)
 
         def kept(side: str) -> tuple[Tensor, ...]:
-            return tuple(torch.cat(rows)[take.to(rows[0].device)] for rows in zip(*(getattr(s, side) for s in lots), strict=True))
+            return tuple(
+                torch.cat(rows)[take.to(rows[0].device)]
+                for rows in zip(*(getattr(s, side) for s in lots), strict=True)
+            )
 
-        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=sum(s.seen for s in lots))
+        seen = sum(s.seen for s in lots)
+        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=seen, most=most)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ function curve(found, ends) {
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const plan = curvePlan(found, ends, width);
     const svg = shape("svg", {
-      class: "curve", role: "application", tabindex: 0, width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
+      class: "curve", role: "application", tabindex: 0, width, height: plan.height,
+      viewBox: `0 0 ${width} ${plan.height}`,
       "aria-label": `${found.measure.name} by layer of ${found.a.name}. Left and right keys move along the layers.`,
     }, [
       gridLines(plan),
@@ -94,12 +95,14 @@ function line(plan, value, className) {
 }
 
 function chance(found, plan) {
-  return found.measure.null ? line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance") : null;
+  if (!found.measure.null) return null;
+  return line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance");
 }
 
 function band(found, plan, kind, className) {
   if (!found.hasRange) return null;
-  const edge = (what, order) => order.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(valueAt(found, kind, i, what)).toFixed(1)}`);
+  const edge = (what, order) =>
+    order.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(valueAt(found, kind, i, what)).toFixed(1)}`);
   const defined = (i) => valueAt(found, kind, i, "low") !== null && valueAt(found, kind, i, "high") !== null;
   const paths = runs(plan, defined).map((run) =>
     shape("path", { class: "band", d: `M${[...edge("high", run), ...edge("low", [...run].reverse())].join("L")}Z` }));

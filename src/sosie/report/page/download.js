@@ -1,5 +1,7 @@
 // Files made in the page itself, for the reader's own disk.
 
+const MARGIN = 20; // px round a saved drawing
+
 function save(blob, name) {
   const link = element("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
@@ -29,7 +31,9 @@ function csv(found) {
 // A drawing that no longer needs the page's style sheet.
 function standalone(svg) {
   const copy = svg.cloneNode(true);
-  const looks = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight"];
+  const looks = [
+    "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight",
+  ];
   const originals = svg.querySelectorAll("*");
   copy.querySelectorAll("*").forEach((node, k) => {
     const style = getComputedStyle(originals[k]);
@@ -39,7 +43,10 @@ function standalone(svg) {
     node.removeAttribute("class");
   });
   copy.querySelectorAll("[visibility=hidden]").forEach((node) => node.remove());
-  copy.prepend(shape("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
+  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
+  const place = { x: -MARGIN, y: -MARGIN, width, height };
+  filled(copy, { width, height, viewBox: Object.values(place).join(" ") });
+  copy.prepend(shape("rect", { ...place, fill: getComputedStyle(document.body).backgroundColor }));
   return new XMLSerializer().serializeToString(copy);
 }
 
@@ -49,7 +56,7 @@ function saveSvg(svg, name) {
 
 function savePng(svg, name) {
   const image = new Image();
-  const [width, height] = [svg.clientWidth, svg.clientHeight];
+  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
   image.addEventListener("load", () => {
     const canvas = element("canvas", { width: width * 2, height: height * 2 });
     canvas.getContext("2d").drawImage(image, 0, 0, width * 2, height * 2);

@@ -10,19 +10,25 @@ function widthOf(text, size = LABEL) {
   return ruler.measureText(text).width;
 }
 
-// Keep a tail that starts at a number or a part of the name: "encode…11.self_attention", not "encoder…_attention".
+// Keep a tail that starts at a number or a part of the name, "encode…11.self_attention"; where that is too long,
+// keep the number alone, "e…11…attention": it is what tells one layer from the next.
 function cut(letters, most) {
   if (letters.length <= most) return letters.join("");
-  let tail = Math.floor(0.6 * most);
-  for (let start = 1; start < letters.length; start += 1) {
-    const length = letters.length - start;
-    const begins = /[._/]/.test(letters[start - 1]) || (/\d/.test(letters[start]) && !/\d/.test(letters[start - 1]));
-    if (begins && length >= 0.45 * most && length <= 0.75 * most) {
-      tail = length;
-      break;
-    }
-  }
-  return `${letters.slice(0, most - 1 - tail).join("")}…${letters.slice(letters.length - tail).join("")}`;
+  const begins = (k) =>
+    /[._/]/.test(letters[k - 1]) || (/\d/.test(letters[k]) && !/\d/.test(letters[k - 1]));
+  const starts = letters.map((_, k) => k).filter((k) => k && begins(k));
+  const start = starts.find((k) => letters.length - k >= 0.45 * most && letters.length - k <= 0.75 * most);
+  const tail = start === undefined ? Math.floor(0.6 * most) : letters.length - start;
+  const number = letters.join("").match(/\d+(?=\D*$)/u);
+  const lost = number && !/\d/.test(letters.slice(letters.length - tail).join(""));
+  if (!lost || most < number[0].length + 6) return joined(letters, most, tail, "…");
+  const middle = `…${number[0]}…`;
+  return joined(letters, most, Math.ceil(0.7 * (most - middle.length)), middle);
+}
+
+function joined(letters, most, tail, middle) {
+  const head = letters.slice(0, most - middle.length - tail).join("");
+  return head + middle + letters.slice(letters.length - tail).join("");
 }
 
 function shortened(name, room, size = LABEL) {

@@ -69,15 +69,17 @@ function mapFigure(found, ends) {
   const map = heatmap(gridOf(found, ends));
   const drawing = () => map.querySelector("svg");
   const stretch = element("label", { class: "choice" }, [
-    element("input", { id: "stretch", type: "checkbox", change: (event) => change({ stretched: event.target.checked }) }),
+    element("input", { id: "stretch", type: "checkbox" }),
     " Stretch to the values found",
   ]);
+  stretch.addEventListener("change", (event) => change({ stretched: event.target.checked }));
   stretch.firstChild.checked = state.stretched;
   const buttons = [
     ["CSV", () => save(new Blob([csv(found)], { type: "text/csv" }), fileName(found, "csv"))],
     ["SVG", () => saveSvg(drawing(), fileName(found, "svg"))],
     ["PNG", () => savePng(drawing(), fileName(found, "png"))],
-  ].map(([name, click]) => element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
+  ].map(([name, click]) =>
+    element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
   return element("figure", { class: "card" }, [
     element("figcaption", {}, [element("h3", {}, "Every pair of layers"), key(found, ends)]),
     map,
@@ -107,7 +109,8 @@ function models(pair, measure) {
     if (k >= 0) change({ pair: k });
   };
   const options = DATA.pairs.map(({ title }, k) => element("option", { value: k }, title));
-  const picker = element("select", { id: "picker", change: (event) => change({ pair: Number(event.target.value) }) }, options);
+  const picker = element("select", { id: "picker" }, options);
+  picker.addEventListener("change", () => change({ pair: Number(picker.value) }));
   picker.value = state.pair;
   return [element("div", { class: "figures" }, [
     found ? element("figure", { class: "card models" }, [
@@ -118,7 +121,7 @@ function models(pair, measure) {
     element("section", { class: "card picked" }, [
       element("label", { class: "choice quiet" }, ["Pair ", picker]),
       element("h2", {}, named(pair.title, "words")),
-      ...pair.measures.map(({ sentence }) => element("p", { class: sentence === measure.sentence ? "lead" : "quiet" }, sentence)),
+      ...pair.measures.map((other) => element("p", { class: other === measure ? "lead" : "quiet" }, other.sentence)),
     ]),
   ])];
 }
@@ -128,7 +131,8 @@ function modelGrid(found, open, pair) {
   const at = (i, j) => found.value[i * size + j];
   const told = (i, j) => (i === j ? "the model itself" : "mean over layers at the same depth");
   return {
-    rows: names, columns: names, rowTitle: "Models", columnTitle: "Models", value: found.value,
+    rows: names, columns: names, rowTitle: "Models", columnTitle: "Models", measure: found.name,
+    value: found.value,
     best: names.map((_, i) => ({ [pair.i]: pair.j, [pair.j]: pair.i })[i] ?? null),
     ends: state.stretched ? found.data : found.full, full: found.full, clipped: found.clipped, closer: found.closer,
     label: `Heat map of ${found.name} between models. Arrow keys move from cell to cell, Enter opens a pair.`,

@@ -21,7 +21,7 @@ function gridOf(found, ends) {
   const { a, b, measure } = found;
   return {
     rows: a.sites, columns: b.sites, rowTitle: `A · ${a.name}`, columnTitle: `B · ${b.name}`,
-    value: measure.value, best: measure.best, ends,
+    measure: measure.name, value: measure.value, best: measure.best, ends,
     full: measure.full, clipped: measure.clipped, closer: measure.closer,
     label: `Heat map of ${measure.name}: rows are layers of ${a.name}, columns layers of ${b.name}. ` +
       "Arrow keys move from cell to cell.",

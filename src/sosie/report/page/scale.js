@@ -49,6 +49,7 @@ function colourBar(grid, ends, width) {
   return shape("g", { class: "bar" }, [
     shape("defs", {}, shape("linearGradient", { id }, stops)),
     shape("text", { class: "label quiet", x: 0, y: 10 }, "unlike"),
+    shape("text", { class: "label", x: size / 2, y: 10, "text-anchor": "middle" }, shortened(grid.measure, size - 110)),
     shape("text", { class: "label quiet", x: size, y: 10, "text-anchor": "end" }, "alike"),
     shape("rect", { x: 0, y: 17, width: size, height: 10, rx: 2, fill: `url(#${id})` }),
     ...ticks,

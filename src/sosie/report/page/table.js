@@ -2,36 +2,40 @@
 
 function table(found) {
   const { measure, a, b } = found;
-  const rows = a.sites.map((site, i) => {
-    const j = measure.best[i] ?? null;
-    return {
-      i, site, match: j === null ? null : b.sites[j], value: found.at("value", i, j), between: j === null ? "" : rangeAt(found, i, j, 3),
-      depth: found.at("value", i, measure.partner[i]),
-      notes: found.numbers(i, j).filter((k) => !measure.caveats[k].all),
-    };
-  });
+  const best = (i) => measure.best[i] ?? null;
+  const partner = (i) => (best(i) === null ? "none" : named(b.sites[best(i)]));
+  const depth = (i) => found.at("value", i, measure.partner[i]);
+  const value = (i) => found.at("value", i, best(i));
+  const low = (i) => found.at("low", i, best(i));
+  const between = (i) => (best(i) === null ? "" : rangeAt(found, i, best(i), 3));
+  const notes = (i) => found.numbers(i, best(i)).filter((k) => !measure.caveats[k].all);
   const columns = [
-    { title: "Layer of A", key: (row) => row.i, cell: (row) => named(row.site) },
-    { title: "Best match in B", key: (row) => measure.best[row.i], cell: (row) => (row.match === null ? "none" : named(row.match)) },
-    { title: "Value", key: (row) => row.value, cell: (row) => written(row.value, 3), number: true },
-    found.hasRange ? { title: "Interval", key: (row) => found.at("low", row.i, measure.best[row.i]), cell: (row) => row.between, number: true } : null,
-    { title: "Same depth", key: (row) => row.depth, cell: (row) => written(row.depth, 3), number: true },
-    measure.caveats.some(({ all }) => !all) ? { title: "Caveats", key: (row) => row.notes.length, cell: noteLinks(found) } : null,
-  ].filter(Boolean);
-  return sortable(columns, rows);
+    { title: "Layer of A", key: (i) => i, cell: (i) => named(a.sites[i]) },
+    { title: "Best match in B", key: best, cell: partner },
+    { title: "Value", key: value, cell: (i) => written(value(i), 3), number: true },
+    { title: "Interval", key: low, cell: between, number: true, hidden: !found.hasRange },
+    { title: "Same depth", key: depth, cell: (i) => written(depth(i), 3), number: true },
+    {
+      title: "Caveats", key: (i) => notes(i).length, cell: (i) => noteNumbers(measure, notes(i)),
+      hidden: measure.caveats.every(({ all }) => all),
+    },
+  ];
+  return sortable(columns.filter(({ hidden }) => !hidden), a.sites.map((_, i) => i));
 }
 
-function noteLinks(found) {
-  return (row) => element("span", { title: row.notes.map((k) => found.measure.caveats[k].text).join("\n") },
-    row.notes.map((k) => k + 1).join(", "));
+// The numbers of the list of caveats below, with their words on hover.
+function noteNumbers(measure, numbers) {
+  const words = numbers.map((k) => measure.caveats[k].text).join("\n");
+  return element("span", { title: words }, numbers.map((k) => k + 1).join(", "));
 }
 
 function sortable(columns, rows) {
   const body = element("tbody");
   const heads = columns.map(({ title, number }) =>
     element("th", { scope: "col", class: number ? "number" : null }, element("button", { type: "button" }, title)));
-  const fill = (order) => body.replaceChildren(...order.map((row) =>
-    element("tr", {}, columns.map(({ cell, number }) => element("td", { class: number ? "number" : null }, cell(row))))));
+  const cells = (row) =>
+    columns.map(({ cell, number }) => element("td", { class: number ? "number" : null }, cell(row)));
+  const fill = (order) => body.replaceChildren(...order.map((row) => element("tr", {}, cells(row))));
   heads.forEach((head, k) => head.firstChild.addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") === "ascending";
     heads.forEach((other) => other.removeAttribute("aria-sort"));
@@ -40,7 +44,8 @@ function sortable(columns, rows) {
   }));
   heads[0].setAttribute("aria-sort", "ascending");
   fill(rows);
-  return element("div", { class: "scroll layers-scroll", tabindex: 0, role: "region", "aria-label": "Best matches by layer" },
+  const area = { class: "scroll layers-scroll", tabindex: 0, role: "region", "aria-label": "Best matches by layer" };
+  return element("div", area,
     element("table", { class: "layers" }, [element("thead", {}, element("tr", {}, heads)), body]));
 }
 

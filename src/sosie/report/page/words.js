@@ -17,14 +17,19 @@ function caveats(found) {
 
 function method(found) {
   const { measure, pair } = found;
+  const given = (kind) => {
+    if (measure[kind]) return "given for each pair";
+    return measure.dropped.includes(kind) ? "left out here to keep the page small" : "not asked for";
+  };
+  const [layers, others] = [found.a.sites.length, found.b.sites.length];
   const facts = [
     ["Statistic", measure.statistic],
     ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
     ["Direction", `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
-    ["Interval", found.hasRange ? "given for each pair" : DATA.brief ? "left out here to keep the page small" : "not asked for"],
-    ["Chance", measure.null ? "given for each pair" : DATA.brief ? "left out here to keep the page small" : "not asked for"],
-    ["Same depth", `each of A’s ${found.a.sites.length} layers against the layer at the same relative depth among B’s ${found.b.sites.length}`],
+    ["Interval", given("low")],
+    ["Chance", given("null")],
+    ["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`],
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
     element("dt", {}, term), element("dd", {}, named(text, "words")),
@@ -34,10 +39,11 @@ function method(found) {
 function provenance(pair) {
   const lines = DATA.records[pair.provenance] ?? [];
   if (!lines.length) return null;
+  const rows = lines.map(([key, text]) =>
+    element("tr", {}, [element("th", { scope: "row" }, named(key)), element("td", {}, named(text, "words"))]));
   return element("details", { class: "card", open: lines.length <= 40 ? "" : null }, [
     element("summary", {}, element("h3", {}, "Provenance")),
-    element("div", { class: "scroll" }, element("table", { class: "provenance" }, element("tbody", {}, lines.map(([key, text]) =>
-      element("tr", {}, [element("th", { scope: "row" }, named(key)), element("td", {}, named(text, "words"))]))))),
+    element("div", { class: "scroll" }, element("table", { class: "provenance" }, element("tbody", {}, rows))),
   ]);
 }
 
@@ -45,7 +51,7 @@ function provenance(pair) {
 function key(found, ends) {
   const { measure } = found;
   const parts = ["Bright is alike."];
-  if (measure.closer === "down") parts.push("This measure is smaller the more alike two layers are, so its scale runs backwards.");
+  if (measure.closer === "down") parts.push("Lower values are more alike here, so the scale runs backwards.");
   if (ends === measure.data) parts.push("Colours and curves are stretched to the values found here.");
   else if (measure.clipped) parts.push("Values beyond the end of the scale have the colour of its end.");
   if (measure.value.includes(null)) parts.push("Hatched cells are undefined; the caveats say why.");

@@ -1,0 +1,179 @@
+"""Bad input gets a clear error, and nothing is left behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import inputs, mlp
+from torch import Tensor, nn
+
+import sosie
+from sosie.capture import NoData, UnknownSite
+
+
+def test_unpaired_rows() -> None:
+    with pytest.raises(ValueError, match="need paired rows, got 5 in .*6 in "):
+        sosie.compare({"a": np.eye(5)}, {"a": np.eye(6)})
+    with pytest.raises(ValueError, match="has 5 saved, but the data goes on"):
+        sosie.compare({"a": np.eye(5)}, mlp(), inputs(20))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_too_few_rows(n: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 4.*got {n}|{n} rows, but Gram matrices need at least 4"):
+        sosie.compare(mlp(), mlp(1), inputs(n))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("memory", [None, 1000])
+def test_a_site_that_is_not_finite_is_named(bad: float, memory: int | None) -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = x.clone()
+            out[-1, 2] = bad
+            return out
+
+    model = nn.Sequential(nn.Linear(8, 4), Broken(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"Sequential \(A\): activations are NaN or infinite .* at 1, 2\."):
+        sosie.compare(model, mlp(), inputs(), memory=memory)
+
+
+def test_empty_data() -> None:
+    for data in ([], torch.zeros(0, 8), iter([])):
+        with pytest.raises(NoData, match="no inputs"):
+            sosie.compare(mlp(), mlp(1), data)
+
+
+def test_an_iterator_that_is_used_up() -> None:
+    data = iter([inputs(20)])
+    sosie.compare(mlp(), mlp(1), data)
+    with pytest.raises(NoData):
+        sosie.compare(mlp(), mlp(1), data)
+
+
+def test_a_model_that_raises_says_where() -> None:
+    class Angry(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("no more")
+            return self.fc(x)
+
+    model = Angry().train()
+    with pytest.raises(RuntimeError, match="no more") as caught:
+        sosie.compare(model, mlp(), inputs().split(50), measures="mean_cca")
+    assert "while running Angry on inputs 50 to 99" in caught.value.__notes__
+    assert model.training
+    assert not model.fc._forward_hooks
+
+
+def test_a_mistyped_site_offers_the_nearest() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encoder(x)
+
+    with pytest.raises(UnknownSite, match="did you mean 'encoder'"):
+        sosie.compare(Net(), mlp(), inputs(), sites_a=["encodr"])
+
+
+def test_a_site_that_never_fires_is_named() -> None:
+    model = mlp()
+    model.spare = nn.Linear(3, 3)
+    model.forward = lambda x: nn.Sequential(*list(model)[:5])(x)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="spare"):
+        sosie.compare(model, mlp(), inputs(), sites_a=["spare"])
+
+
+def test_constant_features_are_a_caveat_and_the_rest_goes_on() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight.zero_()  # site 2 is its bias for every input, and all after it
+    for memory in (None, 1000):
+        c = sosie.compare(
+            model, mlp(1), inputs(), measures=["debiased_cka", "mean_cca", "rsa"], memory=memory
+        )
+        for name in c.measures:
+            assert np.isnan(c.matrix(name)[2:]).all()
+            assert np.isfinite(c.matrix(name)[:2]).all()
+        row = next(r for r in c.rows() if r["site_a"] == "3" and r["site_b"] == "0")
+        assert "do not vary" in row["caveats"][0]
+        assert np.isnan(row["value"])
+        assert c.best_match("debiased_cka")[3] == {
+            "site_a": "3",
+            "site_b": None,
+            "value": pytest.approx(np.nan, nan_ok=True),
+        }
+
+
+def test_rank_one_features_are_no_obstacle() -> None:
+    x = inputs()
+    rank_one = {"s": (x[:, :1] @ torch.ones(1, 5)).numpy()}
+    measures = [
+        "linear_cka",
+        "debiased_cka",
+        "mean_cca",
+        "svcca",
+        "pwcca",
+        "procrustes_angle",
+        "regression_r2",
+    ]
+    c = sosie.compare(rank_one, {"s": x.numpy()}, measures=measures)
+    assert all(np.isfinite(c.matrix(name)).all() for name in measures)
+    assert c.matrix("mean_cca")[0, 0] == pytest.approx(1)
+
+
+def test_more_neurons_than_rows_is_said() -> None:
+    random = np.random.RandomState(0)
+    a, b = {"s": random.randn(20, 30)}, {"t": random.randn(20, 30)}
+    c = sosie.compare(a, b, measures=["mean_cca", "linear_cka", "regression_r2"])
+    texts = {row["measure"]: row["caveats"] for row in c.rows()}
+    assert "n=20 rows for width=30: every correlation is 1" in texts["mean_cca"]
+    assert "n=20 < width=30: biased up" in texts["linear_cka"]
+    assert "n=20 rows for width=30: the regression fits anything" in texts["regression_r2"]
+
+
+def test_wrong_arguments() -> None:
+    x = inputs()
+    with pytest.raises(TypeError, match="compare needs two models"):
+        sosie.compare(mlp())
+    with pytest.raises(TypeError, match="comparing models needs data"):
+        sosie.compare(mlp(), mlp(1))
+    with pytest.raises(TypeError, match="cannot compare int"):
+        sosie.compare(3, mlp(1), x)
+    with pytest.raises(ValueError, match="no row rule 'middle'"):
+        sosie.compare(mlp(), mlp(1), x, rows="middle")
+    with pytest.raises(KeyError, match="did you mean debiased_cka"):
+        sosie.compare(mlp(), mlp(1), x, measures=["debiased_ck"])
+    with pytest.raises(ValueError, match="no measures"):
+        sosie.compare(mlp(), mlp(1), x, measures=[])
+    with pytest.raises(ValueError, match="'4GiB'"):
+        sosie.compare(mlp(), mlp(1), x, memory="four")
+    with pytest.raises(ValueError, match="at least two models"):
+        sosie.compare([mlp()], x)
+    with pytest.raises(TypeError, match="the data comes second"):
+        sosie.compare([mlp(), mlp(1)], None, x)
+    with pytest.raises(ValueError, match="at least 4"):
+        sosie.compare(mlp(), mlp(1), x, block=2, memory=1000)
+
+
+def test_interruption_leaves_the_model_as_found() -> None:
+    model = mlp().train()
+
+    def data():
+        yield inputs(100)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sosie.compare(model, mlp(1), data())
+    assert model.training
+    assert not any(m._forward_hooks for m in model.modules())

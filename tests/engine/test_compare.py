@@ -1,0 +1,315 @@
+"""compare(): right values under the right labels, whatever the loader does, and everything left as found."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nets import Tokens, cnn, inputs, mlp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sosie
+from sosie.measures import MEASURES
+
+ALL = list(MEASURES)
+
+
+def activations(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    found = []
+    with torch.no_grad():
+        for layer in model.eval():
+            x = layer(x.clone())
+            found.append(x.clone())
+    return found
+
+
+def test_every_measure_at_every_pair_of_sites() -> None:
+    a, b, x = mlp(0), mlp(1, width=5), inputs()
+    c = sosie.compare(a, b, x, measures=ALL)
+    assert c.sites_a == ["0", "1", "2", "3", "4"]
+    rows_a, rows_b = activations(a, x), activations(b, x)
+    for name in ALL:
+        found = c.matrix(name)
+        assert found.shape == (5, 5)
+        for i, left in enumerate(rows_a):
+            for j, right in enumerate(rows_b):
+                try:
+                    expected = sosie.measure(name, left, right)
+                except ValueError as error:  # a row of zeros after the ReLU has no direction
+                    assert any(str(error) in caveat.text for caveat in c[name].caveats)
+                    assert np.isnan(found[i, j])
+                    continue
+                assert found[i, j] == pytest.approx(expected, abs=2e-5), f"{name} at {i}, {j}"
+
+
+def test_rows_and_columns_are_not_swapped() -> None:
+    c = sosie.compare(
+        mlp(0), mlp(1), inputs(), sites_a=["0", "2", "4"], sites_b=["4"], measures="regression_r2"
+    )
+    assert c.matrix().shape == (3, 1)
+    row = next(r for r in c.rows() if (r["site_a"], r["site_b"]) == ("2", "4"))
+    assert row["value"] == c.matrix()[1, 0]
+
+
+@pytest.mark.parametrize("batch", [150, 64, 37, 7, 1])
+def test_the_loaders_batch_size_does_not_matter(batch: int) -> None:
+    a, b, x = mlp(0).double(), mlp(1).double(), inputs().double()
+    kwargs = {"measures": ["debiased_cka", "linear_cka", "mean_cca", "mutual_knn"], "block": 16}
+    whole = sosie.compare(a, b, [x], **kwargs)
+    cut = sosie.compare(a, b, x.split(batch), **kwargs)
+    for name in whole.measures:
+        assert np.abs(whole.matrix(name) - cut.matrix(name)).max() < 1e-9
+
+
+@pytest.mark.parametrize("batch", [200, 64, 33, 3])
+def test_the_loaders_batch_size_does_not_matter_for_blocks(batch: int) -> None:
+    x = torch.rand(131, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    a, b = cnn(0), cnn(1)
+    force = {"memory": 1000, "measures": ["debiased_cka", "linear_cka", "kernel_alignment"]}
+    whole = sosie.compare(a, b, [x], **force)
+    assert "blocks of 64 rows, 131 rows" in whole["debiased_cka"].statistic
+    cut = sosie.compare(a, b, x.split(batch), **force)
+    for name in whole.measures:
+        assert np.abs(whole.matrix(name) - cut.matrix(name)).max() < 1e-5
+
+
+def test_a_shuffled_loader_gives_both_models_the_same_batch() -> None:
+    """A peer that iterates the loader once a model gives −0.07 here."""
+    model, x = mlp(0), inputs()
+    loader = DataLoader(TensorDataset(x, torch.zeros(150)), batch_size=32, shuffle=True)
+    found = sosie.compare(model, copy.deepcopy(model), loader)
+    assert np.diag(found.matrix()) == pytest.approx(np.ones(5), abs=1e-6)
+
+
+def test_a_model_with_itself_runs_once() -> None:
+    model, calls = mlp(0), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found = sosie.compare(model, model, inputs())
+    assert np.diag(found.matrix()) == pytest.approx(np.ones(5), abs=1e-6)
+    # The probe and two chunks, one of which ends early: never twice a chunk.
+    assert len(calls) <= 3
+    assert found.side_a.name != found.side_b.name
+
+
+@pytest.mark.parametrize("rest", [1, 2, 3])
+def test_a_last_batch_of_few_rows(rest: int) -> None:
+    """Peers give NaN, ZeroDivisionError, or an exception after the whole pass."""
+    x = inputs(64 + rest)
+    c = sosie.compare(mlp(0), mlp(1), x.split(64), memory=1000)
+    assert np.isfinite(c.matrix()).all()
+    assert c["debiased_cka"].n == 64 + rest
+
+
+def test_everything_is_left_as_found() -> None:
+    a, b = cnn(0), cnn(1)
+    a.train()
+    a[0].weight.requires_grad_(False)
+    a[1].eval()
+    before = {k: v.clone() for k, v in a.state_dict().items()}
+    torch.manual_seed(3)
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    loader = DataLoader(TensorDataset(torch.rand(40, 1, 6, 6)), batch_size=10)
+    torch.set_rng_state(state)
+    sosie.compare(a, b, loader, measures=["debiased_cka", "mutual_knn"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+    assert [m.training for m in a.modules()] == [True, True, False, True, True, True, True]
+    assert not a[0].weight.requires_grad
+    assert a[3].weight.requires_grad
+    assert all(torch.equal(v, before[k]) for k, v in a.state_dict().items()), "batch norm moved"
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in a.modules())
+
+
+def test_a_large_offset_in_float32() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 100
+
+    x = inputs(256, 40)
+    plain, moved = nn.Sequential(nn.Linear(40, 30), nn.Tanh()), None
+    moved = nn.Sequential(*copy.deepcopy(plain), Shift())
+    for memory in (None, 1000):
+        truth = sosie.compare(plain, mlp(1, inputs=40), x, sites_a=["1"], memory=memory)
+        found = sosie.compare(moved, mlp(1, inputs=40), x, sites_a=["2"], memory=memory)
+        assert np.abs(truth.matrix() - found.matrix()).max() < 1e-4
+
+
+def test_sites_in_execution_order_and_called_twice() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first, self.mix = nn.Linear(4, 2), nn.Linear(8, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.mix(torch.relu(self.mix(self.first(x)))))
+
+    torch.manual_seed(0)
+    c = sosie.compare(Odd(), mlp(), inputs())
+    assert c.sites_a == ["first", "mix", "mix@2", "last"]
+    assert c.side_a.widths == (4, 4, 4, 2)
+
+
+def test_each_model_has_its_own_normalisation() -> None:
+    a, x = mlp(0), inputs()
+    raw = sosie.compare(a, a, (x - 2) / 3)
+    prepared = sosie.compare(a, mlp(0), x, prepare_a=lambda t: (t - 2) / 3, prepare_b=lambda t: (t - 2) / 3)
+    assert np.abs(raw.matrix() - prepared.matrix()).max() < 1e-6
+    other = sosie.compare(a, mlp(0), x, prepare_a=lambda t: (t - 2) / 3)
+    assert np.abs(raw.matrix() - other.matrix()).max() > 1e-3
+
+
+def test_batches_of_pairs_dicts_and_own_arguments() -> None:
+    a, b, x = mlp(0), mlp(1), inputs()
+    plain = sosie.compare(a, b, x).matrix()
+    y = torch.zeros(150)
+    pairs = sosie.compare(a, b, [(x[:70], y[:70]), (x[70:], y[70:])]).matrix()
+    own = sosie.compare(a, b, [{"image": x, "id": y}], inputs=lambda batch: batch["image"]).matrix()
+    arrays = sosie.compare(a, b, x.numpy()).matrix()
+    for found in (pairs, own, arrays):
+        assert np.abs(found - plain).max() < 1e-6
+
+
+@pytest.mark.parametrize("rows", ["mean", "positions", "last"])
+def test_padding_is_never_counted(rows: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 20, (90, 5), generator=random)
+    plain = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}]
+    padded = [
+        {
+            "input_ids": torch.cat([ids, torch.randint(1, 20, (90, 3), generator=random)], 1),
+            "attention_mask": torch.cat([torch.ones_like(ids), torch.zeros(90, 3, dtype=ids.dtype)], 1),
+        }
+    ]
+    a, b = Tokens(0), Tokens(1)
+    found = [sosie.compare(a, b, data, rows=rows) for data in (plain, padded)]
+    assert found[0].sites_a == ["blocks.0", "blocks.1"]
+    assert np.abs(found[0].matrix() - found[1].matrix()).max() < 1e-5
+    with pytest.raises(ValueError, match="padded tokens"):
+        sosie.compare(a, b, padded, rows="flatten")
+
+
+def test_batches_of_different_token_length_are_cut_anew() -> None:
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 20, (90, 5), generator=random)
+    whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    whole["attention_mask"][40:, 4:] = 0
+    cut = [{k: v[:40] for k, v in whole.items()}, {k: v[40:, :4] for k, v in whole.items()}]
+    a, b = Tokens(0), Tokens(1)
+    kwargs = {"rows": "mean", "memory": 1000, "block": 16}
+    assert (
+        np.abs(
+            sosie.compare(a, b, [whole], **kwargs).matrix() - sosie.compare(a, b, cut, **kwargs).matrix()
+        ).max()
+        < 1e-5
+    )
+
+
+def test_positions_need_the_same_number_at_every_site() -> None:
+    x = torch.rand(20, 1, 6, 6)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 4, 3, stride=2, padding=1))
+    with pytest.raises(ValueError, match="9 an input at .*: 1; 36 an input at .*: 0.*rows='mean'"):
+        sosie.compare(model, model, x, rows="positions")
+    c = sosie.compare(model, model, x, sites_a=["0"], sites_b=["0"], rows="positions", measures="cca_r2")
+    assert c["cca_r2"].n == 20 * 36
+
+
+def test_all_pairs_in_one_pass() -> None:
+    models, x = [mlp(0), mlp(1), mlp(2, width=7)], inputs()
+    calls = []
+    models[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    found = sosie.compare(models, x)
+    assert len(calls) == 3  # the probe, and two batches of at most 128
+    assert len(found) == 3
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(found[i, j].matrix() - sosie.compare(models[i], models[j], x).matrix()).max() < 1e-6
+    square = found.matrix("debiased_cka")
+    assert square.shape == (3, 3)
+    assert (square == square.T).all()
+    with pytest.raises(KeyError, match="i < j"):
+        found[1, 0]
+
+
+def test_saved_activations_are_as_good_as_models(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    a, b, x = mlp(0), mlp(1), inputs()
+    left, right = ({str(i): rows for i, rows in enumerate(activations(m, x))} for m in (a, b))
+    expected = sosie.compare(a, b, x, measures=["debiased_cka", "rsa"])
+    np.savez(tmp_path / "a.npz", **{k: v.numpy() for k, v in left.items()})
+    save_file(right, tmp_path / "b.safetensors")
+    for one, two in ((left, right), (tmp_path / "a.npz", tmp_path / "b.safetensors")):
+        found = sosie.compare(one, two, measures=["debiased_cka", "rsa"])
+        assert found.sites_a == expected.sites_a
+        for name in found.measures:
+            assert np.abs(found.matrix(name) - expected.matrix(name)).max() < 1e-6
+    mixed = sosie.compare(left, b, x)
+    assert np.abs(mixed.matrix() - expected.matrix("debiased_cka")).max() < 1e-6
+
+
+def test_intervals_come_with_many_blocks() -> None:
+    x = inputs(1024)
+    c = sosie.compare(mlp(0), mlp(1), x, memory=1000)
+    values = c["debiased_cka"]
+    assert (values.low < values.value).all()
+    assert (values.value < values.high).all()
+    exact = sosie.compare(mlp(0), mlp(1), x, exact=True).matrix()
+    inside = (values.low <= exact) & (exact <= values.high)
+    assert inside.mean() > 0.9
+    row = c.rows()[0]
+    assert row["low"] < row["value"] < row["high"]
+    assert row["n"] == 1024
+
+
+def test_exact_says_what_it_would_take() -> None:
+    with pytest.raises(MemoryError, match=r"exact=True would keep 150 rows.*Raise memory="):
+        sosie.compare(mlp(0), mlp(1), inputs(), exact=True, memory=1000)
+    c = sosie.compare(mlp(0), mlp(1), inputs(), exact=True)
+    assert c["debiased_cka"].statistic == "moments of all 150 rows"
+
+
+def test_fewer_rows_than_asked_for_is_said() -> None:
+    c = sosie.compare(mlp(0), mlp(1), inputs(), max_rows=500)
+    assert any("max_rows=500, but the data had 150" in text for text in c.rows()[0]["caveats"])
+    c = sosie.compare(mlp(0), mlp(1), inputs(), max_rows=100)
+    assert c["debiased_cka"].n == 100
+    assert c.rows()[0]["caveats"] == []
+
+
+def test_sampled_rows_are_said_and_seeded() -> None:
+    x = inputs(3000)
+    one, two = (sosie.compare(mlp(0), mlp(1), x, measures="mutual_knn", seed=s) for s in (0, 1))
+    assert "sample of 2048 of 3000 rows" in one["mutual_knn"].statistic
+    assert any("sample of 2048" in text for text in one.rows()[0]["caveats"])
+    again = sosie.compare(mlp(0), mlp(1), x.split(100), measures="mutual_knn", seed=0)
+    assert (one.matrix() == again.matrix()).all()
+    assert (one.matrix() != two.matrix()).any()
+
+
+def test_autocast_and_half_precision() -> None:
+    a, b, x = mlp(0), mlp(1), inputs()
+    plain = sosie.compare(a, b, x, memory=1000).matrix()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = sosie.compare(a, b, x, memory=1000)
+    assert np.abs(mixed.matrix() - plain).max() < 0.02
+    assert np.diag(sosie.compare(a, a, x).matrix()) == pytest.approx(np.ones(5), abs=1e-6)
+
+
+def test_double_precision_on_request() -> None:
+    a, b, x = mlp(0), mlp(1), inputs()
+    exact = sosie.compare(a.double(), b.double(), x.double(), memory=1000).matrix()
+    found = sosie.compare(a.float(), b.float(), x, memory=1000, precision="float64").matrix()
+    assert np.abs(exact - found).max() < 1e-6
+    with pytest.raises(ValueError, match="precision is one of"):
+        sosie.compare(a, b, x, precision="float8")
+
+
+def test_the_door_with_specifications() -> None:
+    c = sosie.compare(
+        "small_cnn(seed=0)", "small_cnn(seed=1)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"]
+    )
+    assert c.matrix().shape == (1, 1)
+    assert c.provenance["data"] == "demo"

@@ -1,0 +1,81 @@
+"""Statistics that are saved, merged and resumed give what one pass gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nets import inputs, mlp
+
+import sosie
+from sosie.results import DamagedFile
+
+MEASURES = ["debiased_cka", "mean_cca", "mutual_knn", "linear_cka"]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stopping(batches, after: int):
+    for k, batch in enumerate(batches):
+        if k == after:
+            raise Interrupted
+        yield batch
+
+
+@pytest.mark.parametrize("small", [0, 10**9], ids=["blocks", "moments"])
+def test_an_interrupted_comparison_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr("sosie.engine.resume.EVERY", 0.0)
+    monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", small)
+    x, path = inputs(400), tmp_path / "part.safetensors"
+    kwargs = {"measures": MEASURES, "block": 16}
+    whole = sosie.compare(mlp(0), mlp(1), x.split(64), **kwargs)
+    with pytest.raises(Interrupted):
+        sosie.compare(mlp(0), mlp(1), stopping(x.split(64), 4), resume=path, **kwargs)
+    assert path.exists()
+    found = sosie.compare(mlp(0), mlp(1), x.split(64), resume=path, **kwargs)
+    for name in MEASURES:
+        assert np.abs(found.matrix(name) - whole.matrix(name)).max() < 1e-9, name
+    assert found.provenance["inputs"] == 400
+
+
+def test_parts_of_the_data_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", 0)
+    x = inputs(320)
+    kwargs = {"measures": MEASURES, "block": 16}
+    whole = sosie.compare(mlp(0), mlp(1), x, **kwargs)
+    paths = []
+    for start, stop in ((0, 128), (128, 320)):
+        paths.append(tmp_path / f"{start}.safetensors")
+        sosie.compare(mlp(0), mlp(1), x[start:stop], resume=paths[-1], first_row=start, **kwargs)
+    found = sosie.compare(paths)
+    two = sosie.compare(str(paths[0]), str(paths[1]))
+    for name in MEASURES:
+        assert np.abs(found.matrix(name) - whole.matrix(name)).max() < 1e-9, name
+        assert (two.matrix(name) == found.matrix(name)).all()
+    assert found["debiased_cka"].n == 320
+    assert "blocks of 16" in found["debiased_cka"].statistic
+
+
+def test_another_comparison_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part.safetensors"
+    sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
+    with pytest.raises(ValueError, match=r"part\.safetensors is of another comparison: kinds"):
+        sosie.compare(mlp(0), mlp(1), inputs(), resume=path, measures="mean_cca")
+    with pytest.raises(ValueError, match="one pair of models"):
+        sosie.compare([mlp(0), mlp(1), mlp(2)], inputs(), resume=path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamagedFile):
+        sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
+
+
+def test_overlapping_parts_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{k}.safetensors" for k in range(2)]
+    for path in paths:
+        sosie.compare(mlp(0), mlp(1), inputs(), measures="mutual_knn", resume=path)
+    with pytest.raises(ValueError, match="first_row"):
+        sosie.compare(paths)

@@ -1,0 +1,209 @@
+"""Results round-trip exactly, are refused in words when damaged, and never half-written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sosie
+from sosie.results import (
+    Caveat,
+    Comparison,
+    Comparisons,
+    DamagedFile,
+    Side,
+    Values,
+    same_depth,
+    summarise,
+    write_atomically,
+)
+
+
+def values(value: np.ndarray, **changes) -> Values:
+    plain = {"n": 100, "statistic": "all rows", "closer": "up", "bounds": (0.0, 1.0), "same": 1.0}
+    return Values(value=value, **{**plain, **changes})
+
+
+def comparison(**changes) -> Comparison:
+    a = Side("a", ("x", "y", "z"), (3, 4, 5), ((3,), (4,), (5, 1, 1)))
+    b = Side("b", ("u", "v"), (3, 4), ((3,), (4,)))
+    matrix = np.array([[0.1, 1 / 3], [np.nan, 0.9], [0.30000000000000004, 2e-17]])
+    found = {
+        "linear_cka": values(matrix, low=matrix - 0.1, caveats=(Caveat("odd", "y", "u"), Caveat("all"))),
+        "procrustes_angle": values(matrix, closer="down", same=0.0, bounds=(0.0, None)),
+    }
+    return replace(Comparison(a, b, found, provenance={"sosie": "0", "models": ["é", "<b>"]}), **changes)
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    c = comparison()
+    back = sosie.load(c.save(tmp_path / "c.json"))
+    assert isinstance(back, Comparison)
+    assert back.side_a == c.side_a
+    assert back.provenance == c.provenance
+    for name in c.measures:
+        np.testing.assert_array_equal(back.matrix(name), c.matrix(name))
+        assert replace(back[name], value=0, low=0) == replace(c[name], value=0, low=0)
+    np.testing.assert_array_equal(back["linear_cka"].low, c["linear_cka"].low)
+    assert back.save(tmp_path / "again.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+
+
+@given(number=st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_comes_back(number: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    side = Side("s", ("x",), (1,), ((1,),))
+    c = Comparison(side, side, {"m": values(np.array([[number]]))})
+    path = tmp_path_factory.mktemp("r") / "c.json"
+    assert sosie.load(c.save(path)).matrix("m")[0, 0] == number
+
+
+def test_many_models_round_trip(tmp_path: Path) -> None:
+    c = comparison()
+    found = Comparisons(("a", "b", "c"), {(0, 1): c, (0, 2): c, (1, 2): c})
+    back = sosie.load(found.save(tmp_path / "all.json"))
+    assert isinstance(back, Comparisons)
+    assert len(back) == 3
+    np.testing.assert_array_equal(back["a", "c"].matrix("linear_cka"), c.matrix("linear_cka"))
+    with pytest.raises(KeyError, match="no model named 'd'"):
+        back["a", "d"]
+
+
+def edited(tmp_path: Path, **changes) -> Path:
+    path = comparison().save(tmp_path / "c.json")
+    found = json.loads(path.read_text("utf-8"))
+    for key, change in changes.items():
+        found[key] = change
+    path.write_text(json.dumps(found), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "written by a newer sosie .*upgrade"),
+        ({"version": "new"}, "no valid version"),
+        ({"format": "other"}, "not a saved comparison"),
+        ({"values": {"m": {}}}, "damaged"),
+        ({"values": [1]}, "damaged"),
+        ({"side_a": {"name": "a", "sites": ["x"], "widths": [1], "shapes": [[1]]}}, "damaged"),
+        (
+            {"side_a": {"name": "a", "sites": [1, 2, 3], "widths": [1, 1, 1], "shapes": [[1]] * 3}},
+            "expected text",
+        ),
+        ({"provenance": None}, "damaged"),
+    ],
+)
+def test_damaged_files_are_refused_in_words(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(DamagedFile, match=message):
+        sosie.load(edited(tmp_path, **changes))
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    path = comparison().save(tmp_path / "c.json")
+    whole = path.read_bytes()
+    for content, message in (
+        (whole[: len(whole) // 2], "not whole JSON"),
+        (b"", "not whole JSON"),
+        (b"\x80\x04\x95", "not text"),
+        (b"[1, 2]", "not a saved comparison"),
+        (b"[" * 100_000, "nested too deeply|not whole JSON"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DamagedFile, match=message):
+            sosie.load(path)
+    with pytest.raises(FileNotFoundError):
+        sosie.load(tmp_path / "none.json")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "f.txt"
+    write_atomically(path, "old")
+
+    def interrupted(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, interrupted)
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        write_atomically(tmp_path, "x")
+
+
+def test_rows_carry_value_doubt_and_caveats() -> None:
+    rows = comparison().rows()
+    assert len(rows) == 12
+    row = rows[2]
+    assert (row["measure"], row["site_a"], row["site_b"], row["n"]) == ("linear_cka", "y", "u", 100)
+    assert row["caveats"] == ["odd", "all"]
+    assert rows[3]["caveats"] == ["all"]
+    assert rows[0]["low"] == 0.0
+    assert rows[0]["high"] is None
+
+
+def test_best_match_follows_the_direction() -> None:
+    c = comparison()
+    assert [m["site_b"] for m in c.best_match("linear_cka")] == ["v", "v", "u"]
+    assert [m["site_b"] for m in c.best_match("procrustes_angle")] == ["u", "v", "v"]
+
+
+def test_names_are_checked() -> None:
+    c = comparison()
+    with pytest.raises(KeyError, match="did you mean 'linear_cka'"):
+        c.matrix("linear_ckaa")
+    with pytest.raises(ValueError, match="name the measure"):
+        c.matrix()
+    with pytest.raises(ValueError, match=r"shape \(1, 1\), the sites make it \(3, 2\)"):
+        comparison(values={"m": values(np.ones((1, 1)))})
+    c.matrix("linear_cka")[:] = 0
+    assert c.matrix("linear_cka")[1, 1] == 0.9, "a caller changed the result"
+
+
+def test_same_depth_is_relative() -> None:
+    assert same_depth(3, 3) == (0, 1, 2)
+    assert same_depth(3, 5) == (0, 2, 4)
+    assert same_depth(1, 4) == (3,)
+    assert same_depth(4, 1) == (0, 0, 0, 0)
+
+
+def test_the_sentence_says_what_was_found() -> None:
+    found = summarise(comparison(), "linear_cka")
+    assert "most alike at y (0.90) and least alike at z (0.00)" in found.sentence
+    assert found.diagonal.tolist() == [0.1, 0.9, 2e-17]
+    assert found.best_partner == (1, 1, 0)
+    side = Side("s", ("x", "y"), (1, 1), ((1,), (1,)))
+    same = Comparison(side, side, {"m": values(np.eye(2))})
+    assert "alike as with itself at every depth" in summarise(same, "m").sentence
+    lost = Comparison(side, side, {"m": values(np.full((2, 2), np.nan))})
+    assert "undefined" in summarise(lost, "m").sentence
+
+
+def test_pandas_notebook_and_writers() -> None:
+    c = comparison()
+    assert len(c.to_pandas()) == 12
+    assert "&lt;" in replace(c, side_a=replace(c.side_a, sites=("<i>", "y", "z")))._repr_html_()
+
+    class TensorBoard:
+        def __init__(self) -> None:
+            self.found = {}
+
+        def add_scalar(self, key, value, step) -> None:
+            self.found[key] = (value, step)
+
+    class WandB:
+        def log(self, scalars, step=None) -> None:
+            self.found = (scalars, step)
+
+    board, run = TensorBoard(), WandB()
+    c.log(board, step=7)
+    c.log(run)
+    assert board.found["sosie/linear_cka/best_match"][1] == 7
+    assert run.found[0]["sosie/linear_cka/best_match"] == board.found["sosie/linear_cka/best_match"][0]
+    with pytest.raises(TypeError, match="add_scalar"):
+        c.log(3)
