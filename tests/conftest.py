@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paired import correlated_rows
 
 torch.set_num_threads(1)
-
-
-def correlated_rows(n: int = 60, p: int = 7, q: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two sets of paired rows in float64 that have something in common, with uneven spectra and a mean."""
-    random = torch.Generator().manual_seed(seed)
-    shared = torch.randn(n, 3, generator=random, dtype=torch.float64)
-
-    def side(width: int) -> torch.Tensor:
-        mix = torch.randn(3, width, generator=random, dtype=torch.float64)
-        noise = torch.randn(n, width, generator=random, dtype=torch.float64)
-        scales = torch.linspace(0.3, 2.0, width, dtype=torch.float64)
-        mean = torch.randn(width, generator=random, dtype=torch.float64)
-        return (shared @ mix + noise) * scales + mean
-
-    return side(p), side(q)
 
 
 @pytest.fixture

@@ -58,9 +58,7 @@ FILES = [p for p in sorted(ROOT.rglob("*.py")) if len(p.relative_to(ROOT).parts)
 def test_a_layer_imports_only_layers_to_its_left(path: Path) -> None:
     part = path.relative_to(ROOT).parts[0]
     assert part in LAYERS, f"{part} has no place in the flow: add it to LAYERS"
-    assert not violations(part, imports(path)), (
-        f"{path.relative_to(ROOT)} imports {violations(part, imports(path))}"
-    )
+    assert not violations(part, imports(path)), f"{path.relative_to(ROOT)} imports {violations(part, imports(path))}"
 
 
 def test_the_rule_can_fail() -> None:

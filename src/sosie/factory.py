@@ -31,9 +31,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     name, bracket, rest = text.strip().partition("(")
     if not bracket:
         return name.strip(), {}
-    advice = (
-        f"{text!r}: write options as name(width=2, kind='B'), each a plain number, text, True, None or list"
-    )
+    advice = f"{text!r}: write options as name(width=2, kind='B'), each a plain number, text, True, None or list"
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -53,9 +51,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 def listed_folders(variable: str) -> list[Path]:
     """The folders that an environment variable lists, separated as in PATH."""
-    return [
-        Path(part).expanduser() for part in os.environ.get(variable, "").split(os.pathsep) if part.strip()
-    ]
+    return [Path(part).expanduser() for part in os.environ.get(variable, "").split(os.pathsep) if part.strip()]
 
 
 def find_file(name: str, variable: str) -> Path:
@@ -70,12 +66,8 @@ def find_file(name: str, variable: str) -> Path:
     for folder in folders:
         if (folder / path).exists():
             return folder / path
-    looked = ", ".join(str(folder) for folder in [Path.cwd(), *folders] if not path.is_absolute()) or str(
-        path.parent
-    )
-    siblings = {
-        item.name for folder in [path.parent, *folders] if folder.is_dir() for item in folder.iterdir()
-    }
+    looked = ", ".join(str(folder) for folder in [Path.cwd(), *folders] if not path.is_absolute()) or str(path.parent)
+    siblings = {item.name for folder in [path.parent, *folders] if folder.is_dir() for item in folder.iterdir()}
     near = get_close_matches(path.name, sorted(siblings), n=3)
     offer = f"; near it: {', '.join(near)}" if near else ""
     advice = "" if folders or path.is_absolute() else f"; set {variable} to the folders to search"

@@ -18,9 +18,7 @@ class Bottleneck(nn.Module):
         self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = (
-            nn.Sequential(nn.Conv2d(cin, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-            if downsample
-            else None
+            nn.Sequential(nn.Conv2d(cin, out, 1, stride, bias=False), nn.BatchNorm2d(out)) if downsample else None
         )
 
     def forward(self, x):
@@ -84,9 +82,7 @@ class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(36, 5)
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.MaxPool2d(2)
-        )
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.MaxPool2d(2))
         self.flatten = nn.Flatten()
 
     def forward(self, x):

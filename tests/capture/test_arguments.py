@@ -38,8 +38,7 @@ def test_inputs_says_what_the_model_gets(inputs, expected):
     args, _ = model_arguments({"a": X, "b": 2 * X}, inputs=inputs)
     assert len(args) == len(expected[0])
     assert all(
-        a is b or a == b if isinstance(a, list) else torch.equal(a, b)
-        for a, b in zip(args, expected[0], strict=True)
+        a is b or a == b if isinstance(a, list) else torch.equal(a, b) for a, b in zip(args, expected[0], strict=True)
     )
 
 

@@ -47,9 +47,7 @@ def test_a_whole_array_is_cut_into_batches(convert):
 
 
 def test_a_dict_of_arrays_is_one_data_set():
-    data = Batches(
-        {"input_ids": np.arange(600).reshape(300, 2), "attention_mask": torch.ones(300, 2), "flag": True}
-    )
+    data = Batches({"input_ids": np.arange(600).reshape(300, 2), "attention_mask": torch.ones(300, 2), "flag": True})
     assert data.total == 300
     batches = list(data)
     assert [len(batch["input_ids"]) for batch in batches] == [128, 128, 44]

@@ -63,9 +63,7 @@ def test_tokens_have_their_features_last():
 def test_one_dimensional_convolutions_are_maps_and_so_is_what_follows_them():
     model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.AvgPool1d(2))
     found = layouts(model, torch.randn(2, 3, 12), sites=["leaves", "."])
-    assert {label: last for label, (_, last) in found.items()} == dict.fromkeys(
-        ["0", "1", "2", "3", "output"], False
-    )
+    assert {label: last for label, (_, last) in found.items()} == dict.fromkeys(["0", "1", "2", "3", "output"], False)
 
 
 @pytest.mark.parametrize(

@@ -105,13 +105,11 @@ def test_padding_does_not_change_a_models_rows():
         for rule in ("mean", "positions", "cls", "last"):
             model(ids, attention_mask=mask)
             one = [
-                to_rows(x, rule, site=s, inputs=2, mask=mask)
-                for s, x in zip(seen.sites, seen.values(), strict=True)
+                to_rows(x, rule, site=s, inputs=2, mask=mask) for s, x in zip(seen.sites, seen.values(), strict=True)
             ]
             model(other, attention_mask=mask)
             two = [
-                to_rows(x, rule, site=s, inputs=2, mask=mask)
-                for s, x in zip(seen.sites, seen.values(), strict=True)
+                to_rows(x, rule, site=s, inputs=2, mask=mask) for s, x in zip(seen.sites, seen.values(), strict=True)
             ]
             torch.testing.assert_close(one, two)
 
@@ -127,9 +125,7 @@ def test_two_dimensions_are_rows_under_every_rule(rule):
 
 @pytest.mark.parametrize("rule", ["cls", "last"])
 def test_a_feature_map_has_no_tokens(maps, rule):
-    with pytest.raises(
-        ValueError, match=r"needs tokens, but site 'conv' is a feature map of shape \(2, 3, 4, 5\)"
-    ):
+    with pytest.raises(ValueError, match=r"needs tokens, but site 'conv' is a feature map of shape \(2, 3, 4, 5\)"):
         to_rows(maps, rule, site=MAP, inputs=2)
 
 
@@ -143,9 +139,7 @@ def test_a_first_dimension_that_does_not_count_inputs_is_refused(tokens):
 
 
 def test_a_functions_result_is_checked(tokens):
-    with pytest.raises(
-        ValueError, match=r"\(2 inputs, features\); at site 'block' it made \(4, 3\) of \(2, 4, 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"\(2 inputs, features\); at site 'block' it made \(4, 3\) of \(2, 4, 3\)"):
         to_rows(tokens, lambda x: x[0], site=TOKENS, inputs=2)
     with pytest.raises(ValueError, match="it made int"):
         to_rows(tokens, lambda x: 3, site=TOKENS, inputs=2)
@@ -156,9 +150,7 @@ def test_unknown_rules_are_refused(tokens):
         lambda: to_rows(tokens, "max", site=TOKENS, inputs=2),
         lambda: rows_per_input(TOKENS, "max"),
     ):
-        with pytest.raises(
-            ValueError, match="no row rule 'max': there are flatten, mean, positions, cls, last"
-        ):
+        with pytest.raises(ValueError, match="no row rule 'max': there are flatten, mean, positions, cls, last"):
             call()
 
 
@@ -198,9 +190,7 @@ def test_the_mean_rule_is_the_mean_of_the_positions(n, channels, space):
     torch.testing.assert_close(pooled, to_rows(x, "mean", site=site, inputs=n))
 
 
-@pytest.mark.parametrize(
-    ("bad", "says"), [(float("nan"), "1 NaN and 0 infinite"), (float("-inf"), "0 NaN and 1 inf")]
-)
+@pytest.mark.parametrize(("bad", "says"), [(float("nan"), "1 NaN and 0 infinite"), (float("-inf"), "0 NaN and 1 inf")])
 def test_nan_and_infinity_are_named_with_their_site(bad, says):
     rows = torch.zeros(4, 6)
     rows[2, 3] = bad

@@ -89,9 +89,7 @@ def test_bfloat16_and_big_endian_are_read(tmp_path):
     save_file({"a": torch.ones(2, 3, dtype=torch.bfloat16)}, tmp_path / "a.safetensors")
     assert open_activations(tmp_path / "a.safetensors").rows("a", 0, 2).dtype == torch.float32
     np.savez(tmp_path / "b.npz", b=np.ones((2, 3), dtype=">f4"))
-    np.testing.assert_array_equal(
-        open_activations(tmp_path / "b.npz").rows("b", 0, 2).numpy(), np.ones((2, 3))
-    )
+    np.testing.assert_array_equal(open_activations(tmp_path / "b.npz").rows("b", 0, 2).numpy(), np.ones((2, 3)))
 
 
 @pytest.mark.parametrize(

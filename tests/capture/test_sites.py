@@ -58,9 +58,7 @@ def test_resnet50_has_126_leaves_that_fire_158_times():
 
 
 def test_resnet20_gives_its_9_blocks():
-    assert labels(ResNet20(), torch.randn(2, 3, 8, 8)) == [
-        f"layer{i}.{j}" for i in (1, 2, 3) for j in range(3)
-    ]
+    assert labels(ResNet20(), torch.randn(2, 3, 8, 8)) == [f"layer{i}.{j}" for i in (1, 2, 3) for j in range(3)]
 
 
 def test_plain_net_gives_its_layers_in_execution_order_without_those_that_change_nothing():

@@ -54,9 +54,7 @@ def test_the_demo_is_shipped() -> None:
 
 def test_every_name_says_where_it_looked(place: Path) -> None:
     for name in set(list_data()) - {"demo"}:
-        with pytest.raises(
-            FileNotFoundError, match=rf"{name} \(train\) was not found; looked in .*sets"
-        ) as caught:
+        with pytest.raises(FileNotFoundError, match=rf"{name} \(train\) was not found; looked in .*sets") as caught:
             open_data(f"{name}:train")
         assert "SOSIE_DOWNLOAD=1" in str(caught.value)
 
@@ -87,9 +85,7 @@ def test_cifar100_binary_takes_the_fine_label(place: Path) -> None:
     assert data.labels.tolist() == [77, 5]
     assert data.classes[77] == "77"
     assert data.note == ""
-    (place / "cifar-100-binary" / "fine_label_names.txt").write_text(
-        "\n".join(f"name{i}" for i in range(100))
-    )
+    (place / "cifar-100-binary" / "fine_label_names.txt").write_text("\n".join(f"name{i}" for i in range(100)))
     assert open_images("cifar100").classes[77] == "name77"
 
 
@@ -102,9 +98,7 @@ def test_damaged_cifar(place: Path) -> None:
         open_data("cifar10")
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
-)
+@pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")])
 def test_pickled_cifar_is_refused(place: Path, name: str, folder: str) -> None:
     (place / folder).mkdir()
     with pytest.raises(FileNotFoundError, match=f"{folder} is the pickled version, refused .*binary version"):

@@ -38,9 +38,7 @@ class Tokens(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.embed = nn.Embedding(20, 6)
-        self.blocks = nn.ModuleList(
-            [nn.TransformerEncoderLayer(6, 2, 12, batch_first=True) for _ in range(2)]
-        )
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(6, 2, 12, batch_first=True) for _ in range(2)])
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Any]:
         hidden = self.embed(input_ids)

@@ -13,7 +13,7 @@ from sosie.capture import NoData, UnknownSite
 
 
 def test_unpaired_rows() -> None:
-    with pytest.raises(ValueError, match="need paired rows, got 5 in .*6 in "):
+    with pytest.raises(ValueError, match=r"need paired rows, got 5 in .*6 in "):
         sosie.compare({"a": np.eye(5)}, {"a": np.eye(6)})
     with pytest.raises(ValueError, match="has 5 saved, but the data goes on"):
         sosie.compare({"a": np.eye(5)}, mlp(), inputs(20))
@@ -99,9 +99,7 @@ def test_constant_features_are_a_caveat_and_the_rest_goes_on() -> None:
     with torch.no_grad():
         model[2].weight.zero_()  # site 2 is its bias for every input, and all after it
     for memory in (None, 1000):
-        c = sosie.compare(
-            model, mlp(1), inputs(), measures=["debiased_cka", "mean_cca", "rsa"], memory=memory
-        )
+        c = sosie.compare(model, mlp(1), inputs(), measures=["debiased_cka", "mean_cca", "rsa"], memory=memory)
         for name in c.measures:
             assert np.isnan(c.matrix(name)[2:]).all()
             assert np.isfinite(c.matrix(name)[:2]).all()

@@ -26,9 +26,7 @@ def stopping(batches, after: int):
 
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["blocks", "moments"])
-def test_an_interrupted_comparison_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
     monkeypatch.setattr("sosie.engine.resume.EVERY", 0.0)
     monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", small)
     x, path = inputs(400), tmp_path / "part.safetensors"

@@ -94,9 +94,7 @@ def test_inverse_root_and_its_gradient(repeated: bool) -> None:
     def inside(change: torch.Tensor) -> torch.Tensor:
         """A change that stays within the range, where the function is smooth."""
         kept = basis[:, :3]
-        return (
-            inverse_root(matrix + kept @ (change + change.T) @ kept.T) * (basis @ basis.T + projector)
-        ).sum()
+        return (inverse_root(matrix + kept @ (change + change.T) @ kept.T) * (basis @ basis.T + projector)).sum()
 
     change = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(inside, (change,), eps=1e-6, atol=1e-6)

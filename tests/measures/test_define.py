@@ -13,9 +13,7 @@ from sosie.stats import Alignment, Moments
 
 
 def test_a_measure_is_a_function_of_a_view(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    assert float(linear_cka(Moments.of(*pair).alignment())) == pytest.approx(
-        sosie.measure("linear_cka", *pair)
-    )
+    assert float(linear_cka(Moments.of(*pair).alignment())) == pytest.approx(sosie.measure("linear_cka", *pair))
 
 
 def test_options_make_a_new_measure_whose_name_says_so() -> None:
@@ -111,9 +109,6 @@ def test_too_few_rows_for_a_measure() -> None:
 
 def test_numpy_torch_and_lists_give_one_float(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = pair
-    values = [
-        sosie.measure("linear_cka", *both)
-        for both in ((x, y), (x.numpy(), y.numpy()), (x.tolist(), y.tolist()))
-    ]
+    values = [sosie.measure("linear_cka", *both) for both in ((x, y), (x.numpy(), y.numpy()), (x.tolist(), y.tolist()))]
     assert len(set(values)) == 1
     assert type(values[0]) is float

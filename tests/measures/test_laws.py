@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import correlated_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paired import correlated_rows
 from torch import Tensor
 
 from sosie.measures import MEASURES, Measure
@@ -144,9 +144,7 @@ def test_split_and_order_do_not_matter(measure: Measure) -> None:
     if issubclass(measure.reads, Alignment | Covariances):
         parts = [Moments.of(x[a:b], y[a:b]) for a, b in ((60, 90), (0, 37), (37, 38), (38, 60))]
         merged = parts[0].merge(parts[1]).merge(parts[2].merge(parts[3]))
-        view = (
-            merged.alignment(measure.reads) if issubclass(measure.reads, Alignment) else merged.covariances()
-        )
+        view = merged.alignment(measure.reads) if issubclass(measure.reads, Alignment) else merged.covariances()
         assert float(measure(view)) == pytest.approx(whole, abs=1e-9)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
     assert float(measure.of(x[order], y[order])) == pytest.approx(whole, abs=1e-9)
@@ -157,9 +155,7 @@ def test_split_and_order_do_not_matter(measure: Measure) -> None:
 )
 def test_one_block_of_grams_is_exact(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
     grams = Grams.of(*pair, block=64)
-    assert float(measure(grams.alignment(measure.reads))) == pytest.approx(
-        float(measure.of(*pair)), abs=1e-12
-    )
+    assert float(measure(grams.alignment(measure.reads))) == pytest.approx(float(measure.of(*pair)), abs=1e-12)
 
 
 @measures
@@ -205,9 +201,7 @@ def test_biased_cka_of_independent_rows(n: int, p: int, expected: float) -> None
 
 @pytest.mark.parametrize(("n", "p"), [(100, 10), (100, 1000), (50, 5000)])
 def test_debiased_cka_of_independent_rows_is_zero_with_the_stated_spread(n: int, p: int) -> None:
-    values = torch.tensor(
-        [float(MEASURES["debiased_cka"].of(*independent(n, p, seed))) for seed in range(40)]
-    )
+    values = torch.tensor([float(MEASURES["debiased_cka"].of(*independent(n, p, seed))) for seed in range(40)])
     spread = (2 / (n * (n - 3))) ** 0.5
     assert abs(float(values.mean())) < 4 * spread / 40**0.5
     assert 0.6 * spread < float(values.std()) < 1.5 * spread

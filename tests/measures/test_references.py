@@ -8,7 +8,7 @@ import scipy.linalg
 import scipy.spatial
 import scipy.stats
 import torch
-from conftest import correlated_rows
+from paired import correlated_rows
 from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
@@ -94,9 +94,7 @@ def test_procrustes_against_scipy() -> None:
     x, y = (side - side.mean(0) for side in (x.numpy(), y.numpy()))
     x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
     rotation, scale = scipy.linalg.orthogonal_procrustes(x, y)
-    assert sosie.measure("procrustes_distance", x, y) == pytest.approx(
-        np.linalg.norm(x @ rotation - y), abs=1e-10
-    )
+    assert sosie.measure("procrustes_distance", x, y) == pytest.approx(np.linalg.norm(x @ rotation - y), abs=1e-10)
     assert sosie.measure("normalized_bures", x, y) == pytest.approx(scale, abs=1e-10)
 
 
@@ -142,8 +140,7 @@ def test_rsa_with_ties_against_scipy() -> None:
 def test_mutual_knn_against_scikit_learn() -> None:
     x, y = numpy_pair()
     near = [
-        NearestNeighbors(n_neighbors=6, metric="cosine").fit(s).kneighbors(s, return_distance=False)
-        for s in (x, y)
+        NearestNeighbors(n_neighbors=6, metric="cosine").fit(s).kneighbors(s, return_distance=False) for s in (x, y)
     ]
     near = [[set(row) - {i} for i, row in enumerate(side)] for side in near]
     shared = np.mean([len(a & b) / 5 for a, b in zip(*near, strict=True)])
@@ -158,11 +155,7 @@ def test_linear_cka_is_the_cosine_of_centred_squared_distances() -> None:
     centre = np.eye(80) - 1 / 80
 
     def whitened(side: np.ndarray) -> np.ndarray:
-        return (
-            centre
-            @ scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(side, "sqeuclidean"))
-            @ centre
-        )
+        return centre @ scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(side, "sqeuclidean")) @ centre
 
     k, l = whitened(x), whitened(y)
     assert sosie.measure("linear_cka", x, y) == pytest.approx(

@@ -18,9 +18,7 @@ def test_calls_and_their_options() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["f(1)", "f(a=b)", "f(a=1", "f(a=1)(b=2)", "f(a=1)@g(b=2)", "f(a=1) + 1", "f(*[1])"]
-)
+@pytest.mark.parametrize("text", ["f(1)", "f(a=b)", "f(a=1", "f(a=1)(b=2)", "f(a=1)@g(b=2)", "f(a=1) + 1", "f(*[1])"])
 def test_anything_but_literals_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write options as"):
         parse_call(text)
@@ -77,9 +75,7 @@ def test_an_installation_below_the_folder_is_kept(tmp_path: Path, monkeypatch: p
         ("import no_such_module_here", "make", ModuleNotFoundError, "no_such_module_here"),
     ],
 )
-def test_files_that_fail(
-    tmp_path: Path, content: str, name: str, kind: type[Exception], message: str
-) -> None:
+def test_files_that_fail(tmp_path: Path, content: str, name: str, kind: type[Exception], message: str) -> None:
     (tmp_path / "net.py").write_text(content)
     path, modules = list(sys.path), set(sys.modules)
     with pytest.raises(kind, match=message):

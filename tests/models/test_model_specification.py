@@ -11,9 +11,7 @@ from torch import nn
 
 from sosie.models import NamedModel, Normalise, build_model, list_models, open_model
 
-SMALL = [
-    name for name in list_models() if name in {"tiny10", "resnet20", "vit", "small_cnn", "efficientnet_lite0"}
-]
+SMALL = [name for name in list_models() if name in {"tiny10", "resnet20", "vit", "small_cnn", "efficientnet_lite0"}]
 
 
 def save(model: nn.Module, path: Path, **metadata: str) -> Path:
@@ -115,9 +113,7 @@ def test_normalisation_from_the_metadata_or_the_specification(tmp_path: Path) ->
         open_model(f"small_cnn@{odd}")
 
 
-def test_weights_are_looked_for_in_the_listed_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_looked_for_in_the_listed_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     save(build_model("small_cnn"), tmp_path / "b" / "w.safetensors")

@@ -57,11 +57,7 @@ def test_a_network_runs_and_every_parameter_gets_a_gradient(name: str) -> None:
     y = model(x)
     assert y.dim() == 2
     y.square().sum().backward()
-    idle = [
-        key
-        for key, value in model.named_parameters()
-        if value.grad is None or not value.grad.isfinite().all()
-    ]
+    idle = [key for key, value in model.named_parameters() if value.grad is None or not value.grad.isfinite().all()]
     assert not idle
 
 
@@ -99,9 +95,7 @@ def test_parameter_counts(name: str, count: int) -> None:
     assert parameters(model) == count
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("tiny10", 17), ("resnet20", 39), ("resnet56", 111), ("resnet50", 126)]
-)
+@pytest.mark.parametrize(("name", "count"), [("tiny10", 17), ("resnet20", 39), ("resnet56", 111), ("resnet50", 126)])
 def test_leaf_counts(name: str, count: int) -> None:
     assert len(leaves(build_model(name))) == count
 

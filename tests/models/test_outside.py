@@ -23,9 +23,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
 
 
 @pytest.mark.parametrize(("spec", "name"), [("torchvision:resnet18", "torchvision"), ("timm:vit", "timm")])
-def test_a_missing_library_comes_with_its_pip_line(
-    monkeypatch: pytest.MonkeyPatch, spec: str, name: str
-) -> None:
+def test_a_missing_library_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPatch, spec: str, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=f"{spec} needs {name}, .*: pip install {name}"):
         open_model(spec)

@@ -11,9 +11,7 @@ from sosie.models.resnet import ResNet
 def test_names_are_listed_in_natural_order() -> None:
     names = list_models()
     assert names.index("resnet20") < names.index("resnet110")
-    assert {"tiny10", "resnet20", "resnet50", "inception_v1", "alexnet", "vgg11", "vit", "small_cnn"} <= set(
-        names
-    )
+    assert {"tiny10", "resnet20", "resnet50", "inception_v1", "alexnet", "vgg11", "vit", "small_cnn"} <= set(names)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])

@@ -34,9 +34,7 @@ def test_safetensors_round_trip_with_metadata(tmp_path: Path) -> None:
     assert torch.equal(target.conv.weight, source.conv.weight)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}]
-)
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
 def test_torch_files_with_their_wrappers(tmp_path: Path, wrap: object, prefix: str) -> None:
     source, target = net(), net()

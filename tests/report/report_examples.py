@@ -41,9 +41,7 @@ def blocks(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.clip(smooth + stage + noise, 0.01, 1)
 
 
-def similarity(
-    value: np.ndarray, doubt: bool = True, caveats: tuple[Caveat, ...] = (), **facts: object
-) -> Values:
+def similarity(value: np.ndarray, doubt: bool = True, caveats: tuple[Caveat, ...] = (), **facts: object) -> Values:
     spread = 0.01 + 0.05 * (1 - value)
     given = {
         "n": 1024,
@@ -118,10 +116,7 @@ def leaves(count: int) -> list[str]:
 
 
 def transformer(count: int) -> list[str]:
-    return [
-        f"encoder.layers.encoder_layer_{k // 3}.{('self_attention', 'mlp', 'ln_2')[k % 3]}"
-        for k in range(count)
-    ]
+    return [f"encoder.layers.encoder_layer_{k // 3}.{('self_attention', 'mlp', 'ln_2')[k % 3]}" for k in range(count)]
 
 
 def several(count: int = 4, sites: int = 8) -> Comparisons:

@@ -182,9 +182,7 @@ def saved(seen, name):
 
 def test_downloads_work_offline(look):
     comparison = crooked()
-    formula = Comparison(
-        side("=first", ["=SUM(A1)", "a1", "a2"]), comparison.side_b, {"alike": comparison["alike"]}
-    )
+    formula = Comparison(side("=first", ["=SUM(A1)", "a1", "a2"]), comparison.side_b, {"alike": comparison["alike"]})
     seen = look(formula)
     seen.page.context.set_offline(True)
     name, content = saved(seen, "CSV")

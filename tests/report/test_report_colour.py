@@ -19,9 +19,7 @@ def linear() -> np.ndarray:
 
 
 def test_steps_look_equal_and_lightness_only_rises():
-    lms = (
-        linear() @ np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]).T
-    )
+    lms = linear() @ np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]).T
     to_lab = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
     lab = np.cbrt(lms) @ to_lab.T
     steps = np.linalg.norm(np.diff(lab, axis=0), axis=1)

@@ -35,20 +35,14 @@ def test_the_page_holds_the_matrix_row_by_row():
     found = data_of(render(comparison))["pairs"][0]["measures"][0]
     value = np.array(found["value"], dtype=float).reshape(3, 5)
     np.testing.assert_allclose(value, comparison.matrix("debiased_cka"), atol=5.1e-5)
-    np.testing.assert_allclose(
-        np.array(found["low"]).reshape(3, 5), comparison["debiased_cka"].low, atol=5.1e-5
-    )
+    np.testing.assert_allclose(np.array(found["low"]).reshape(3, 5), comparison["debiased_cka"].low, atol=5.1e-5)
 
 
 def test_title_and_sentences_lead_the_page():
     comparison = pair(stages(4), stages(4))
     text = html.unescape(render(comparison))
     assert "<title>resnet20 and resnet56</title>" in text
-    assert (
-        text.index("By debiased_cka, resnet20")
-        < text.index("By procrustes_angle")
-        < text.index("By mutual_knn")
-    )
+    assert text.index("By debiased_cka, resnet20") < text.index("By procrustes_angle") < text.index("By mutual_knn")
 
 
 def test_the_policy_admits_its_own_script_and_style_and_nothing_else():
@@ -116,9 +110,7 @@ def test_several_models_share_names_and_say_what_was_left_out(monkeypatch):
     assert len(found["sides"]) == 4
     assert len(found["records"]) == 1
     assert found["pairs"][0]["measures"][0]["dropped"] == []
-    assert np.array(found["models"][0]["value"]).reshape(4, 4)[1, 2] == pytest.approx(
-        found["models"][0]["value"][9]
-    )
+    assert np.array(found["models"][0]["value"]).reshape(4, 4)[1, 2] == pytest.approx(found["models"][0]["value"][9])
     monkeypatch.setattr(sosie.report.contents, "MOST_NUMBERS", 10)
     brief = contents(several(4, 6))
     assert brief["pairs"][0]["measures"][0]["dropped"] == ["low", "high"]

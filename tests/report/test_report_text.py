@@ -57,9 +57,7 @@ def test_long_tables_are_cut_in_the_middle_unless_asked_for(width):
 
 
 def test_names_are_neither_markup_nor_escape_sequences():
-    text = printed(
-        print_comparison, pair(HOSTILE, HOSTILE[::-1], names=("[bold]a[/bold]", "b\x1b[2J")), width=400
-    )
+    text = printed(print_comparison, pair(HOSTILE, HOSTILE[::-1], names=("[bold]a[/bold]", "b\x1b[2J")), width=400)
     assert "\x1b" not in text
     assert "[red]x[/red]" in text
     assert "[bold]a[/bold]" in text

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from conftest import correlated_rows
+from paired import correlated_rows
 
 from sosie.measures import MEASURES
 from sosie.stats import Alignment, DebiasedAlignment, GramMaker, Grams, UncentredAlignment
@@ -19,7 +21,7 @@ def value(name: str, grams: Grams) -> float:
 def streamed(x: torch.Tensor, y: torch.Tensor, edges: list[int], block: int = 32) -> Grams:
     makers = GramMaker(block, True), GramMaker(block, True)
     total, blocks = None, 0
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         a, b = (m.part("site", rows[start:stop]) for m, rows in zip(makers, (x, y), strict=True))
         part = Grams.join([a], [b], block=block, first_block=blocks)
         blocks += sum(count for count, _ in a.sizes)
@@ -36,9 +38,7 @@ def test_chunks_of_whole_blocks_do_not_matter(name: str) -> None:
     assert value(name, streamed(x, y, [0, 160, 205])) == pytest.approx(whole, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("linear_cka", 0.01), ("debiased_cka", 0.01), ("kernel_alignment", 0.01)]
-)
+@pytest.mark.parametrize(("name", "error"), [("linear_cka", 0.01), ("debiased_cka", 0.01), ("kernel_alignment", 0.01)])
 @pytest.mark.parametrize("p", [5, 400])
 def test_blocks_estimate_the_value_on_all_rows(name: str, error: float, p: int) -> None:
     """The biased CKA too, whose value depends on the number of rows: at p = 400 it is far from the debiased."""
@@ -87,9 +87,7 @@ def test_centring_starts_when_it_is_needed() -> None:
     maker = GramMaker(16)
     x = correlated_rows(n=32)[0].float()
     assert float(maker.part("site", x).offset) > 0
-    assert float(maker.part("site", x + 1000).offset) == 0, (
-        "rows with a large mean went into a product uncentred"
-    )
+    assert float(maker.part("site", x + 1000).offset) == 0, "rows with a large mean went into a product uncentred"
     assert float(maker.part("site", x).offset) == 0, "once centred, a site stays centred"
     told = GramMaker(16)
     told.notice("site", 1e6)
@@ -114,9 +112,7 @@ def test_all_pairs_of_sites_at_once() -> None:
         together = MEASURES[name](grams.alignment(kind))
         for i, x in enumerate((x1, x2)):
             for j, y in enumerate((y1, x2, x1)):
-                assert float(together[i, j]) == pytest.approx(
-                    value(name, Grams.of(x, y, block=16)), abs=1e-12
-                )
+                assert float(together[i, j]) == pytest.approx(value(name, Grams.of(x, y, block=16)), abs=1e-12)
 
 
 def test_linear_cka_from_blocks_never_exceeds_one() -> None:

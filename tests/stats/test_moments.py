@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from conftest import correlated_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paired import correlated_rows
 
 from sosie.measures import MEASURES
 from sosie.stats import Alignment, Covariances, MomentMaker, Moments
@@ -40,9 +42,7 @@ def test_streaming_is_exact(name: str, batch: int, offset: float) -> None:
     x = x + offset
     assert value(name, streamed(x, y, batch)) == pytest.approx(value(name, Moments.of(x, y)), abs=1e-9)
     if name != "kernel_alignment":  # which a common mean changes, rightly
-        assert value(name, Moments.of(x, y)) == pytest.approx(
-            value(name, Moments.of(x - offset, y)), abs=1e-9
-        )
+        assert value(name, Moments.of(x, y)) == pytest.approx(value(name, Moments.of(x - offset, y)), abs=1e-9)
 
 
 def test_a_centre_that_is_far_off_is_moved() -> None:
@@ -72,7 +72,7 @@ def test_any_split_in_any_order(cuts: list[int], seed: int, shift: float) -> Non
     x, y = correlated_rows(n=100, p=4, q=3, seed=seed)
     x = x + shift
     edges = [0, *sorted(set(cuts)), 100]
-    parts = [Moments.of(x[a:b], y[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [Moments.of(x[a:b], y[a:b]) for a, b in itertools.pairwise(edges)]
     order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(seed)).tolist()
     total = parts[order[0]]
     for k in order[1:]:
@@ -87,9 +87,7 @@ def test_float32_products_are_good_enough_for_cka() -> None:
     x, y = (side.float() for side in correlated_rows(n=300, p=6, q=4))
     truth = Moments.of(x.double(), y.double())
     for name in ("linear_cka", "debiased_cka", "normalized_bures"):
-        assert value(name, streamed(x + 100, y, 64, torch.float32)) == pytest.approx(
-            value(name, truth), abs=2e-5
-        )
+        assert value(name, streamed(x + 100, y, 64, torch.float32)) == pytest.approx(value(name, truth), abs=2e-5)
 
 
 def test_all_pairs_of_sites_at_once() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from conftest import correlated_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paired import correlated_rows
 
 from sosie.measures import MEASURES
 from sosie.stats import Lottery, Sample, SampleMaker
@@ -19,7 +21,7 @@ def drawn(
 ) -> Sample:
     lottery = Lottery(rows, seed=4)
     makers = SampleMaker(lottery), SampleMaker(lottery)
-    spans = list(zip(edges, edges[1:], strict=False))
+    spans = list(itertools.pairwise(edges))
     total = None
     for k in order or range(len(spans)):
         start, stop = spans[k]
@@ -80,9 +82,7 @@ def test_folding_keeps_inner_products_on_average() -> None:
     assert torch.equal(Fold(3000, 512, 0)(x), folded[0])
     exact = float(MEASURES["procrustes_angle"].of(x, y))
     fold = Fold(3000, 1024)
-    assert float(MEASURES["procrustes_angle"].of(fold(x), Fold(3000, 1024, 1)(y))) == pytest.approx(
-        exact, abs=0.1
-    )
+    assert float(MEASURES["procrustes_angle"].of(fold(x), Fold(3000, 1024, 1)(y))) == pytest.approx(exact, abs=0.1)
 
 
 def test_it_says_what_it_is() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import correlated_rows
+from paired import correlated_rows
 from safetensors.torch import load_file, save_file
 
 from sosie.results import DamagedFile

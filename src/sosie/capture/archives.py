@@ -32,10 +32,7 @@ def read_npz(path: Path) -> dict[str, Stored]:
     """The arrays of a .npz: memory-mapped, or if it is compressed decompressed once on first use."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return {
-                info.filename.removesuffix(".npy"): _npz_entry(path, archive, info)
-                for info in archive.infolist()
-            }
+            return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError) as error:
         raise DamagedFile(f"{path} is no whole .npz file ({error}); was it cut off? Save it again") from error
 
@@ -43,9 +40,7 @@ def read_npz(path: Path) -> dict[str, Stored]:
 def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
-        reader = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(stream)
         header = stream.tell()
     if dtype.hasobject:
@@ -82,17 +77,13 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         names = _in_order(list(file.keys()), file.metadata() or {})
         return {name: _safetensors_entry(file, name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedFile(
-            f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again"
-        ) from error
+        raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
 
 
 def _safetensors_entry(file: Any, name: str) -> Stored:
     part = file.get_slice(name)
     dtype = part.get_dtype()
-    return Stored(
-        tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop]
-    )
+    return Stored(tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop])
 
 
 def _in_order(names: list[str], metadata: dict[str, str]) -> list[str]:

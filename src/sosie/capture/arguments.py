@@ -71,13 +71,9 @@ def _moved(leaf: Any, device: str | torch.device | None) -> Any:
 
 
 def _main_key(keywords: dict[str, Any]) -> str:
-    floating = (
-        key for key, part in keywords.items() if isinstance(part, Tensor) and part.is_floating_point()
-    )
+    floating = (key for key, part in keywords.items() if isinstance(part, Tensor) and part.is_floating_point())
     named = (key for key in _IMAGES if isinstance(keywords.get(key), Tensor))
     key = next(named, None) or next(floating, None)
     if key is None:
-        raise BadBatch(
-            f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}"
-        )
+        raise BadBatch(f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}")
     return key

@@ -46,9 +46,7 @@ class Batches:
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
         elif isinstance(data, tuple) and _looks_like_a_pair(data):
-            raise BadBatch(
-                "a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)"
-            )
+            raise BadBatch("a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)")
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():

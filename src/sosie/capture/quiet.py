@@ -12,9 +12,7 @@ from torch import nn
 
 
 @contextmanager
-def as_found(
-    models: nn.Module | Iterable[nn.Module], device: str | torch.device | None = None
-) -> Iterator[None]:
+def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device | None = None) -> Iterator[None]:
     """Models in eval mode without gradients, on `device` if one is given; afterwards everything as before.
 
     Put back, after an exception too: each submodule's training flag, each parameter's requires_grad and

@@ -74,18 +74,14 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Save
     give one ("sites": a JSON list), else names are sorted, layer2 before layer10.
     """
     if isinstance(source, Mapping):
-        return SavedActivations(
-            {str(site): _in_memory(site, array) for site, array in source.items()}, "activations"
-        )
+        return SavedActivations({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in _REFUSED:
         raise BadActivations(f"{path} is refused: {_REFUSED[suffix]}")
     readers = {".npz": read_npz, ".safetensors": read_safetensors}
     if suffix not in readers:
-        raise BadActivations(
-            f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}"
-        )
+        raise BadActivations(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     return SavedActivations(readers[suffix](path), str(path))
@@ -108,9 +104,7 @@ def _check(stored: Mapping[str, Stored], name: str) -> None:
                 "that may run code hidden in it; save numbers of one shape"
             )
         if "float" not in found.dtype:
-            raise BadActivations(
-                f"{name}: site {site!r} holds {found.dtype}; activations are floating-point numbers"
-            )
+            raise BadActivations(f"{name}: site {site!r} holds {found.dtype}; activations are floating-point numbers")
         if len(found.shape) < 2:
             raise BadActivations(
                 f"{name}: site {site!r} has shape {found.shape}, rows need (inputs, features); "

@@ -30,9 +30,7 @@ def count_inputs(batch: Any) -> int:
     (first, count), *others = lengths
     for name, length in others:
         if length != count:
-            raise BadBatch(
-                f"a batch must hold as many of each: {first} has {count} rows, {name} has {length}"
-            )
+            raise BadBatch(f"a batch must hold as many of each: {first} has {count} rows, {name} has {length}")
     return count
 
 

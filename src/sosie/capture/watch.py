@@ -162,17 +162,13 @@ class Seen:
 
     def _check_first_forward(self) -> None:
         silent = []
-        self._never_called = [
-            label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls
-        ]
+        self._never_called = [label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls]
         for name, wanted in self._wanted.items():
             calls = self._calls[name]
             late = [k for k in sorted(wanted.required) if k > calls]
             silent += [f"{label_of(self._names, name, k)!r} ({_why_silent(wanted, calls)})" for k in late]
         if silent:
-            raise SilentSite(
-                f"sites that never fired: {', '.join(silent)}; name a module that the forward calls"
-            )
+            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name a module that the forward calls")
         if not self._found:
             raise SilentSite(f"none of the sites gave an activation: {_few(self.left_out)}; name others")
 

@@ -24,28 +24,20 @@ def compare(
             help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."
         ),
     ] = None,
-    measures: Annotated[
-        str, typer.Option(help="Measures, separated by commas; options in brackets.")
-    ] = "debiased_cka",
-    sites: Annotated[
-        str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks.")
-    ] = None,
+    measures: Annotated[str, typer.Option(help="Measures, separated by commas; options in brackets.")] = "debiased_cka",
+    sites: Annotated[str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks.")] = None,
     sites_a: Annotated[str | None, typer.Option(help="Sites of the first model.")] = None,
     sites_b: Annotated[str | None, typer.Option(help="Sites of the second model.")] = None,
     rows: Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")] = "flatten",
     max_rows: Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")] = 256,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Whole Gram matrices or covariances, not blocks.")
-    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Whole Gram matrices or covariances, not blocks.")] = False,
     block: Annotated[int, typer.Option(min=4, help="Rows a block of Gram matrices.")] = 64,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
     precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampled rows and of models without weights.")] = 0,
-    resume: Annotated[
-        Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,

@@ -11,9 +11,7 @@ import typer
 def demo(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("demo.html"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 12,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
 ) -> None:
     """Train two small networks on images that come with sosie, compare them, and write a page."""
     from ..data import open_images
@@ -34,7 +32,7 @@ def demo(
             f"  {network.name}: {accuracy(network.model, test_images, test_labels):.1%} of {len(test)} test images"
         )
         networks.append(network)
-    found = compare(*networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
+    found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
     print_comparison(found)
     typer.echo(f"wrote {found.save(out.with_suffix('.json'))}")
     typer.echo(f"wrote {write_report(found, out)}: open it in a browser")

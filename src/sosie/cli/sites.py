@@ -10,9 +10,7 @@ from .lists import split
 
 
 def sites(
-    model: Annotated[
-        str, typer.Argument(help="A model, e.g. tiny10@weights.safetensors or file.py:factory.")
-    ],
+    model: Annotated[str, typer.Argument(help="A model, e.g. tiny10@weights.safetensors or file.py:factory.")],
     select: Annotated[
         str | None, typer.Option("--sites", help="Names, globs, 'leaves' or 'blocks', separated by commas.")
     ] = None,
@@ -26,9 +24,7 @@ def sites(
     from ..report import print_sites
 
     named = open_model(model)
-    found = look_at(
-        named, data if data is not None else _shape(shape), sites=split(select) or "leaves", rows=rows
-    )
+    found = look_at(named, data if data is not None else _shape(shape), sites=split(select) or "leaves", rows=rows)
     print_sites(named.name, found)
 
 

@@ -70,9 +70,7 @@ class ImageData:
         if self.images.dim() != 4:
             raise ValueError(f"{self.name}: images are (N, channels, height, width), got {shape}")
         if not (self.images.dtype == torch.uint8 or self.images.is_floating_point()):
-            raise TypeError(
-                f"{self.name}: images are uint8 or floating point in [0, 1], got {self.images.dtype}"
-            )
+            raise TypeError(f"{self.name}: images are uint8 or floating point in [0, 1], got {self.images.dtype}")
         if not len(self.images):
             raise ValueError(f"{self.name} holds no images")
         if self.images.is_floating_point():
@@ -90,9 +88,7 @@ class ImageData:
 
     def _check_labels(self, labels: Tensor) -> None:
         if tuple(labels.shape) != (len(self.images),):
-            raise ValueError(
-                f"{self.name}: {len(self.images)} images but labels of shape {tuple(labels.shape)}"
-            )
+            raise ValueError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(labels.shape)}")
         if labels.dtype != torch.int64:
             raise TypeError(f"{self.name}: labels are int64, got {labels.dtype}")
         low, high = int(labels.min()), int(labels.max())

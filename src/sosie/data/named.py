@@ -88,9 +88,7 @@ def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -
     wanted = [chr(ord("a") + i) for i in range(max(2, len(letters)))]
     if letters and letters != wanted:
         missing = sorted(set(wanted) - set(letters))
-        raise FileNotFoundError(
-            f"{folder} has part {', '.join(letters)} of {name}-{split}{size}k, not {missing}"
-        )
+        raise FileNotFoundError(f"{folder} has part {', '.join(letters)} of {name}-{split}{size}k, not {missing}")
     parts: list[ImageData] = []
     for path in paths:
         still = None if limit is None else limit - sum(len(part) for part in parts)
@@ -147,15 +145,12 @@ def _idx_file(folder: Path, stem: str, axes: int) -> Path | None:
 def _download(known: _Known, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
     """Let torchvision fetch the official files into the first folder, then read them ourselves."""
     if not folders:
-        raise FileNotFoundError(
-            f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}"
-        )
+        raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
     try:
         datasets = importlib.import_module("torchvision.datasets")
     except (ImportError, RuntimeError, AttributeError) as error:
         raise ImportError(
-            f"downloading {known.name} needs torchvision, which does not import ({error}): "
-            "pip install torchvision"
+            f"downloading {known.name} needs torchvision, which does not import ({error}): pip install torchvision"
         ) from error
     known.fetch(datasets, str(folders[0]), split)
     return _look(known, split, folders, limit)
@@ -172,14 +167,10 @@ def _fetch_mnist(kind: str) -> Callable[[Any, str, str], object]:
 
 
 def _not_found(known: _Known, split: str, folders: list[Path]) -> str:
-    looked = (
-        f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
-    )
+    looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
     if folders:
         looked = f"looked in {', '.join(str(folder) for folder in folders)}"
-    refused = [
-        folder / known.pickled for folder in folders if known.pickled and (folder / known.pickled).is_dir()
-    ]
+    refused = [folder / known.pickled for folder in folders if known.pickled and (folder / known.pickled).is_dir()]
     pickled = ""
     if refused:
         pickled = (

@@ -33,9 +33,7 @@ def read_cifar(files: list[Path], name: str, *, label_bytes: int, classes: tuple
     for path in files:
         content = np.fromfile(path, dtype=np.uint8)
         if not content.size or content.size % record:
-            raise DamagedFile(
-                f"{path} has {content.size:,} bytes, not a multiple of {record}: was it cut off?"
-            )
+            raise DamagedFile(f"{path} has {content.size:,} bytes, not a multiple of {record}: was it cut off?")
         parts.append(content.reshape(-1, record))
     rows = np.concatenate(parts)
     labels = rows[:, label_bytes - 1].astype(np.int64)
@@ -66,9 +64,7 @@ def read_svhn(path: Path, name: str) -> ImageData:
         raise DamagedFile(f"{path} has no X and y; is it SVHN's format 2 (test_32x32.mat)?")
     images, labels = content["X"], content["y"].reshape(-1)
     if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or images.shape[3] != len(labels):
-        raise DamagedFile(
-            f"{path}: X is {images.shape}, y is {content['y'].shape}, wanted (32, 32, 3, N) and (N, 1)"
-        )
+        raise DamagedFile(f"{path}: X is {images.shape}, y is {content['y'].shape}, wanted (32, 32, 3, N) and (N, 1)")
     first = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
     digits = labels.astype(np.int64) % 10
     return ImageData(torch.from_numpy(first), torch.from_numpy(digits), name, tuple("0123456789"))
@@ -86,9 +82,7 @@ def read_mnist(images: Path, labels: Path, key: tuple[str, str], classes: tuple[
                 f"{labels} is {other[0]} ({other[1]}), not {key[0]} ({key[1]}): put each in its own folder"
             )
     name = f"{key[0]}-{key[1]}"
-    return ImageData(
-        torch.from_numpy(pictures)[:, None], torch.from_numpy(answers.astype(np.int64)), name, classes
-    )
+    return ImageData(torch.from_numpy(pictures)[:, None], torch.from_numpy(answers.astype(np.int64)), name, classes)
 
 
 def read_idx(path: Path) -> NDArray[Any]:
@@ -103,7 +97,5 @@ def read_idx(path: Path) -> NDArray[Any]:
     shape = tuple(int(n) for n in np.frombuffer(content, dtype=">u4", count=axes, offset=4))
     start = 4 + 4 * axes
     if len(content) - start != math.prod(shape):
-        raise DamagedFile(
-            f"{path} should hold {shape} bytes, it has {len(content) - start:,}: was it cut off?"
-        )
+        raise DamagedFile(f"{path} should hold {shape} bytes, it has {len(content) - start:,}: was it cut off?")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

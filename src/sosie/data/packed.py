@@ -32,9 +32,7 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
     """The images of one .npz file; `split` matters only where it holds `train_images` and `test_images`."""
     path, limit = Path(path), check_limit(limit)
     if path.is_dir():
-        raise IsADirectoryError(
-            f"{path} is a folder: name an .npz file, or write folder:{path} for image files"
-        )
+        raise IsADirectoryError(f"{path} is a folder: name an .npz file, or write folder:{path} for image files")
     arrays = _Arrays(path)
     with arrays:
         images, count = _read_images(arrays, split, limit)
@@ -42,9 +40,7 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
         names = arrays["class_names"] if "class_names" in arrays else np.array([], dtype=str)
     if names.ndim != 1 or (len(names) and names.dtype.kind != "U"):
         raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")
-    return ImageData(
-        images, None if labels is None else labels[:limit], path.stem, tuple(str(name) for name in names)
-    )
+    return ImageData(images, None if labels is None else labels[:limit], path.stem, tuple(str(name) for name in names))
 
 
 class _Arrays(Mapping[str, Array]):
@@ -54,9 +50,7 @@ class _Arrays(Mapping[str, Array]):
         self.path = path
         self._file = self._guard(lambda: np.load(path, allow_pickle=False), "opened")
         if not isinstance(self._file, np.lib.npyio.NpzFile):
-            raise ValueError(
-                f"{path} holds a single array: save images and labels with numpy.savez(path, ...)"
-            )
+            raise ValueError(f"{path} holds a single array: save images and labels with numpy.savez(path, ...)")
 
     def _guard(self, read: Any, what: str) -> Any:
         try:
@@ -119,9 +113,7 @@ def _read_labels(arrays: _Arrays, split: str, images: int) -> Tensor | None:
         return None
     labels = arrays[key]
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"{key!r} in {arrays.path} must be whole numbers (N,), got {labels.dtype} {labels.shape}"
-        )
+        raise ValueError(f"{key!r} in {arrays.path} must be whole numbers (N,), got {labels.dtype} {labels.shape}")
     if len(labels) != images:
         raise ValueError(f"{arrays.path}: {images} images but {len(labels)} labels in {key!r}")
     return torch.from_numpy(labels.astype(np.int64))
@@ -130,9 +122,7 @@ def _read_labels(arrays: _Arrays, split: str, images: int) -> Tensor | None:
 def to_channels_first(images: Array, what: str) -> Array:
     """(N, H, W), (N, H, W, C) or (N, C, H, W) to (N, C, H, W), where the shape says which it is."""
     if images.dtype != np.uint8 and images.dtype.kind != "f":
-        raise ValueError(
-            f"{what} must be uint8, or floating point in [0, 1], got {images.dtype}: convert it first"
-        )
+        raise ValueError(f"{what} must be uint8, or floating point in [0, 1], got {images.dtype}: convert it first")
     if images.dtype.kind == "f" and images.dtype.itemsize > 8:
         raise ValueError(f"{what} is {images.dtype}, which torch does not know: save it as float32")
     if not images.dtype.isnative:
@@ -142,9 +132,7 @@ def to_channels_first(images: Array, what: str) -> Array:
     first, last = (images.ndim == 4 and images.shape[axis] in CHANNELS for axis in (1, 3))
     if first == last:
         reason = "channels could be second or last" if first else "no axis of 1, 3 or 4 channels"
-        raise ValueError(
-            f"{what} has shape {images.shape}, {reason}: save it as (N, H, W, C) or (N, C, H, W)"
-        )
+        raise ValueError(f"{what} has shape {images.shape}, {reason}: save it as (N, H, W, C) or (N, C, H, W)")
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
 
 
@@ -169,7 +157,5 @@ def _unpack_jpeg(arrays: _Arrays, limit: int | None) -> Array:
     for i, (start, stop) in enumerate(itertools.pairwise(edges)):
         images.append(decode(io.BytesIO(stored[start:stop].tobytes()), f"image {i} of {arrays.path}"))
         if images[i].shape != images[0].shape:
-            raise ValueError(
-                f"image {i} of {arrays.path} is {images[i].shape}, the first is {images[0].shape}"
-            )
+            raise ValueError(f"image {i} of {arrays.path} is {images[i].shape}, the first is {images[0].shape}")
     return np.stack(images)

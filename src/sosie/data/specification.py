@@ -24,9 +24,7 @@ def list_data() -> list[str]:
     return ["demo", *NAMED]
 
 
-def open_data(
-    spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None
-) -> Batches | Iterable[Any]:
+def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
     """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
 
     - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
@@ -55,9 +53,7 @@ def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> 
     name = kind.strip().lower().replace("_", "-")
     if name in list_data():
         split = _check_split(rest.strip() or split)
-        return (
-            read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
-        )
+        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
     forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
     near = get_close_matches(name, forms, n=3, cutoff=0.5) or forms
     raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
@@ -115,9 +111,7 @@ def _count(batch: Any) -> int:
     for part in parts:
         if isinstance(part, Tensor) and part.dim():
             return len(part)
-    raise TypeError(
-        f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
-    )
+    raise TypeError(f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory")
 
 
 def _cut(batch: Any, count: int, left: int) -> Any:

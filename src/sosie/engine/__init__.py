@@ -1,6 +1,6 @@
 """From models and data to results, in one pass."""
 
-from .compare import compare, open_source
+from .comparing import compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .partial import Partial

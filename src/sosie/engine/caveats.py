@@ -14,11 +14,7 @@ from ..stats import DebiasedAlignment, Grams, Sample, Statistic
 def of_constants(
     statistic: Statistic, side_a: Side, side_b: Side, constant_a: np.ndarray, constant_b: np.ndarray
 ) -> Iterator[Caveat]:
-    where = (
-        f" within blocks of {statistic.block} rows"
-        if isinstance(statistic, Grams) and not statistic.exact
-        else ""
-    )
+    where = f" within blocks of {statistic.block} rows" if isinstance(statistic, Grams) and not statistic.exact else ""
     text = f"features do not vary{where}: no similarity is defined"
     for site, constant in zip(side_a.sites, constant_a, strict=True):
         if constant:
@@ -53,9 +49,7 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 def of_statistic(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
     """What the statistic leaves out."""
     if isinstance(statistic, Grams) and not statistic.exact and measure.reads is not DebiasedAlignment:
-        yield Caveat(
-            f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value"
-        )
+        yield Caveat(f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value")
     if isinstance(statistic, Sample) and not statistic.exact:
         yield Caveat(f"rests on {statistic.describe()}")
 
@@ -79,9 +73,7 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
         outside |= value > high
     if outside.any():
         worst = value[outside][0]
-        yield Caveat(
-            f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}"
-        )
+        yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
 
 
 def _per_site(side_a: Side, side_b: Side, rule: Callable[[int], str | None]) -> Iterator[Caveat]:

@@ -25,9 +25,7 @@ def evaluate(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side)
     if issubclass(measure.reads, Alignment):
         value = settled(measure(statistic.alignment(measure.reads)), measure, torch.float32)
     else:
-        value = settled(
-            _pairwise(measure, statistic, (constant_a, constant_b), undefined), measure, torch.float32
-        )
+        value = settled(_pairwise(measure, statistic, (constant_a, constant_b), undefined), measure, torch.float32)
     found = value.detach().cpu().double().numpy().copy()
     found[constant_a, :] = np.nan
     found[:, constant_b] = np.nan
@@ -87,9 +85,7 @@ def _one(measure: Measure, statistic: Statistic, i: int, j: int) -> Tensor:
     return measure(statistic.paired(i, j)).double()
 
 
-def _interval(
-    measure: Measure, statistic: Statistic, value: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Delete-one-group jackknife over blocks of rows, with Student's t."""
     if not isinstance(statistic, Grams) or not issubclass(measure.reads, Alignment):
         return None, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class Inspector:
 
     def _look(self, source: str, sites: list[str], numbers: Tensor) -> None:
         sums, offsets = numbers.tolist()
-        bad = [site for site, total in zip(sites, sums, strict=True) if not total - total == 0]
+        bad = [site for site, total in zip(sites, sums, strict=True) if not math.isfinite(total)]
         if bad:
             shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
             raise NotFiniteActivations(

@@ -17,15 +17,12 @@ def look_at(
     model: nn.Module | NamedModel, data: Any, *, sites: Any = "leaves", rows: Rule = "flatten"
 ) -> list[tuple[str, tuple[int, ...], int, str]]:
     """Label, shape, width and kind of each site, in execution order; `data` may be the shape of one input."""
-    prepare = None
-    name = type(model).__name__
-    if isinstance(model, NamedModel):
-        model, name, prepare = model.model, model.name, model.prepare
+    named = model if isinstance(model, NamedModel) else NamedModel(model, type(model).__name__, None, "")
     if isinstance(data, tuple) and all(isinstance(part, int) for part in data):
         data = torch.rand(2, *data, generator=torch.Generator().manual_seed(0))
-    source = ModelSource(model, name, sites, rows, prepare)
+    source = ModelSource(named.model, named.name, sites, rows, named.prepare)
     with source.opened():
         side = source.look(Stream.of(data, [source]).first)
-    modules = dict(unwrap(model).named_modules())
-    kinds = [type(modules.get(label.partition("@")[0], model)).__name__ for label in side.sites]
+    modules = dict(unwrap(named.model).named_modules())
+    kinds = [type(modules.get(label.partition("@")[0], named.model)).__name__ for label in side.sites]
     return list(zip(side.sites, side.shapes, side.widths, kinds, strict=True))

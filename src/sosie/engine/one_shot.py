@@ -26,9 +26,7 @@ def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
     for label, rows in (("x", rows_x), ("y", rows_y)):
         if not bool(Sample.of(rows, rows).spread[0][0] > CONSTANT):
-            raise ValueError(
-                f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined"
-            )
+            raise ValueError(f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined")
     if rows_y.device != rows_x.device:
         rows_y = rows_y.to(rows_x.device)
     with torch.no_grad():

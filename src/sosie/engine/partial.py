@@ -43,17 +43,13 @@ class Partial:
             if kind == "grams":
                 doubts += caveats.of_offsets(self.side_a, self.side_b, self.strained)
             values[name] = replace(found, caveats=(*found.caveats, *doubts))
-        return Comparison(
-            self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs}
-        )
+        return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
 
     def merge(self, other: Partial) -> Partial:
         for what in ("side_a", "side_b", "kinds", "rows_rule"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
-                raise ValueError(
-                    f"these statistics are not of the same comparison: {what} is {mine} and {theirs}"
-                )
+                raise ValueError(f"these statistics are not of the same comparison: {what} is {mine} and {theirs}")
         statistics = {
             kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
             for kind, statistic in self.statistics.items()
@@ -69,7 +65,7 @@ class Partial:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         return save_statistics(
-            dict(self.statistics),
+            {str(kind): statistic for kind, statistic in self.statistics.items()},
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
@@ -108,6 +104,4 @@ def merge_files(paths: Sequence[str | os.PathLike[str]]) -> Partial:
 
 
 def _side(found: dict[str, Any]) -> Side:
-    return Side(
-        found["name"], tuple(found["sites"]), tuple(found["widths"]), tuple(map(tuple, found["shapes"]))
-    )
+    return Side(found["name"], tuple(found["sites"]), tuple(found["widths"]), tuple(map(tuple, found["shapes"])))

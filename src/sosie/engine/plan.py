@@ -101,9 +101,7 @@ def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: 
     if issubclass(measure.reads, Covariances):
         # With fewer rows than neurons the rows themselves are the smaller, and exact, description.
         few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
-        return (
-            "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
-        )
+        return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
     return "sample"
 
 
@@ -134,12 +132,12 @@ def _check_exact(widths: Widths, budget: int) -> None:
         )
 
 
-def _notes(
-    measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int
-) -> dict[str, str]:
+def _notes(measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int) -> dict[str, str]:
     if widths.moments_bytes <= budget:
         return {}
-    text = f"covariances of all rows would take {size_text(widths.moments_bytes)}, over the budget of {size_text(budget)}"
+    text = (
+        f"covariances of all rows would take {size_text(widths.moments_bytes)}, over the budget of {size_text(budget)}"
+    )
     return {m.name: text for m in measures if issubclass(m.reads, Covariances) and kinds[m.name] == "sample"}
 
 

@@ -101,15 +101,11 @@ class ModelSource:
         seen = self._watched()
         self._sink, self._chunk = sink, chunk
         try:
-            args, kwargs = model_arguments(
-                chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home()
-            )
+            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
             self._mask = mask_of(chunk.batch)
             seen.run(*args, **kwargs)
         except Exception as error:
-            error.add_note(
-                f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}"
-            )
+            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
             raise
         finally:
             self._sink = self._chunk = self._mask = None

@@ -39,9 +39,7 @@ class Stream:
     def chunks(self, *, block: int | None, skip: int, max_rows: int | None) -> Iterator[Chunk]:
         """Chunks of whole blocks, from input `skip` on."""
         if self.rest is not None:
-            yield from recut(
-                itertools.chain([self.first], self.rest), block=block, skip=skip, max_rows=max_rows
-            )
+            yield from recut(itertools.chain([self.first], self.rest), block=block, skip=skip, max_rows=max_rows)
             return
         assert self.total is not None
         end = min(self.total, max_rows or self.total)

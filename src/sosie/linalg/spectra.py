@@ -86,7 +86,7 @@ def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
     """The symmetric inverse square root on the range of a covariance; differentiable."""
     if tolerance is None:
         tolerance = rank_tolerance(matrix.dtype)
-    return _InverseRoot.apply(matrix, tolerance)  # type: ignore[no-any-return,no-untyped-call]
+    return _InverseRoot.apply(matrix, tolerance)
 
 
 def nuclear_norm(matrix: Tensor) -> Tensor:

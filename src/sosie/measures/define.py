@@ -115,9 +115,7 @@ def define(
     """Register a function of a view as a measure under its own name, with its facts."""
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
-        raise ValueError(
-            f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}"
-        )
+        raise ValueError(f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}")
 
     def register(function: Callable[..., Tensor]) -> Measure:
         name = function.__name__

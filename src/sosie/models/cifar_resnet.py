@@ -25,9 +25,7 @@ class CifarBlock(nn.Module):
         self.stride, self.extra = stride, after - before
         self.downsample: nn.Sequential | None = None  # None is no child: the leaves stay conv, bn and head
         if shortcut == "B" and (stride != 1 or before != after):
-            self.downsample = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -46,9 +44,7 @@ class CifarBlock(nn.Module):
 class CifarResNet(nn.Module):
     """conv1, bn1, layer1 … layer3 of n blocks each, mean over space, and a head called `head`."""
 
-    def __init__(
-        self, depth: int, *, classes: int, width: float, shortcut: str, head: str, channels: int
-    ) -> None:
+    def __init__(self, depth: int, *, classes: int, width: float, shortcut: str, head: str, channels: int) -> None:
         super().__init__()
         widths = [round(base * width) for base in STAGES]
         self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
@@ -99,9 +95,7 @@ def cifar_resnet(
     called `linear` with A and `fc` with B (as in the published files) unless `head` says otherwise.
     """
     if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
-        near = sorted(
-            {6 * max(1, round((depth - 2) / 6) + k) + 2 for k in (-1, 0, 1)}, key=lambda d: abs(d - depth)
-        )
+        near = sorted({6 * max(1, round((depth - 2) / 6) + k) + 2 for k in (-1, 0, 1)}, key=lambda d: abs(d - depth))
         raise ValueError(f"a CIFAR ResNet has depth 6n + 2, not {depth}; nearest: {near[0]} and {near[1]}")
     if shortcut not in ("A", "B"):
         raise ValueError(f"shortcut {shortcut!r}: 'A' (stride and zero channels) or 'B' (1 × 1 convolution)")

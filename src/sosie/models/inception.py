@@ -43,9 +43,7 @@ class Inception(nn.Module):
     The third branch has a 3 × 3 kernel where the paper has 5 × 5: so have the published weights.
     """
 
-    def __init__(
-        self, before: int, one: int, thin2: int, two: int, thin3: int, three: int, four: int
-    ) -> None:
+    def __init__(self, before: int, one: int, thin2: int, two: int, thin3: int, three: int, four: int) -> None:
         super().__init__()
         self.branch1 = ConvNorm(before, one, 1)
         self.branch2 = nn.Sequential(ConvNorm(before, thin2, 1), ConvNorm(thin2, two, 3))
@@ -98,9 +96,7 @@ def _read_options(state: State) -> dict[str, Any]:
 
 
 @architecture(_read_options, ignore=("aux1.", "aux2."))
-def inception_v1(
-    classes: int = 1000, stem: Literal["imagenet", "cifar"] = "imagenet", channels: int = 3
-) -> nn.Module:
+def inception_v1(classes: int = 1000, stem: Literal["imagenet", "cifar"] = "imagenet", channels: int = 3) -> nn.Module:
     """Inception V1 of Szegedy et al. 2015 without its training-only side heads.
 
     `stem='cifar'` keeps the resolution of a 32 × 32 image up to `inception3b`.

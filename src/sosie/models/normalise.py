@@ -32,9 +32,7 @@ class Normalise:
         if not x.is_floating_point():
             raise TypeError(f"normalisation wants images in [0, 1], got {x.dtype}: divide by 255 first")
         if x.dim() < 3 or len(self.mean) not in (1, x.shape[-3]):
-            raise ValueError(
-                f"normalisation of {len(self.mean)} channels does not fit images {tuple(x.shape)}"
-            )
+            raise ValueError(f"normalisation of {len(self.mean)} channels does not fit images {tuple(x.shape)}")
         mean = x.new_tensor(self.mean).view(-1, 1, 1)
         std = x.new_tensor(self.std).view(-1, 1, 1)
         return (x - mean) / std

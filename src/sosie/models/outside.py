@@ -17,9 +17,7 @@ from .normalise import Normalise
 LIBRARY_WEIGHTS = "DEFAULT"  # `torchvision:resnet18@DEFAULT`: the library's own weights, downloaded by it
 
 
-def open_torchvision(
-    name: str, options: dict[str, Any], pretrained: bool
-) -> tuple[nn.Module, Normalise | None]:
+def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None]:
     """A torchvision model: random, or with torchvision's default weights and their normalisation."""
     models = import_library("torchvision", f"torchvision:{name}", part="models")
     try:

@@ -76,9 +76,7 @@ def build_model(name: str, options: Mapping[str, Any] | None = None, state: Stat
     unknown = [key for key in given if key not in accepted]
     if unknown:
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted)}")
-    read = {
-        key: value for key, value in (entry.read_options(state) if state else {}).items() if value is not None
-    }
+    read = {key: value for key, value in (entry.read_options(state) if state else {}).items() if value is not None}
     try:
         return entry.build(**{**read, **given})
     except (TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:

@@ -77,9 +77,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if stem not in ("imagenet", "cifar"):
-            raise ValueError(
-                f"stem {stem!r}: 'imagenet' (7 × 7, stride 2, pooled) or 'cifar' (3 × 3, stride 1)"
-            )
+            raise ValueError(f"stem {stem!r}: 'imagenet' (7 × 7, stride 2, pooled) or 'cifar' (3 × 3, stride 1)")
         small = stem == "cifar"
         self.conv1 = nn.Conv2d(channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)

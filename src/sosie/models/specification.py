@@ -77,11 +77,7 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
         return model, f"{label}-seed{seed}", parse_normalisation(str(stated)) if stated else None
     path = find_file(weights, "SOSIE_WEIGHTS")
     state, metadata = read_weights(path)
-    state = (
-        {key: value for key, value in state.items() if not key.startswith(entry.ignore)}
-        if entry.ignore
-        else state
-    )
+    state = {key: value for key, value in state.items() if not key.startswith(entry.ignore)} if entry.ignore else state
     with seeded(seed):
         model = build_model(name, options, state)
     fit_weights(model, state, source=str(path))
@@ -95,14 +91,8 @@ def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare 
         made = factory()
     model, prepare = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module) or not (prepare is None or callable(prepare)):
-        got = (
-            f"({type(model).__name__}, {type(prepare).__name__})"
-            if made is not model
-            else type(made).__name__
-        )
-        raise TypeError(
-            f"{call} in {file} must return an nn.Module or (nn.Module, prepare), it returned {got}"
-        )
+        got = f"({type(model).__name__}, {type(prepare).__name__})" if made is not model else type(made).__name__
+        raise TypeError(f"{call} in {file} must return an nn.Module or (nn.Module, prepare), it returned {got}")
     if weights is None:
         return model, f"{Path(file).stem}:{call}", prepare
     path = find_file(weights, "SOSIE_WEIGHTS")
@@ -120,9 +110,7 @@ def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, P
     stated = options.pop("normalise", None)
     pretrained = weights == LIBRARY_WEIGHTS
     with seeded(seed):
-        model, prepare = (open_torchvision if library == "torchvision" else open_timm)(
-            name, options, pretrained
-        )
+        model, prepare = (open_torchvision if library == "torchvision" else open_timm)(name, options, pretrained)
     if weights is None or pretrained:
         chosen = parse_normalisation(str(stated)) if stated else prepare
         return model, f"{library}-{call}" + ("" if pretrained else f"-seed{seed}"), chosen
@@ -135,9 +123,7 @@ def _split(text: str) -> tuple[str, str | None]:
     """`call` or `call@weights`."""
     match = _CALL.fullmatch(text)
     if match is None:
-        raise ValueError(
-            f"cannot read {text!r}: write name, name@weights or name(width=2)@weights.safetensors"
-        )
+        raise ValueError(f"cannot read {text!r}: write name, name@weights or name(width=2)@weights.safetensors")
     return match["call"].strip(), match["weights"]
 
 
@@ -146,9 +132,7 @@ def _refuse_bare_file(call: str) -> None:
     if suffix == ".py":
         raise ValueError(f"{call!r} names no function: write {call}:factory")
     if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
-        raise ValueError(
-            f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}"
-        )
+        raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
 
 
 def _parse(text: Any, path: Path) -> Prepare | None:
@@ -161,9 +145,7 @@ def _parse(text: Any, path: Path) -> Prepare | None:
 def _short_name(call: str, path: Path) -> str:
     """The weights file's name, with the architecture in front where the file does not say it."""
     plain = call.partition("(")[0]
-    known = (
-        plain.replace("_", "").replace("-", "").lower() in path.stem.replace("_", "").replace("-", "").lower()
-    )
+    known = plain.replace("_", "").replace("-", "").lower() in path.stem.replace("_", "").replace("-", "").lower()
     return path.stem if known and plain == call else f"{call}@{path.stem}"
 
 

@@ -33,9 +33,7 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """The tensors of a .safetensors, .pt or .pth file by name, and its metadata (empty for .pt and .pth)."""
     path = Path(path)
     if path.is_dir():
-        inside = sorted(
-            item.name for item in path.iterdir() if item.suffix in (".safetensors", *TORCH_SUFFIXES)
-        )
+        inside = sorted(item.name for item in path.iterdir() if item.suffix in (".safetensors", *TORCH_SUFFIXES))
         offer = f": {', '.join(inside[:SHOWN])}" if inside else ""
         raise IsADirectoryError(f"{path} is a folder; name a weights file inside it{offer}")
     if not path.is_file():
@@ -47,9 +45,7 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         return _read_safetensors(path)
     if suffix in TORCH_SUFFIXES:
         return _unwrap(_read_torch(path), path), {}
-    raise ValueError(
-        f"{path}: weights are read from .safetensors, .pt and .pth, not from {suffix or 'such files'!r}"
-    )
+    raise ValueError(f"{path}: weights are read from .safetensors, .pt and .pth, not from {suffix or 'such files'!r}")
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]:
@@ -104,9 +100,7 @@ def _misfit(
         lines.append("  Not one name agrees: is this another architecture, or are the names prefixed?")
     head = _head_alone(own, missing + wrong, unexpected)
     if head:
-        lines.append(
-            f"  Only the head {head} differs: build the model with the head (name, classes) of the file."
-        )
+        lines.append(f"  Only the head {head} differs: build the model with the head (name, classes) of the file.")
     return "\n".join(lines)
 
 
@@ -169,9 +163,7 @@ def _unwrap(found: Any, path: Path) -> dict[str, Tensor]:
         found = found[inner[0]]
     if not isinstance(found, Mapping) or not found:
         raise ValueError(f"{path} holds {type(found).__name__}, not a state dict: save model.state_dict()")
-    others = [
-        f"{name} ({type(value).__name__})" for name, value in found.items() if not isinstance(value, Tensor)
-    ]
+    others = [f"{name} ({type(value).__name__})" for name, value in found.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(f"{path} is no state dict; these entries are not tensors: {_listed(others)}")
     state = {str(name): value for name, value in found.items()}

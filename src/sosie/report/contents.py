@@ -36,9 +36,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "b": _number_of(comparison.side_b, sides),
                 "title": title(comparison),
                 "rule": visible(comparison.rows_rule),
-                "provenance": _number_of(
-                    tuple(flat(comparison.provenance)) if comparison.provenance else (), records
-                ),
+                "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
             }
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..results import Closer, Comparison, summarise, write_atomically
+from ..results import Closer, Comparison, Comparisons, summarise, write_atomically
 from .colour import data_scale, full_scale, ramp
 from .words import direction, shorten, visible
 
@@ -101,9 +101,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
         raise ImportError("plots need matplotlib: pip install 'sosie[plots]'") from error
     if measure is None:
         if len(comparison.values) != 1:
-            raise ValueError(
-                f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}"
-            )
+            raise ValueError(f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}")
         measure = next(iter(comparison.values))
     comparison[measure]  # a wrong name is told before anything is drawn
     figure = Figure(figsize=(7.5, height), layout="constrained")
@@ -150,7 +148,7 @@ def _finish(figure: Figure, path: str | os.PathLike[str] | None) -> Figure | Pat
 
 
 def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> list[Path]:
-    """A heat map and the curves of every measure, named after `path`: maps.svg gives maps-linear_cka-heatmap.svg."""
+    """A heat map and the curves of every measure: for maps.svg maps-linear_cka-heatmap.svg and so on."""
     path = Path(path)
     if isinstance(result, Comparisons):
         raise ValueError("plots are made of one pair of models: result[0, 1]")

@@ -20,9 +20,7 @@ MOST_CAVEATS = 12
 _NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
 
 
-def print_comparison(
-    result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False
-) -> None:
+def print_comparison(result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False) -> None:
     """Print what was found: a sentence, a table of best matches and the caveats, for each measure.
 
     Long tables are cut in the middle unless `full`; of several models, `full` also prints each pair's tables.
@@ -64,8 +62,7 @@ def print_sites(
     """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
     console = console or Console()
     rows = [
-        (visible(label), size(shape), str(width), shorten(visible(kind), 24))
-        for label, shape, width, kind in sites
+        (visible(label), size(shape), str(width), shorten(visible(kind), 24)) for label, shape, width, kind in sites
     ]
     columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
     room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), _NARROWEST)
@@ -103,9 +100,7 @@ def _bullets(console: Console, texts: list[str], style: str = "") -> None:
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
     low_high = tuple(fact["bounds"])
-    reading = (
-        f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {fact['same']:g} with itself"
-    )
+    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {fact['same']:g} with itself"
     traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
@@ -130,14 +125,9 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
     rooms = _rooms(widths[0], widths[1], console.width - sum(widths[2:]) - 3 * len(titles))
     for k, title in enumerate(titles):
         name = shorten(title, rooms[k]) if k < 2 else title
-        table.add_column(
-            _text(console, name), justify="left" if k < 2 else "right", no_wrap=True, overflow="crop"
-        )
+        table.add_column(_text(console, name), justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
     for row in rows:
-        cells = (
-            _text(console, shorten(name, room)) if name else ""
-            for name, room in zip(row, rooms, strict=False)
-        )
+        cells = (_text(console, shorten(name, room)) if name else "" for name, room in zip(row, rooms, strict=False))
         table.add_row(*cells, *row[2:], style="dim" if not row[1] else "")
     return table
 
@@ -187,9 +177,7 @@ def _number(value: float) -> str:
 
 
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
-    for text, measure in zip(
-        sentences(result), next(iter(result)).values if result.pairs else (), strict=False
-    ):
+    for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
         console.print(_text(console, text, "bold"))
         console.print(_models(result, measure, console))
     if not full:
@@ -207,9 +195,7 @@ def _models(result: Comparisons, measure: str, console: Console) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True, overflow="crop")
     for name in result.names[:fitting]:
-        table.add_column(
-            _text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop"
-        )
+        table.add_column(_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
     if count > fitting:
         table.add_column(_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
     for name, row in zip(result.names, matrix, strict=True):

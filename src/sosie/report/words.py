@@ -68,9 +68,7 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
         return f"{visible(measure)} is undefined for every pair of models."
     up = found.pairs[pairs[0]][measure].closer == "up"
     ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
-    first, last = (
-        " and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1])
-    )
+    first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
     best, worst = (f"{matrix[pair]:.2f}" for pair in (ordered[0], ordered[-1]))
     text = f"By {visible(measure)}, {first} are the most alike ({best}, mean over layers at the same depth)"
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
@@ -104,11 +102,7 @@ class Doubt:
 
     @property
     def reach(self) -> str:
-        return (
-            "concerns all pairs"
-            if self.everywhere
-            else f"concerns {self.pairs} pair{'s' * (self.pairs != 1)}"
-        )
+        return "concerns all pairs" if self.everywhere else f"concerns {self.pairs} pair{'s' * (self.pairs != 1)}"
 
     def concerns(self, i: int, j: int) -> bool:
         return any(row in (None, i) and column in (None, j) for row, column in self.where)
@@ -163,9 +157,7 @@ def _plain(value: Any) -> str:
 
 def _acts(character: str) -> bool:
     """Controls, surrogates, line separators, and format characters other than those that join emoji."""
-    return (
-        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp", "Cf") and character not in "\u200c\u200d"
-    )
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp", "Cf") and character not in "\u200c\u200d"
 
 
 def _places(side: Side) -> dict[str, list[int]]:

@@ -135,9 +135,7 @@ class Comparison:
         values = self[self._only(measure)]
         found = []
         for i, j in enumerate(closest(values)):
-            site_b, value = (
-                (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
-            )
+            site_b, value = (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
             found.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
         return found
 
@@ -176,8 +174,7 @@ class Comparison:
     def __repr__(self) -> str:
         a, b = self.side_a, self.side_b
         return (
-            f"<Comparison {a.name} ({len(a.sites)} sites) x {b.name} ({len(b.sites)} sites): "
-            f"{', '.join(self.values)}>"
+            f"<Comparison {a.name} ({len(a.sites)} sites) x {b.name} ({len(b.sites)} sites): {', '.join(self.values)}>"
         )
 
     def _repr_html_(self) -> str:

@@ -17,13 +17,9 @@ def as_html(comparison: Comparison) -> str:
         rows = []
         for i, site in enumerate(comparison.side_a.sites[:MOST_ROWS]):
             partner = found.best_partner[i]
-            best = (
-                "" if partner is None else f"{escape(comparison.side_b.sites[partner])} {found.best[i]:.3f}"
-            )
+            best = "" if partner is None else f"{escape(comparison.side_b.sites[partner])} {found.best[i]:.3f}"
             depth = escape(comparison.side_b.sites[found.depth_partner[i]])
-            rows.append(
-                f"<tr><td>{escape(site)}</td><td>{depth} {found.diagonal[i]:.3f}</td><td>{best}</td></tr>"
-            )
+            rows.append(f"<tr><td>{escape(site)}</td><td>{depth} {found.diagonal[i]:.3f}</td><td>{best}</td></tr>")
         hidden = len(comparison.side_a.sites) - MOST_ROWS
         if hidden > 0:
             rows.append(f"<tr><td colspan=3>and {hidden} more: see rows() or write_report</td></tr>")

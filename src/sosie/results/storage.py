@@ -37,9 +37,7 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{path} is not text, so not a saved comparison") from error
     except json.JSONDecodeError as error:
-        raise DamagedFile(
-            f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?"
-        ) from error
+        raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
     except RecursionError as error:
         raise DamagedFile(f"{path} is nested too deeply to be a saved comparison") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:

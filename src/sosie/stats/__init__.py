@@ -1,6 +1,7 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
-from .grams import BLOCK, GramMaker, GramPart, Grams
+from .gram_parts import BLOCK, GramMaker, GramPart
+from .grams import Grams
 from .moments import MomentMaker, MomentPart, Moments
 from .sample import ROWS, Lottery, Sample, SampleMaker, SamplePart
 from .storage import is_statistics, load_statistics, save_statistics

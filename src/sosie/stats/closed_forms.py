@@ -66,15 +66,11 @@ def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:
         torch.arange(len(m.b.widths), device=m.cross.device), torch.tensor(m.b.widths, device=m.cross.device)
     )
     found = []
-    for block, total, shift in zip(
-        m.cross.split(m.a.widths), m.a.split(m.a.total), m.a.split(shift_a), strict=True
-    ):
+    for block, total, shift in zip(m.cross.split(m.a.widths), m.a.split(m.a.total), m.a.split(shift_a), strict=True):
         moved = block + torch.outer(shift, total_b) + torch.outer(total, shift_b)
         columns = moved.square().sum(0)
         found.append(
-            torch.zeros(len(m.b.widths), dtype=columns.dtype, device=columns.device).index_add(
-                0, site_b, columns
-            )
+            torch.zeros(len(m.b.widths), dtype=columns.dtype, device=columns.device).index_add(0, site_b, columns)
         )
     return torch.stack(found)
 

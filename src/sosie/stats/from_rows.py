@@ -47,9 +47,7 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     n = len(xs[0])
     if n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
-    k, l = (
-        torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys)
-    )  # (n, sites)
+    k, l = (torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
     return DebiasedAlignment(
         found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n),

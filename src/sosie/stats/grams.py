@@ -8,101 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..linalg import block_stacks, diagonal_part, double_centred, gram_stack, u_centred, without_diagonal
+from ..linalg import diagonal_part
+from .gram_parts import BLOCK, GramMaker, GramPart
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
-BLOCK = 64  # rows a block
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
-OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
-
-
-@dataclass(frozen=True)
-class GramPart:
-    """One site's Gram matrices of one chunk, in float64: a list of stacks, since the last block may be larger."""
-
-    sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
-    debiased: list[Tensor]  # (blocks, b·b) U-centred
-    diagonal: list[Tensor]  # (blocks, b) of the centred Gram, over 1 − 1/b
-    length: Tensor  # scalar: Σ ‖x‖², the mean included
-    offset: Tensor  # scalar: the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
-    raw: list[Tensor]  # (blocks, b·b) as they are, diagonal left out; empty unless asked for
-    raw_diagonal: list[Tensor]  # (blocks, b)
-
-    @property
-    def rows(self) -> int:
-        return sum(blocks * b for blocks, b in self.sizes)
-
-    @property
-    def check(self) -> Tensor:
-        """Not finite where an activation was not."""
-        return self.length
-
-
-class GramMaker:
-    """Makes the parts of one model; remembers which sites have to be centred first.
-
-    Centring costs a pass over the activations, so it is done only where the mean is large against the
-    spread and float32 (or TF32) would lose the difference.
-    """
-
-    def __init__(self, block: int = BLOCK, uncentred: bool = False) -> None:
-        if block < 4:
-            raise ValueError(f"a block needs at least 4 rows, got {block}")
-        self.block, self.uncentred = block, uncentred
-        self._centre: dict[str, bool] = {}
-
-    def part(self, site: str, rows: Tensor, start: int = 0) -> GramPart:
-        if len(rows) < 4:
-            raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
-        stacks = block_stacks(rows, self.block)
-        known = self._centre.get(site)
-        raw = [gram_stack(stack).double() for stack in stacks] if self.uncentred or not known else []
-        offset = _offset(raw) if raw else torch.zeros((), dtype=torch.float64, device=rows.device)
-        # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are `noticed`.
-        if known is None or not (known or rows.is_cuda):
-            known = self._centre[site] = bool(offset > OFFSET_LIMIT)
-        if not known:
-            length = sum(gram.diagonal(dim1=-2, dim2=-1).sum() for gram in raw)
-            return _assemble(raw, length, offset, raw if self.uncentred else [])
-        means = [stack.mean(1, keepdim=True) for stack in stacks]
-        grams = [gram_stack(stack - mean).double() for stack, mean in zip(stacks, means, strict=True)]
-        length = sum(
-            gram.diagonal(dim1=-2, dim2=-1).sum() + stack.shape[1] * mean.double().square().sum()
-            for gram, stack, mean in zip(grams, stacks, means, strict=True)
-        )
-        return _assemble(grams, length, torch.zeros_like(offset), raw if self.uncentred else [])
-
-    def notice(self, site: str, offset: float) -> None:
-        """Told later how far off the mean was: centre this site from now on."""
-        if offset > OFFSET_LIMIT:
-            self._centre[site] = True
-
-
-def _offset(grams: list[Tensor]) -> Tensor:
-    """The largest n‖mean‖² / Σ‖x − mean‖² of the blocks; infinite where float32 lost the spread altogether."""
-    found = []
-    for gram in grams:
-        from_mean = gram.sum((-1, -2)) / gram.shape[-1]
-        spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
-        lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
-        found.append(torch.where(spread > 0, from_mean / spread, lost).max())
-    return torch.stack(found).max()
-
-
-def _assemble(grams: list[Tensor], length: Tensor | int, offset: Tensor, raw: list[Tensor]) -> GramPart:
-    return GramPart(
-        sizes=tuple((gram.shape[0], gram.shape[1]) for gram in grams),
-        debiased=[u_centred(gram).flatten(1) for gram in grams],
-        diagonal=[double_centred(g).diagonal(dim1=-2, dim2=-1) / (1 - 1 / g.shape[-1]) for g in grams],
-        length=torch.as_tensor(length),
-        offset=offset,
-        raw=[without_diagonal(gram).flatten(1) for gram in raw],
-        raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
-    )
 
 
 @dataclass(frozen=True)
@@ -118,15 +33,13 @@ class PairSums:
         """`xs[site][stack]` is (blocks, length); `groups` names the group of each block, stack after stack."""
         xx, yy, xy = [], [], []
         for stack in range(len(xs[0])):
-            x, y = (
-                torch.stack([site[stack] for site in side], dim=1) for side in (xs, ys)
-            )  # (blocks, sites, length)
+            x, y = (torch.stack([site[stack] for site in side], dim=1) for side in (xs, ys))  # (blocks, sites, length)
             xx.append(x.square().sum(-1))
             yy.append(y.square().sum(-1))
             xy.append(torch.bmm(x, y.transpose(1, 2)))
         return cls(*(_grouped(torch.cat(found), groups) for found in (xx, yy, xy)))
 
-    def merge(self, other: PairSums) -> PairSums:
+    def __add__(self, other: PairSums) -> PairSums:
         return PairSums(self.xx + other.xx, self.yy + other.yy, self.xy + other.xy)
 
     def total(self, without: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,9 +49,7 @@ class PairSums:
 
 
 def _grouped(blocks: Tensor, groups: Tensor) -> Tensor:
-    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(
-        0, groups, blocks
-    )
+    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
 
 
 def _sum(grouped: Tensor, without: int | None) -> Tensor:
@@ -176,9 +87,7 @@ class Grams:
         if len(xs[0]) != len(ys[0]):
             raise ValueError(f"need paired rows, got {len(xs[0])} and {len(ys[0])}")
         makers = GramMaker(block, uncentred), GramMaker(block, uncentred)
-        parts = [
-            [m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)
-        ]
+        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
         return cls.join(parts[0], parts[1], block=block)
 
     @classmethod
@@ -195,19 +104,13 @@ class Grams:
         groups = torch.arange(first_block, first_block + len(each), device=device) % GROUPS
 
         def sums(kind: str) -> PairSums:
-            return PairSums.of(
-                [getattr(p, kind) for p in parts_a], [getattr(p, kind) for p in parts_b], groups
-            )
+            return PairSums.of([getattr(p, kind) for p in parts_a], [getattr(p, kind) for p in parts_b], groups)
 
         def traces(parts: Sequence[GramPart]) -> Tensor:
-            return _grouped(
-                torch.stack([torch.cat([d.sum(1) for d in p.diagonal]) for p in parts], dim=1), groups
-            )
+            return _grouped(torch.stack([torch.cat([d.sum(1) for d in p.diagonal]) for p in parts], dim=1), groups)
 
         def counted(less: int) -> Tensor:
-            return _grouped(
-                torch.tensor([float(b * (b - less)) for b in each], dtype=torch.float64).to(device), groups
-            )
+            return _grouped(torch.tensor([float(b * (b - less)) for b in each], dtype=torch.float64).to(device), groups)
 
         raw = bool(parts_a[0].raw)
         return cls(
@@ -258,14 +161,12 @@ class Grams:
                 f"these Grams are of other sites: {tuple(self.debiased.xy.shape[1:])} and "
                 f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps uncentred sums"
             )
-        found = {}
+        added: dict[str, Any] = {}
         for spec in fields(self):
             mine, theirs = getattr(self, spec.name), getattr(other, spec.name)
-            if isinstance(mine, PairSums):
-                found[spec.name] = mine.merge(theirs)
-            elif isinstance(mine, Tensor) or spec.name == "n":
-                found[spec.name] = mine + theirs
-        return replace(self, **found)
+            if spec.name != "block" and mine is not None:
+                added[spec.name] = mine + theirs
+        return replace(self, **added)
 
     def alignment(self, kind: type[Alignment] = Alignment, *, without: int | None = None) -> Alignment:
         """Inner products of Gram matrices for every pair of sites, scaled to all n rows.
@@ -303,7 +204,7 @@ class Grams:
         )
 
     def _share(self, without: int | None) -> Tensor | float:
-        """Which part of the rows is left when a group is left out (by its pairs: blocks are of one size but the last)."""
+        """Which part of the rows is left without a group, by its pairs: all blocks but the last are of one size."""
         if without is None:
             return 1.0
         return _sum(self.pairs, without) / self.pairs.sum()

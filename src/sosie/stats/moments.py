@@ -38,9 +38,7 @@ class MomentMaker:
         self._centres: dict[str, Tensor] = {}
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
-        rows = (
-            rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
-        )
+        rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
         if centre is None or self._far(rows, mean, centre):
@@ -81,9 +79,7 @@ class SideSums:
     @property
     def membership(self) -> Tensor:
         """(P, S): one where a column belongs to a site; turns vectors into block-diagonal matrices."""
-        return torch.block_diag(*(torch.ones(w, 1, dtype=torch.float64) for w in self.widths)).to(
-            self.total.device
-        )
+        return torch.block_diag(*(torch.ones(w, 1, dtype=torch.float64) for w in self.widths)).to(self.total.device)
 
     def split(self, stacked: Tensor) -> tuple[Tensor, ...]:
         return stacked.split(self.widths)
@@ -99,12 +95,7 @@ class SideSums:
         length = self.length - 2 * inner + n * d2
         cube = self.cube - 2 * torch.cat(outer) + (member @ d2) * self.total - (member @ length) * shift
         fourth = (
-            self.fourth
-            - 4 * (d.T @ self.cube)
-            + 2 * d2 * self.length
-            + 4 * d_outer
-            - 4 * d2 * inner
-            + n * d2.square()
+            self.fourth - 4 * (d.T @ self.cube) + 2 * d2 * self.length + 4 * d_outer - 4 * d2 * inner + n * d2.square()
         )
         squares = tuple(
             q - torch.outer(e, t) - torch.outer(t, e) + n * torch.outer(e, e)
@@ -150,9 +141,7 @@ class Moments:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
         xs, ys = ([side] if isinstance(side, Tensor) else list(side) for side in (x, y))
         makers = MomentMaker(), MomentMaker()
-        parts = [
-            [m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)
-        ]
+        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
         return cls.join(parts[0], parts[1])
 
     @classmethod

@@ -139,11 +139,7 @@ class Sample:
         return self.n == self.seen and self.folded is None
 
     def describe(self) -> str:
-        rows = (
-            f"all {self.n} rows"
-            if self.n == self.seen
-            else f"a seeded sample of {self.n} of {self.seen} rows"
-        )
+        rows = f"all {self.n} rows" if self.n == self.seen else f"a seeded sample of {self.n} of {self.seen} rows"
         return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
 
     @classmethod
@@ -162,9 +158,7 @@ class Sample:
     def merge(self, *others: Sample) -> Sample:
         """Both lots of rows; the smaller of what each may hold is what the result may hold."""
         lots = (self, *others)
-        alike = {
-            (s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots
-        }
+        alike = {(s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
         if len(alike) != 1:
             raise ValueError(f"these samples were not drawn alike (seed, projection, widths): {alike}")
         index = np.concatenate([s.index for s in lots])
@@ -179,8 +173,7 @@ class Sample:
 
         def kept(side: str) -> tuple[Tensor, ...]:
             return tuple(
-                torch.cat(rows)[take.to(rows[0].device)]
-                for rows in zip(*(getattr(s, side) for s in lots), strict=True)
+                torch.cat(rows)[take.to(rows[0].device)] for rows in zip(*(getattr(s, side) for s in lots), strict=True)
             )
 
         seen = sum(s.seen for s in lots)

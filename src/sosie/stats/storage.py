@@ -50,9 +50,7 @@ def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     if text.get("format") != FORMAT:
         raise DamagedFile(f"{path} is a safetensors file, but holds no statistics of sosie's")
     if not text.get("version", "").isdigit() or int(text["version"]) > VERSION:
-        raise DamagedFile(
-            f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie"
-        )
+        raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
     try:
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
         return {name: _decode(found, tensors) for name, found in layout.items()}, about
@@ -77,9 +75,7 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         tensors[key] = value.contiguous()
         return {"array": key}
     if isinstance(value, Tensor):
-        tensors[key] = (
-            value.detach().cpu().contiguous().clone()
-        )  # safetensors refuses tensors that share memory
+        tensors[key] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         return {"tensor": key}
     if is_dataclass(value):
         found = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in fields(value)}
@@ -95,9 +91,7 @@ def _decode(found: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     if "tensor" in found:
         return tensors[found["tensor"]]
     if "class" in found:
-        return _CLASSES[found["class"]](
-            **{name: _decode(item, tensors) for name, item in found["fields"].items()}
-        )
+        return _CLASSES[found["class"]](**{name: _decode(item, tensors) for name, item in found["fields"].items()})
     if "tuple" in found:
         return tuple(_decode(item, tensors) for item in found["tuple"])
     return found["value"]

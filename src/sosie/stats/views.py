@@ -43,9 +43,7 @@ class Scatter:
 
     matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
     n: int
-    neurons: Callable[[], Tensor] | None = (
-        None  # (r, p): the neurons in these coordinates; None: r are the neurons
-    )
+    neurons: Callable[[], Tensor] | None = None  # (r, p): the neurons in these coordinates; None: r are the neurons
 
     @cached_property
     def loadings(self) -> Tensor:

@@ -25,9 +25,7 @@ def fit(
     steps = epochs * -(-len(images) // batch)
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=steps)
-    shuffled = (
-        index for _ in range(epochs) for index in torch.randperm(len(images), generator=order).split(batch)
-    )
+    shuffled = (index for _ in range(epochs) for index in torch.randperm(len(images), generator=order).split(batch))
     model.train()
     for index in track(shuffled, task, steps, "steps"):
         loss = functional.cross_entropy(model(images[index]), labels[index])
@@ -42,7 +40,6 @@ def fit(
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
     """Share of images whose largest output is their label."""
     right = sum(
-        int((model(x).argmax(1) == y).sum())
-        for x, y in zip(images.split(batch), labels.split(batch), strict=True)
+        int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(batch), labels.split(batch), strict=True)
     )
     return right / len(images)

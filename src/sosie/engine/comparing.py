@@ -88,9 +88,7 @@ def compare(
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
-    settings = Settings(
-        chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row
-    )
+    settings = Settings(chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row)
     sites = [sites_a] * len(things) if len(things) > 2 else [sites_a, sites_b]
     prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
     sources = [
@@ -117,11 +115,7 @@ def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
 
 
 def _is_statistics(thing: Any) -> bool:
-    return (
-        isinstance(thing, (str, os.PathLike))
-        and Path(thing).suffix == ".safetensors"
-        and is_statistics(thing)
-    )
+    return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics(thing)
 
 
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
@@ -200,9 +194,7 @@ def _compare(
         )
         found = partials()
     checkpoint.save(lambda: found, now=True)
-    about = provenance(
-        settings=_as_text(settings), models=[source.describe() for source in sources], data=data
-    )
+    about = provenance(settings=_as_text(settings), models=[source.describe() for source in sources], data=data)
     finished = {pair: partial.finish(about) for pair, partial in found.items()}
     if len(sources) == 2:
         return finished[0, 1]
@@ -254,9 +246,7 @@ def _partial(total: Totals, side_a: Side, side_b: Side, run: Pass, settings: Set
         side_a,
         side_b,
         kinds=run.plan.kinds,
-        rows_rule=settings.rows
-        if isinstance(settings.rows, str)
-        else getattr(settings.rows, "__name__", "function"),
+        rows_rule=settings.rows if isinstance(settings.rows, str) else getattr(settings.rows, "__name__", "function"),
         statistics=dict(total.statistics),
         inputs=total.inputs,
         rows=total.rows,
