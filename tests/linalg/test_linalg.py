@@ -10,6 +10,7 @@ from sosie.linalg import (
     Spectrum,
     block_stacks,
     centred,
+    centred_diagonal,
     diagonal_part,
     double_centred,
     gram_stack,
@@ -26,6 +27,7 @@ def rows(n: int, p: int, seed: int = 0) -> torch.Tensor:
 def test_double_centring_is_what_centring_the_rows_gives() -> None:
     x = rows(9, 4) + 3
     assert torch.allclose(double_centred(x @ x.T), centred(x) @ centred(x).T)
+    assert torch.allclose(centred_diagonal(x @ x.T), double_centred(x @ x.T).diagonal())
 
 
 def test_u_centring_gives_songs_unbiased_estimate() -> None:
@@ -62,8 +64,9 @@ def test_a_remainder_joins_the_last_block(n: int, expected: list[tuple[int, int]
 
 @pytest.mark.parametrize("b", [5, 64, 128, 130])
 def test_gram_of_blocks(b: int) -> None:
-    stack = rows(3 * b, 7).reshape(3, b, 7)
-    assert torch.allclose(gram_stack(stack), stack @ stack.transpose(1, 2))
+    for blocks, width in ((3, 7), (3, 4 * b + 3), (1, 4 * b + 4), (1, 4 * b + 5)):
+        stack = rows(blocks * b, width).reshape(blocks, b, width)
+        assert torch.allclose(gram_stack(stack), stack @ stack.transpose(1, 2))
 
 
 def test_spectrum_leaves_out_what_is_rounding() -> None:

@@ -22,13 +22,16 @@ def value(name: str, moments: Moments) -> float:
     return float(measure(view))
 
 
+def joined(makers: tuple[MomentMaker, MomentMaker], x: torch.Tensor, y: torch.Tensor) -> Moments:
+    return Moments.join(*(m.side([m.part("site", rows)]) for m, rows in zip(makers, (x, y), strict=True)))
+
+
 def streamed(x: torch.Tensor, y: torch.Tensor, batch: int, products: torch.dtype = torch.float64) -> Moments:
     """As the engine does it: makers keep the centre of the first batch."""
     makers = MomentMaker(products), MomentMaker(products)
     total = None
     for start in range(0, len(x), batch):
-        parts = [m.part("site", rows[start : start + batch]) for m, rows in zip(makers, (x, y), strict=True)]
-        chunk = Moments.join([parts[0]], [parts[1]])
+        chunk = joined(makers, x[start : start + batch], y[start : start + batch])
         total = chunk if total is None else total.merge(chunk)
     assert total is not None
     return total
@@ -52,8 +55,7 @@ def test_a_centre_that_is_far_off_is_moved() -> None:
     makers = MomentMaker(), MomentMaker()
     chunks = []
     for start, stop in ((0, 1), (1, 100), (100, 200)):
-        parts = [m.part("s", rows[start:stop]) for m, rows in zip(makers, (x, y), strict=True)]
-        chunks.append(Moments.join([parts[0]], [parts[1]]))
+        chunks.append(joined(makers, x[start:stop], y[start:stop]))
     assert float(chunks[1].a.centre.abs().max()) < 10, "the centre stayed at the odd row"
     assert value("debiased_cka", chunks[1].merge(chunks[2])) == pytest.approx(plain, abs=1e-12)
 

@@ -25,8 +25,8 @@ def drawn(
     total = None
     for k in order or range(len(spans)):
         start, stop = spans[k]
-        a, b = (m.part("s", r[start:stop], start) for m, r in zip(makers, (x, y), strict=True))
-        part = Sample.join([a], [b], maker=makers[0], start=start)
+        a, b = (m.side([m.part("s", r[start:stop], start)], start) for m, r in zip(makers, (x, y), strict=True))
+        part = Sample.join(a, b)
         total = part if total is None else total.merge(part)
     assert total is not None
     return total

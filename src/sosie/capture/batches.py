@@ -68,8 +68,10 @@ class Batches:
             raise NoData("the data yielded no inputs")
 
 
-def recut(batches: Any, *, block: int | None, skip: int = 0, max_rows: int | None = None) -> Iterator[Chunk]:
-    """The same inputs in chunks of a multiple of `block`, about as large as the loader's first batch.
+def recut(
+    batches: Any, *, block: int | None, skip: int = 0, max_rows: int | None = None, largest: int | None = None
+) -> Iterator[Chunk]:
+    """The same inputs in chunks of a multiple of `block`: as large as the loader's first batch, or `largest`.
 
     The last chunk has what is left: fewer than `block` inputs never stand alone unless there are no more.
     With `block=None` the loader's batches pass as they are. The first `skip` inputs are left out, and those
@@ -88,7 +90,7 @@ def recut(batches: Any, *, block: int | None, skip: int = 0, max_rows: int | Non
     size = None
     for loaded, chunk in _bounded(source, skip, max_rows):
         if size is None:
-            size = max(block, loaded // block * block)
+            size = max(block, min(loaded, largest or loaded) // block * block)
         held.add(chunk)
         while held.count >= size + block:
             yield held.take(size)

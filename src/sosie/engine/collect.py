@@ -99,43 +99,43 @@ class Pass:
         for total in totals.values():
             total.settle()
 
-    def _read(self, k: int, chunk: Chunk, start: int, precision: str | None) -> dict[Kind, list[Any]]:
-        """The parts of every site of one source, made as the activations appear."""
+    def _read(self, k: int, chunk: Chunk, start: int, precision: str | None) -> dict[Kind, Any]:
+        """What one source makes of a chunk: parts as the activations appear, then all sites together."""
         makers = self._makers[k]
-        checks: list[Tensor] = []
 
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
             if precision == "float64":
                 rows = rows.double()
             with matmul_precision(precision, rows.device):
-                made = {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
-            check = torch.stack([part.check.double() for part in made.values()]).sum()
-            offset = made["grams"].offset if "grams" in made else torch.zeros_like(check)
-            checks.append(torch.stack([check, offset]))
-            return made
+                return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 
         found = self.sources[k].read(chunk, sink)
-        self._inspector.take(self.sources[k].name, list(self.sides[k].sites), torch.stack(checks, dim=1))
-        for (source, site), offset in self._inspector.offsets.items():
-            if "grams" in makers and source == self.sources[k].name:
-                makers["grams"].notice(site, offset)
-        return {kind: [site[kind] for site in found] for kind in self.plan.statistics}
+        sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
+        self._inspect(k, sides)
+        return sides
 
-    def _join(self, parts: list[dict[Kind, list[Any]]], totals: dict[Pair, Totals], chunk: Chunk) -> None:
+    def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:
+        name = self.sources[k].name
+        numbers = torch.stack([side.check for side in sides.values()]).sum(0)
+        self._inspector.take(name, list(self.sides[k].sites), numbers)
+        if "grams" in sides:
+            for (source, site), offset in self._inspector.offsets.items():
+                if source == name:
+                    self._makers[k]["grams"].notice(site, offset)
+
+    def _join(self, sides: list[dict[Kind, Any]], totals: dict[Pair, Totals], chunk: Chunk) -> None:
         rows = blocks = 0
         if self._blocks is None:  # on resuming, or for a later part of the data, blocks go on counting
             self._blocks = next(iter(totals.values())).rows // self.plan.block
         for (i, j), total in totals.items():
             for kind in self.plan.statistics:
-                a, b = parts[i][kind], parts[j][kind]
+                a, b = sides[i][kind], sides[j][kind]
                 joined: Statistic
                 if kind == "grams":
                     joined = Grams.join(a, b, block=self.plan.block, first_block=self._blocks)
-                    blocks = sum(count for count, _ in a[0].sizes)
-                elif kind == "moments":
-                    joined = Moments.join(a, b)
+                    blocks = a.blocks
                 else:
-                    joined = Sample.join(a, b, maker=self._makers[i][kind], start=total.rows)
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b)
                 total.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
             total.inputs += chunk.count

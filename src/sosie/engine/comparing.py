@@ -28,6 +28,9 @@ from .sources import ModelSource, SavedSource, Source
 from .stream import Stream
 
 
+CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a comparison is made; see `compare`."""
@@ -184,6 +187,7 @@ def _compare(
             block=settings.block if "grams" in plan.statistics else None,
             skip=next(iter(totals.values())).inputs,
             max_rows=settings.max_rows,
+            largest=_chunk_on_cpu(sources, sides),
         )
         run.run(
             chunks,
@@ -219,6 +223,16 @@ def _plan(sources: Sequence[Source], sides: Sequence[Side], known: int | None, s
         block=settings.block,
         precision=settings.precision,
     )
+
+
+def _chunk_on_cpu(sources: Sequence[Source], sides: Sequence[Side]) -> int | None:
+    """Inputs a chunk such that the widest activation stays in a CPU's cache; a GPU takes the loader's batches.
+
+    Forward passes are faster for it, and Gram matrices find their rows still in the cache.
+    """
+    if not all(source.on_cpu() for source in sources):
+        return None
+    return max(1, CACHE // (4 * max(width for side in sides for width in side.widths)))
 
 
 def _rows_per_input(sources: Sequence[Source]) -> int:

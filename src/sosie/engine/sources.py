@@ -39,6 +39,7 @@ class Source(Protocol):
 
     def identity(self) -> object: ...
     def describe(self) -> str: ...
+    def on_cpu(self) -> bool: ...
     def opened(self) -> AbstractContextManager[Any]: ...
     def look(self, batch: Any) -> Side: ...
     def per_input(self) -> dict[str, int]: ...
@@ -122,6 +123,10 @@ class ModelSource:
             raise RuntimeError(f"{self.name} is not being watched")
         return self._seen
 
+    def on_cpu(self) -> bool:
+        home = self._home()
+        return home is None or home.type == "cpu"
+
     def _home(self) -> torch.device | None:
         """Where the model is: the device of its first parameter or buffer."""
         first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
@@ -142,6 +147,9 @@ class SavedSource:
 
     def describe(self) -> str:
         return f"{self.name}: saved activations, {self.saved.n} inputs"
+
+    def on_cpu(self) -> bool:
+        return self.device is None or torch.device(self.device).type == "cpu"
 
     def opened(self) -> AbstractContextManager[Any]:
         return nullcontext(self)

@@ -36,10 +36,13 @@ class Stream:
             raise NoData("the data yielded no inputs")
         return cls(first, rest, batches.total)
 
-    def chunks(self, *, block: int | None, skip: int, max_rows: int | None) -> Iterator[Chunk]:
+    def chunks(
+        self, *, block: int | None, skip: int, max_rows: int | None, largest: int | None = None
+    ) -> Iterator[Chunk]:
         """Chunks of whole blocks, from input `skip` on."""
         if self.rest is not None:
-            yield from recut(itertools.chain([self.first], self.rest), block=block, skip=skip, max_rows=max_rows)
+            batches = itertools.chain([self.first], self.rest)
+            yield from recut(batches, block=block, skip=skip, max_rows=max_rows, largest=largest)
             return
         assert self.total is not None
         end = min(self.total, max_rows or self.total)

@@ -1,14 +1,14 @@
 """Centring, Gram matrices, spectra with a stated tolerance."""
 
-from .centring import centred, double_centred, u_centred, without_diagonal
-from .hsic import block_grams, block_stacks, diagonal_part, gram_stack
+from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .hsic import block_stacks, diagonal_part, gram_stack
 from .spectra import Spectrum, inverse_root, nuclear_norm, rank_tolerance
 
 __all__ = [
     "Spectrum",
-    "block_grams",
     "block_stacks",
     "centred",
+    "centred_diagonal",
     "diagonal_part",
     "double_centred",
     "gram_stack",

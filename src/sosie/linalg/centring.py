@@ -17,6 +17,12 @@ def double_centred(gram: Tensor) -> Tensor:
     return gram - row - row.transpose(-1, -2) + row.mean(dim=-2, keepdim=True)
 
 
+def centred_diagonal(gram: Tensor) -> Tensor:
+    """The diagonal (…, n) of HKH, without making the rest."""
+    row = gram.mean(dim=-1)
+    return gram.diagonal(dim1=-2, dim2=-1) - 2 * row + row.mean(dim=-1, keepdim=True)
+
+
 def u_centred(gram: Tensor) -> Tensor:
     """Székely and Rizzo's U-centring of symmetric Gram matrices (…, n, n); the diagonal becomes zero.
 
@@ -28,7 +34,10 @@ def u_centred(gram: Tensor) -> Tensor:
     hollow = without_diagonal(gram)
     row = hollow.sum(dim=-1, keepdim=True) / (n - 2)
     total = row.sum(dim=-2, keepdim=True) / (n - 1)
-    return without_diagonal(hollow - row - row.transpose(-1, -2) + total)
+    hollow -= row - total  # in place: for many sites together these are large
+    hollow -= row.transpose(-1, -2)
+    hollow.diagonal(dim1=-2, dim2=-1).zero_()
+    return hollow
 
 
 def without_diagonal(gram: Tensor) -> Tensor:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STRIP = 16  # columns of a Gram matrix that are made at a time on a CPU
+SLICES = 4  # parts that the features of a single block are shared out in
+
 
 def diagonal_part(kappa: Tensor, trace_x: Tensor, trace_y: Tensor, n: int) -> Tensor:
     """What the diagonals add to ⟨Kc, Lc⟩ over n (n − 3) HSIC_u."""
     return n / (n - 2) * kappa - trace_x * trace_y / ((n - 1) * (n - 2))
 
 
-def block_grams(rows: Tensor, block: int) -> list[Tensor]:
-    """Gram matrices of consecutive blocks of rows; a remainder joins the last block.
-
-    Returns stacks (blocks, b, b): one of the whole blocks and, where a remainder was left, one of the last.
-    """
-    return [gram_stack(stack) for stack in block_stacks(rows, block)]
-
-
 def block_stacks(rows: Tensor, block: int) -> list[Tensor]:
-    """The rows as stacks (blocks, b, p), without copying."""
+    """Consecutive blocks of rows as stacks (blocks, b, p), without copying; a remainder joins the last block.
+
+    One stack of the whole blocks and, where a remainder was left, one of the last block alone.
+    """
     n, width = rows.shape
     whole, rest = divmod(n, block)
     if rest == 0:
@@ -37,14 +35,25 @@ def block_stacks(rows: Tensor, block: int) -> list[Tensor]:
 
 
 def gram_stack(stack: Tensor) -> Tensor:
-    """X Xᵀ for a stack (blocks, b, p); on a CPU half of what symmetry repeats is left out."""
+    """X Xᵀ for a stack (blocks, b, p); on a CPU most of what symmetry repeats is left out."""
     blocks, b, width = stack.shape
-    if stack.is_cuda or b < 128 or b % 2 or stack.requires_grad:
+    if stack.is_cuda or b <= STRIP or width < 4 * b:
         return torch.bmm(stack, stack.transpose(1, 2))
-    # Two half-size products on the diagonal and one beside it are 3/4 of the work of the whole.
-    halves = stack.reshape(blocks, 2, b // 2, width)
-    first, second = halves[:, 0], halves[:, 1]
-    beside = torch.bmm(first, second.transpose(1, 2))
-    top = torch.cat([torch.bmm(first, first.transpose(1, 2)), beside], dim=2)
-    bottom = torch.cat([beside.transpose(1, 2), torch.bmm(second, second.transpose(1, 2))], dim=2)
-    return torch.cat([top, bottom], dim=1)
+    if blocks == 1 and width % SLICES == 0:  # one block would leave cores idle: share out its features
+        slices = stack.reshape(b, SLICES, width // SLICES).transpose(0, 1)
+        return _mirrored(_upper(slices).sum(0, keepdim=True))
+    return _mirrored(_upper(stack))
+
+
+def _upper(stack: Tensor) -> Tensor:
+    """The upper triangle of X Xᵀ and a little more, a strip of columns at a time."""
+    blocks, b, _ = stack.shape
+    gram = stack.new_zeros(blocks, b, b)
+    for start in range(0, b, STRIP):
+        stop = min(start + STRIP, b)
+        gram[:, :stop, start:stop] = torch.bmm(stack[:, :stop], stack[:, start:stop].transpose(1, 2))
+    return gram
+
+
+def _mirrored(upper: Tensor) -> Tensor:
+    return upper.triu() + upper.triu(1).transpose(1, 2)

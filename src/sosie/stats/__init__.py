@@ -1,9 +1,9 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
-from .gram_parts import BLOCK, GramMaker, GramPart
+from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
-from .moments import MomentMaker, MomentPart, Moments
-from .sample import ROWS, Lottery, Sample, SampleMaker, SamplePart
+from .moments import MomentMaker, Moments, MomentSide
+from .sample import ROWS, Lottery, Sample, SampleMaker, SampleSide
 from .storage import is_statistics, load_statistics, save_statistics
 from .views import (
     Alignment,
@@ -25,16 +25,16 @@ __all__ = [
     "Covariances",
     "DebiasedAlignment",
     "GramMaker",
-    "GramPart",
+    "GramSide",
     "Grams",
     "Lottery",
     "MomentMaker",
-    "MomentPart",
+    "MomentSide",
     "Moments",
     "PairedRows",
     "Sample",
     "SampleMaker",
-    "SamplePart",
+    "SampleSide",
     "Scatter",
     "SiteRows",
     "Statistic",

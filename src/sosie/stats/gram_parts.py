@@ -1,13 +1,14 @@
-"""What one site makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it."""
+"""What one side makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..linalg import block_stacks, double_centred, gram_stack, u_centred, without_diagonal
+from ..linalg import block_stacks, centred_diagonal, gram_stack, u_centred, without_diagonal
 
 BLOCK = 64  # rows a block
 OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
@@ -15,24 +16,15 @@ OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows 
 
 @dataclass(frozen=True)
 class GramPart:
-    """One site's Gram matrices of one chunk, in float64: a list of stacks, since the last block may be larger."""
+    """One site's Gram matrices of one chunk, as the products left them.
 
-    sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
-    debiased: list[Tensor]  # (blocks, b·b) U-centred
-    diagonal: list[Tensor]  # (blocks, b) of the centred Gram, over 1 − 1/b
-    length: Tensor  # scalar: Σ ‖x‖², the mean included
-    offset: Tensor  # scalar: the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
-    raw: list[Tensor]  # (blocks, b·b) as they are, diagonal left out; empty unless asked for
-    raw_diagonal: list[Tensor]  # (blocks, b)
+    Lists of stacks (blocks, b, b), since the last block may be larger. Nothing else is computed here: this is
+    made inside the model's forward, and small operations are cheaper for all sites together.
+    """
 
-    @property
-    def rows(self) -> int:
-        return sum(blocks * b for blocks, b in self.sizes)
-
-    @property
-    def check(self) -> Tensor:
-        """Not finite where an activation was not."""
-        return self.length
+    grams: list[Tensor]
+    from_mean: Tensor | None  # Σ b‖mean‖² if the rows were centred first, else None
+    raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
 
 
 class GramMaker:
@@ -53,21 +45,20 @@ class GramMaker:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
         known = self._centre.get(site)
-        raw = [gram_stack(stack).double() for stack in stacks] if self.uncentred or not known else []
-        offset = _offset(raw) if raw else torch.zeros((), dtype=torch.float64, device=rows.device)
-        # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are `noticed`.
+        raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
+        # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
         if known is None or not (known or rows.is_cuda):
-            known = self._centre[site] = bool(offset > OFFSET_LIMIT)
+            worst = max(float(offsets(gram.double()).max()) for gram in raw)
+            known = self._centre[site] = worst > OFFSET_LIMIT
         if not known:
-            length = sum(gram.diagonal(dim1=-2, dim2=-1).sum() for gram in raw)
-            return _assemble(raw, length, offset, raw if self.uncentred else [])
+            return GramPart(raw, None, raw if self.uncentred else [])
         means = [stack.mean(1, keepdim=True) for stack in stacks]
-        grams = [gram_stack(stack - mean).double() for stack, mean in zip(stacks, means, strict=True)]
-        length = sum(
-            gram.diagonal(dim1=-2, dim2=-1).sum() + stack.shape[1] * mean.double().square().sum()
-            for gram, stack, mean in zip(grams, stacks, means, strict=True)
-        )
-        return _assemble(grams, length, torch.zeros_like(offset), raw if self.uncentred else [])
+        grams = [gram_stack(stack - mean) for stack, mean in zip(stacks, means, strict=True)]
+        lengths = [len(stack[0]) * mean.double().square().sum() for stack, mean in zip(stacks, means, strict=True)]
+        return GramPart(grams, torch.stack(lengths).sum(), raw if self.uncentred else [])
+
+    def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
+        return GramSide.of(parts)
 
     def notice(self, site: str, offset: float) -> None:
         """Told later how far off the mean was: centre this site from now on."""
@@ -75,24 +66,62 @@ class GramMaker:
             self._centre[site] = True
 
 
-def _offset(grams: list[Tensor]) -> Tensor:
-    """The largest n‖mean‖² / Σ‖x − mean‖² of the blocks; infinite where float32 lost the spread altogether."""
-    found = []
-    for gram in grams:
-        from_mean = gram.sum((-1, -2)) / gram.shape[-1]
-        spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
-        lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
-        found.append(torch.where(spread > 0, from_mean / spread, lost).max())
-    return torch.stack(found).max()
+def offsets(gram: Tensor) -> Tensor:
+    """n‖mean‖² / Σ‖x − mean‖² of Gram matrices (…, n, n); infinite where float32 lost the spread altogether."""
+    from_mean = gram.sum((-1, -2)) / gram.shape[-1]
+    spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
+    lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
+    return torch.where(spread > 0, from_mean / spread, lost)
 
 
-def _assemble(grams: list[Tensor], length: Tensor | int, offset: Tensor, raw: list[Tensor]) -> GramPart:
-    return GramPart(
-        sizes=tuple((gram.shape[0], gram.shape[1]) for gram in grams),
-        debiased=[u_centred(gram).flatten(1) for gram in grams],
-        diagonal=[double_centred(g).diagonal(dim1=-2, dim2=-1) / (1 - 1 / g.shape[-1]) for g in grams],
-        length=torch.as_tensor(length),
-        offset=offset,
-        raw=[without_diagonal(gram).flatten(1) for gram in raw],
-        raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
-    )
+@dataclass(frozen=True)
+class GramSide:
+    """All sites of one side for one chunk, in float64; lists have one entry a stack of blocks."""
+
+    sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
+    debiased: list[Tensor]  # (blocks, sites, b·b) U-centred
+    diagonal: list[Tensor]  # (blocks, sites, b) of the centred Gram, over 1 − 1/b
+    length: Tensor  # (sites,) Σ ‖x‖², the mean included
+    offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
+    raw: list[Tensor]  # (blocks, sites, b·b) as they are, diagonal left out; empty unless asked for
+    raw_diagonal: list[Tensor]  # (blocks, sites, b)
+
+    @classmethod
+    def of(cls, parts: Sequence[GramPart]) -> GramSide:
+        sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
+        for size in sizes:
+            if size != sizes[0]:
+                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
+        grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
+        raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
+        nothing = torch.zeros((), dtype=torch.float64, device=grams[0].device)
+        from_mean = torch.stack([nothing if part.from_mean is None else part.from_mean for part in parts])
+        centred = torch.tensor([part.from_mean is not None for part in parts], device=from_mean.device)
+        diagonals = [gram.diagonal(dim1=-2, dim2=-1) for gram in grams]
+        worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
+        return cls(
+            sizes=sizes[0],
+            debiased=[u_centred(gram).flatten(2) for gram in grams],
+            diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
+            length=from_mean + torch.stack([diagonal.sum((0, 2)) for diagonal in diagonals]).sum(0),
+            offset=torch.where(centred, nothing, worst),
+            raw=[without_diagonal(gram).flatten(2) for gram in raw],
+            raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
+        )
+
+    @property
+    def rows(self) -> int:
+        return _rows(self.sizes)
+
+    @property
+    def blocks(self) -> int:
+        return sum(count for count, _ in self.sizes)
+
+    @property
+    def check(self) -> Tensor:
+        """(2, sites): a number that is not finite where an activation was not, and how far off the mean was."""
+        return torch.stack([self.length, self.offset])
+
+
+def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(count * b for count, b in sizes)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import diagonal_part
-from .gram_parts import BLOCK, GramMaker, GramPart
+from .gram_parts import BLOCK, GramMaker, GramSide
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
@@ -29,15 +29,13 @@ class PairSums:
     xy: Tensor  # (G, A, B)
 
     @classmethod
-    def of(cls, xs: list[list[Tensor]], ys: list[list[Tensor]], groups: Tensor) -> PairSums:
-        """`xs[site][stack]` is (blocks, length); `groups` names the group of each block, stack after stack."""
-        xx, yy, xy = [], [], []
-        for stack in range(len(xs[0])):
-            x, y = (torch.stack([site[stack] for site in side], dim=1) for side in (xs, ys))  # (blocks, sites, length)
-            xx.append(x.square().sum(-1))
-            yy.append(y.square().sum(-1))
-            xy.append(torch.bmm(x, y.transpose(1, 2)))
-        return cls(*(_grouped(torch.cat(found), groups) for found in (xx, yy, xy)))
+    def of(cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor) -> PairSums:
+        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack."""
+        return cls(
+            _grouped(torch.cat([x.square().sum(-1) for x in xs]), groups),
+            _grouped(torch.cat([y.square().sum(-1) for y in ys]), groups),
+            _grouped(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
+        )
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums(self.xx + other.xx, self.yy + other.yy, self.xy + other.xy)
@@ -75,57 +73,36 @@ class Grams:
 
     @classmethod
     def of(
-        cls,
-        x: Tensor | Sequence[Tensor],
-        y: Tensor | Sequence[Tensor],
-        *,
-        block: int = BLOCK,
-        uncentred: bool = True,
+        cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, block: int = BLOCK, uncentred: bool = True
     ) -> Grams:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
-        xs, ys = ([side] if isinstance(side, Tensor) else list(side) for side in (x, y))
-        if len(xs[0]) != len(ys[0]):
-            raise ValueError(f"need paired rows, got {len(xs[0])} and {len(ys[0])}")
-        makers = GramMaker(block, uncentred), GramMaker(block, uncentred)
-        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
-        return cls.join(parts[0], parts[1], block=block)
+        sides = []
+        for rows in (x, y):
+            maker = GramMaker(block, uncentred)
+            sites = [rows] if isinstance(rows, Tensor) else rows
+            sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
+        return cls.join(*sides, block=block)
 
     @classmethod
-    def join(
-        cls, parts_a: Sequence[GramPart], parts_b: Sequence[GramPart], *, block: int, first_block: int = 0
-    ) -> Grams:
-        """The sums of one chunk, from what each side's sites made of it; blocks are counted over the whole data."""
-        sizes = parts_a[0].sizes
-        for part in (*parts_a, *parts_b):
-            if part.sizes != sizes:
-                raise ValueError(f"need paired rows, got {parts_a[0].rows} and {part.rows}")
-        each = [b for k, b in sizes for _ in range(k)]
-        device = parts_a[0].length.device
-        groups = torch.arange(first_block, first_block + len(each), device=device) % GROUPS
-
-        def sums(kind: str) -> PairSums:
-            return PairSums.of([getattr(p, kind) for p in parts_a], [getattr(p, kind) for p in parts_b], groups)
-
-        def traces(parts: Sequence[GramPart]) -> Tensor:
-            return _grouped(torch.stack([torch.cat([d.sum(1) for d in p.diagonal]) for p in parts], dim=1), groups)
-
-        def counted(less: int) -> Tensor:
-            return _grouped(torch.tensor([float(b * (b - less)) for b in each], dtype=torch.float64).to(device), groups)
-
-        raw = bool(parts_a[0].raw)
+    def join(cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0) -> Grams:
+        """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
+        if a.sizes != b.sizes:
+            raise ValueError(f"need paired rows, got {a.rows} and {b.rows}")
+        each = torch.tensor([float(b) for k, b in a.sizes for _ in range(k)], dtype=torch.float64).to(a.length.device)
+        groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
         return cls(
             block=block,
-            n=sum(each),
-            debiased=sums("debiased"),
-            diagonal=sums("diagonal"),
-            trace_a=traces(parts_a),
-            trace_b=traces(parts_b),
-            length_a=torch.stack([part.length for part in parts_a]),
-            length_b=torch.stack([part.length for part in parts_b]),
-            pairs=counted(3),
-            raw=sums("raw") if raw else None,
-            raw_diagonal=sums("raw_diagonal") if raw else None,
-            raw_pairs=counted(1) if raw else None,
+            n=a.rows,
+            debiased=PairSums.of(a.debiased, b.debiased, groups),
+            diagonal=PairSums.of(a.diagonal, b.diagonal, groups),
+            trace_a=_grouped(torch.cat([d.sum(-1) for d in a.diagonal]), groups),
+            trace_b=_grouped(torch.cat([d.sum(-1) for d in b.diagonal]), groups),
+            length_a=a.length,
+            length_b=b.length,
+            pairs=_grouped(each * (each - 3), groups),
+            raw=PairSums.of(a.raw, b.raw, groups) if a.raw else None,
+            raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
+            raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
         )
 
     @property

@@ -24,11 +24,6 @@ class MomentPart:
     norms: Tensor  # (n,) squared lengths of those rows, float64
     square: Tensor  # (p, p) Σ x xᵀ
 
-    @property
-    def check(self) -> Tensor:
-        """Not finite where an activation was not."""
-        return self.norms.sum()
-
 
 class MomentMaker:
     """Makes the parts of one model: keeps each site's provisional centre, and moves it when it is far off."""
@@ -45,6 +40,9 @@ class MomentMaker:
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         rows = rows - centre.to(rows.dtype)
         return MomentPart(centre, rows, rows.double().square().sum(1), (rows.T @ rows).double())
+
+    def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
+        return MomentSide.of(parts)
 
     @staticmethod
     def _far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:
@@ -123,6 +121,28 @@ class SideSums:
 
 
 @dataclass(frozen=True)
+class MomentSide:
+    """All sites of one side for one chunk."""
+
+    rows: Tensor  # (n, P) about the centres
+    norms: Tensor  # (n, S)
+    sums: SideSums
+
+    @classmethod
+    def of(cls, parts: Sequence[MomentPart]) -> MomentSide:
+        counts = {len(part.rows) for part in parts}
+        if len(counts) != 1:
+            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        rows, norms = torch.cat([p.rows for p in parts], dim=1), torch.stack([p.norms for p in parts], dim=1)
+        return cls(rows, norms, SideSums.of(parts))
+
+    @property
+    def check(self) -> Tensor:
+        """(2, sites): a number that is not finite where an activation was not, and no offset: rows are centred."""
+        return torch.stack([self.sums.length, torch.zeros_like(self.sums.length)])
+
+
+@dataclass(frozen=True)
 class Moments:
     """Sums over paired rows of all sites of two sides, about a centre each; `merge` joins two lots of rows."""
 
@@ -139,26 +159,26 @@ class Moments:
     @classmethod
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Moments:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
-        xs, ys = ([side] if isinstance(side, Tensor) else list(side) for side in (x, y))
-        makers = MomentMaker(), MomentMaker()
-        parts = [[m.part(str(i), r) for i, r in enumerate(side)] for m, side in zip(makers, (xs, ys), strict=True)]
-        return cls.join(parts[0], parts[1])
+        sides = []
+        for rows in (x, y):
+            maker = MomentMaker()
+            sites = [rows] if isinstance(rows, Tensor) else rows
+            sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
+        return cls.join(*sides)
 
     @classmethod
-    def join(cls, parts_a: Sequence[MomentPart], parts_b: Sequence[MomentPart]) -> Moments:
-        """The moments of one chunk, from what each side's sites made of it."""
-        x, y = (torch.cat([part.rows for part in parts], dim=1) for parts in (parts_a, parts_b))
-        if len(x) != len(y):
-            raise ValueError(f"need paired rows, got {len(x)} and {len(y)}")
-        length_x, length_y = (torch.stack([p.norms for p in parts], dim=1) for parts in (parts_a, parts_b))
+    def join(cls, a: MomentSide, b: MomentSide) -> Moments:
+        """The moments of one chunk, from what each side made of it."""
+        if len(a.rows) != len(b.rows):
+            raise ValueError(f"need paired rows, got {len(a.rows)} and {len(b.rows)}")
         return cls(
-            n=len(x),
-            a=SideSums.of(parts_a),
-            b=SideSums.of(parts_b),
-            cross=(x.T @ y).double(),
-            weighted_x=x.double().T @ length_y,
-            weighted_y=length_x.T @ y.double(),
-            lengths=length_x.T @ length_y,
+            n=len(a.rows),
+            a=a.sums,
+            b=b.sums,
+            cross=(a.rows.T @ b.rows).double(),
+            weighted_x=a.rows.double().T @ b.norms,
+            weighted_y=a.norms.T @ b.rows.double(),
+            lengths=a.norms.T @ b.norms,
         )
 
     @property

@@ -74,16 +74,20 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class SamplePart:
-    """The drawn rows of one site of one chunk."""
+class SampleSide:
+    """The drawn rows of all sites of one side for one chunk."""
 
-    rows: Tensor
+    rows: tuple[Tensor, ...]
+    index: np.ndarray  # global indices of those rows
     seen: int  # rows they were drawn from
+    lottery: Lottery
+    widest: int | None
 
     @property
     def check(self) -> Tensor:
-        """Not finite where a kept activation was not."""
-        return self.rows.sum(dtype=torch.float64)
+        """(2, sites): a number that is not finite where a kept activation was not; offsets do no harm here."""
+        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in self.rows])
+        return torch.stack([sums, torch.zeros_like(sums)])
 
 
 class SampleMaker:
@@ -93,17 +97,26 @@ class SampleMaker:
         self.lottery, self.widest = lottery, widest
         self._folds: dict[int, Fold] = {}
 
-    def part(self, site: str, rows: Tensor, start: int) -> SamplePart:
+    def part(self, site: str, rows: Tensor, start: int) -> tuple[Tensor, int]:
+        """The drawn rows, and how many they were drawn from."""
         count = len(rows)
         drawn = self.lottery.draw(start, count) - start
         if len(drawn) < len(rows):
             rows = rows[torch.from_numpy(drawn).to(rows.device)]
         width = rows.shape[1]
         if self.widest is None or width <= self.widest:
-            return SamplePart(rows.clone(), count)
+            return rows.clone(), count
         if width not in self._folds:
             self._folds[width] = Fold(width, self.widest, self.lottery.seed)
-        return SamplePart(self._folds[width](rows), count)
+        return self._folds[width](rows), count
+
+    def side(self, parts: Sequence[tuple[Tensor, int]], start: int) -> SampleSide:
+        counts = {count for _, count in parts}
+        if len(counts) != 1:
+            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        seen = counts.pop()
+        kept = tuple(rows for rows, _ in parts)
+        return SampleSide(kept, self.lottery.draw(start, seen), seen, self.lottery, self.widest)
 
 
 @dataclass(frozen=True)
@@ -143,17 +156,11 @@ class Sample:
         return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
 
     @classmethod
-    def join(
-        cls, parts_a: Sequence[SamplePart], parts_b: Sequence[SamplePart], *, maker: SampleMaker, start: int
-    ) -> Sample:
-        """The drawn rows of one chunk, from what each side's sites kept of it."""
-        counts = {part.seen for part in (*parts_a, *parts_b)}
-        if len(counts) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
-        seen = counts.pop()
-        lottery = maker.lottery
-        xs, ys = (tuple(part.rows for part in parts) for parts in (parts_a, parts_b))
-        return cls(xs, ys, lottery.draw(start, seen), seen, lottery.rows, lottery.seed, maker.widest)
+    def join(cls, a: SampleSide, b: SampleSide) -> Sample:
+        """The drawn rows of one chunk, from what each side kept of it."""
+        if a.seen != b.seen:
+            raise ValueError(f"need paired rows, got {a.seen} and {b.seen}")
+        return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest)
 
     def merge(self, *others: Sample) -> Sample:
         """Both lots of rows; the smaller of what each may hold is what the result may hold."""
