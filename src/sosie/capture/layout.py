@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from .names import Names, ancestors
+from .names import Names
 
 
 class _Layout(NamedTuple):
@@ -36,16 +36,15 @@ def is_channels_last(names: Names, name: str, shape: tuple[int, ...]) -> bool:
 
 def _evidence(names: Names, name: str) -> list[_Layout]:
     if not names.is_leaf(name):
-        inside = [below for below in names.by_name if name in ancestors(below)]
-        facts = (_layout(names.by_name[below]) for below in inside)
+        start = f"{name}." if name else ""
+        facts = (_layout(module) for below, module in names.by_name.items() if below.startswith(start))
         return [fact for fact in facts if fact is not None]
-    before: list[_Layout] = []
-    for other, module in names.by_name.items():
-        if other == name:
-            break
-        fact = _layout(module)
-        before = before if fact is None else [fact]
-    return before
+    order = list(names.by_name)
+    for other in reversed(order[: order.index(name)]):
+        fact = _layout(names.by_name[other])
+        if fact is not None:
+            return [fact]
+    return []
 
 
 def _layout(module: nn.Module) -> _Layout | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import nn
 
@@ -74,9 +75,10 @@ class Names:
         return found
 
 
-def ancestors(name: str) -> list[str]:
+@lru_cache(maxsize=100_000)
+def ancestors(name: str) -> tuple[str, ...]:
     """The names above this one, the model's own "" first: `a.b.c` gives "", `a`, `a.b`."""
     if not name:
-        return []
+        return ()
     parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(len(parts))]
+    return tuple(".".join(parts[:i]) for i in range(len(parts)))

@@ -27,7 +27,6 @@ from .resume import Checkpoint
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream
 
-
 CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
 
 

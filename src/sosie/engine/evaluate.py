@@ -90,12 +90,12 @@ def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tupl
     if not isinstance(statistic, Grams) or not issubclass(measure.reads, Alignment):
         return None, None
     groups = statistic.groups
-    if len(groups) < FEWEST_GROUPS:
+    count = int(groups.sum())
+    if count < FEWEST_GROUPS:
         return None, None
     from scipy.special import stdtrit
 
-    left = np.stack([measure(statistic.alignment(measure.reads, without=g)).cpu().numpy() for g in groups])
-    count = len(groups)
+    left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
     error = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
     reach = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * error
     low, high = value - reach, value + reach

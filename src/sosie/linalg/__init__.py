@@ -1,5 +1,6 @@
 """Centring, Gram matrices, spectra with a stated tolerance."""
 
+from . import gram_cuda
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .spectra import Spectrum, inverse_root, nuclear_norm, rank_tolerance
@@ -11,6 +12,7 @@ __all__ = [
     "centred_diagonal",
     "diagonal_part",
     "double_centred",
+    "gram_cuda",
     "gram_stack",
     "inverse_root",
     "nuclear_norm",

@@ -37,12 +37,22 @@ def block_stacks(rows: Tensor, block: int) -> list[Tensor]:
 def gram_stack(stack: Tensor) -> Tensor:
     """X Xᵀ for a stack (blocks, b, p); on a CPU most of what symmetry repeats is left out."""
     blocks, b, width = stack.shape
-    if stack.is_cuda or b <= STRIP or width < 4 * b:
+    if stack.is_cuda:
+        return _in_slices(stack)
+    if b <= STRIP or width < 4 * b:
         return torch.bmm(stack, stack.transpose(1, 2))
     if blocks == 1 and width % SLICES == 0:  # one block would leave cores idle: share out its features
         slices = stack.reshape(b, SLICES, width // SLICES).transpose(0, 1)
         return _mirrored(_upper(slices).sum(0, keepdim=True))
     return _mirrored(_upper(stack))
+
+
+def _in_slices(stack: Tensor) -> Tensor:
+    """Products of slices of the features, then their sum: one product so long and thin leaves a GPU idle."""
+    _, b, width = stack.shape
+    slices = next(s for s in (128, 64, 32, 16, 8, 4, 2, 1) if width % s == 0 and (width >= 256 * s or s == 1))
+    parts = [block.reshape(b, slices, width // slices).transpose(0, 1) for block in stack]
+    return torch.stack([torch.bmm(part, part.transpose(1, 2)).sum(0) for part in parts])
 
 
 def _upper(stack: Tensor) -> Tensor:

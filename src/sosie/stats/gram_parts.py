@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..linalg import block_stacks, centred_diagonal, gram_stack, u_centred, without_diagonal
+from ..linalg import block_stacks, centred_diagonal, gram_cuda, gram_stack, u_centred, without_diagonal
 
 BLOCK = 64  # rows a block
 OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
@@ -23,7 +23,7 @@ class GramPart:
     """
 
     grams: list[Tensor]
-    from_mean: Tensor | None  # Σ b‖mean‖² if the rows were centred first, else None
+    from_mean: list[Tensor]  # (blocks,) b‖mean‖² if the rows were centred first; empty if not
     raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
 
 
@@ -31,7 +31,7 @@ class GramMaker:
     """Makes the parts of one model; remembers which sites have to be centred first.
 
     Centring costs a pass over the activations, so it is done only where the mean is large against the
-    spread and float32 (or TF32) would lose the difference.
+    spread and float32 would lose the difference; on a GPU with Triton it is free, and always done.
     """
 
     def __init__(self, block: int = BLOCK, uncentred: bool = False) -> None:
@@ -44,6 +44,8 @@ class GramMaker:
         if len(rows) < 4:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
+        if gram_cuda.suits(stacks[-1]):
+            return self._in_one_reading(stacks)
         known = self._centre.get(site)
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
         # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
@@ -51,11 +53,17 @@ class GramMaker:
             worst = max(float(offsets(gram.double()).max()) for gram in raw)
             known = self._centre[site] = worst > OFFSET_LIMIT
         if not known:
-            return GramPart(raw, None, raw if self.uncentred else [])
+            return GramPart(raw, [], raw if self.uncentred else [])
         means = [stack.mean(1, keepdim=True) for stack in stacks]
         grams = [gram_stack(stack - mean) for stack, mean in zip(stacks, means, strict=True)]
-        lengths = [len(stack[0]) * mean.double().square().sum() for stack, mean in zip(stacks, means, strict=True)]
-        return GramPart(grams, torch.stack(lengths).sum(), raw if self.uncentred else [])
+        lengths = [mean.square().sum((1, 2), dtype=torch.float64) * stacks[k].shape[1] for k, mean in enumerate(means)]
+        return GramPart(grams, lengths, raw if self.uncentred else [])
+
+    def _in_one_reading(self, stacks: list[Tensor]) -> GramPart:
+        """On a GPU, where centring is free."""
+        found = [gram_cuda.gram_blocks(stack, centre=True) for stack in stacks]
+        raw = [gram_cuda.gram_blocks(stack, centre=False)[0] for stack in stacks] if self.uncentred else []
+        return GramPart([gram for gram, _ in found], [length for _, length in found], raw)
 
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
         return GramSide.of(parts)
@@ -94,17 +102,13 @@ class GramSide:
                 raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
         grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
         raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
-        nothing = torch.zeros((), dtype=torch.float64, device=grams[0].device)
-        from_mean = torch.stack([nothing if part.from_mean is None else part.from_mean for part in parts])
-        centred = torch.tensor([part.from_mean is not None for part in parts], device=from_mean.device)
-        diagonals = [gram.diagonal(dim1=-2, dim2=-1) for gram in grams]
-        worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
+        length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
         return cls(
             sizes=sizes[0],
             debiased=[u_centred(gram).flatten(2) for gram in grams],
             diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
-            length=from_mean + torch.stack([diagonal.sum((0, 2)) for diagonal in diagonals]).sum(0),
-            offset=torch.where(centred, nothing, worst),
+            length=length + _from_means(parts, grams),
+            offset=_offsets_left(parts, grams),
             raw=[without_diagonal(gram).flatten(2) for gram in raw],
             raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
         )
@@ -121,6 +125,24 @@ class GramSide:
     def check(self) -> Tensor:
         """(2, sites): a number that is not finite where an activation was not, and how far off the mean was."""
         return torch.stack([self.length, self.offset])
+
+
+def _from_means(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
+    """(sites,): what the means took out of Σ‖x‖² where rows were centred."""
+    found = []
+    for stack, gram in enumerate(grams):
+        nothing = gram.new_zeros(len(gram))
+        found.append(torch.stack([p.from_mean[stack].double() if p.from_mean else nothing for p in parts]).sum(1))
+    return torch.stack(found).sum(0)
+
+
+def _offsets_left(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
+    """(sites,): the largest offset that went into a product, 0 where rows were centred."""
+    centred = [bool(part.from_mean) for part in parts]
+    if all(centred):
+        return grams[0].new_zeros(len(parts))
+    worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
+    return worst.masked_fill(torch.tensor(centred, device=worst.device), 0.0)
 
 
 def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:

@@ -40,18 +40,18 @@ class PairSums:
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums(self.xx + other.xx, self.yy + other.yy, self.xy + other.xy)
 
-    def total(self, without: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(A, 1), (1, B), (A, B): the sums over all groups, or over all but one."""
-        found = (_sum(self.xx, without)[:, None], _sum(self.yy, without)[None, :], _sum(self.xy, without))
-        return found
+    def total(self, jackknife: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each."""
+        xx, yy, xy = (_sum(part, jackknife) for part in (self.xx, self.yy, self.xy))
+        return xx[..., :, None], yy[..., None, :], xy
 
 
 def _grouped(blocks: Tensor, groups: Tensor) -> Tensor:
     return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
 
 
-def _sum(grouped: Tensor, without: int | None) -> Tensor:
-    return grouped.sum(0) if without is None else grouped.sum(0) - grouped[without]
+def _sum(grouped: Tensor, jackknife: bool) -> Tensor:
+    return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Grams:
         """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
         if a.sizes != b.sizes:
             raise ValueError(f"need paired rows, got {a.rows} and {b.rows}")
-        each = torch.tensor([float(b) for k, b in a.sizes for _ in range(k)], dtype=torch.float64).to(a.length.device)
+        # Filled on the device: sending numbers there would make the host wait for it.
+        each = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
         groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
         return cls(
             block=block,
@@ -116,9 +117,9 @@ class Grams:
         return self.n < 2 * self.block
 
     @property
-    def groups(self) -> list[int]:
-        """The groups of blocks that can be left out in turn."""
-        return [g for g, pairs in enumerate(self.pairs.tolist()) if pairs > 0]
+    def groups(self) -> Tensor:
+        """(G,) bool: the groups that hold blocks."""
+        return self.pairs > 0
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -145,43 +146,43 @@ class Grams:
                 added[spec.name] = mine + theirs
         return replace(self, **added)
 
-    def alignment(self, kind: type[Alignment] = Alignment, *, without: int | None = None) -> Alignment:
+    def alignment(self, kind: type[Alignment] = Alignment, *, jackknife: bool = False) -> Alignment:
         """Inner products of Gram matrices for every pair of sites, scaled to all n rows.
 
         The debiased ones are sums over the blocks. The biased and uncentred ones add what the diagonals
-        contribute at n rows, so that they estimate the value on the whole data, bias and all.
+        contribute at n rows, so that they estimate the value on the whole data, bias and all. With
+        `jackknife` there is a dimension in front: the same with each group of blocks left out in turn.
         """
         if kind is UncentredAlignment:
-            return self._uncentred(without)
-        scale = self.n * (self.n - 3) / _sum(self.pairs, without)
-        xx, yy, xy = (scale * part for part in self.debiased.total(without))
+            return self._uncentred(jackknife)
+        scale = _aside(self.n * (self.n - 3) / _sum(self.pairs, jackknife))
+        xx, yy, xy = (scale * part for part in self.debiased.total(jackknife))
         if kind is DebiasedAlignment:
             return DebiasedAlignment(xx, yy, xy)
-        share = self._share(without)
+        share = self._share(jackknife)
         centre = 1 - 1 / self.n  # the diagonals were taken about the block's mean and divided by 1 − 1/b
-        trace_a = _sum(self.trace_a, without)[:, None] * centre / share
-        trace_b = _sum(self.trace_b, without)[None, :] * centre / share
-        kxx, kyy, kxy = (part * centre**2 / share for part in self.diagonal.total(without))
+        trace_a = _sum(self.trace_a, jackknife)[..., :, None] * centre / share
+        trace_b = _sum(self.trace_b, jackknife)[..., None, :] * centre / share
+        kxx, kyy, kxy = (part * centre**2 / share for part in self.diagonal.total(jackknife))
         return Alignment(
             xx + diagonal_part(kxx, trace_a, trace_a, self.n),
             yy + diagonal_part(kyy, trace_b, trace_b, self.n),
             xy + diagonal_part(kxy, trace_a, trace_b, self.n),
         )
 
-    def _uncentred(self, without: int | None) -> UncentredAlignment:
+    def _uncentred(self, jackknife: bool) -> UncentredAlignment:
         if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
             raise ValueError("these Grams were made without uncentred sums")
-        scale = self.n * (self.n - 1) / _sum(self.raw_pairs, without)
-        share = self._share(without)
-        return UncentredAlignment(
-            *(
-                scale * off + on / share
-                for off, on in zip(self.raw.total(without), self.raw_diagonal.total(without), strict=True)
-            )
-        )
+        scale = _aside(self.n * (self.n - 1) / _sum(self.raw_pairs, jackknife))
+        share = self._share(jackknife)
+        beside, on = self.raw.total(jackknife), self.raw_diagonal.total(jackknife)
+        return UncentredAlignment(*(scale * x + y / share for x, y in zip(beside, on, strict=True)))
 
-    def _share(self, without: int | None) -> Tensor | float:
-        """Which part of the rows is left without a group, by its pairs: all blocks but the last are of one size."""
-        if without is None:
-            return 1.0
-        return _sum(self.pairs, without) / self.pairs.sum()
+    def _share(self, jackknife: bool) -> Tensor:
+        """Which part of the rows is left, by its pairs: all blocks but the last are of one size."""
+        return _aside(_sum(self.pairs, jackknife) / self.pairs.sum())
+
+
+def _aside(number: Tensor) -> Tensor:
+    """A number a group (or one), shaped to multiply matrices of pairs of sites."""
+    return number[..., None, None]

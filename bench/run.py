@@ -1,0 +1,34 @@
+"""Every benchmark that this machine can run: `make bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cpu
+import gpu
+import rows
+import startup
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def main() -> None:
+    for variable, folder in (("SOSIE_DATA", "data"), ("SOSIE_WEIGHTS", "weights")):
+        if (SHARED / folder).is_dir():
+            os.environ.setdefault(variable, str(SHARED / folder))
+    startup.main()
+    rows.main()
+    try:
+        cpu.main()
+    except FileNotFoundError as error:
+        print(f"the CPU benchmark needs CIFAR-10 and published weights: {error}")
+    if torch.cuda.is_available():
+        gpu.main()
+    else:
+        print("no GPU here: bench/results/gpu.json keeps what was measured on one")
+
+
+if __name__ == "__main__":
+    main()

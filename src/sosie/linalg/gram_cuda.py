@@ -1,0 +1,97 @@
+"""Gram matrices of blocks of rows on a GPU, in one reading of the rows.
+
+A library product of a few rows and very many columns leaves most of a GPU idle and adds up hundreds of
+thousands of products in one place. Here the columns are shared out over the whole device, each part is
+centred on the way and summed apart: as fast as the memory can be read, centring included, and more exact.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COLUMNS = 64  # columns a step
+PROGRAMS_PER_PROCESSOR = 2
+
+
+@cache
+def available() -> bool:
+    """Triton comes with torch's builds for GPUs, but not on every platform."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def suits(stack: Tensor) -> bool:
+    return stack.is_cuda and stack.dtype == torch.float32 and stack.shape[1] <= 128 and available()
+
+
+def gram_blocks(stack: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
+    """X Xᵀ of each block of a stack (blocks, b, p), about the block's mean or as it is, and b‖mean‖² of each.
+
+    Products are TF32, or as good as float32 where torch is told to multiply so.
+    """
+    blocks, b, width = stack.shape
+    stack = stack if stack.stride(2) == 1 else stack.contiguous()
+    processors, tf32 = _device(stack.device)
+    splits = max(1, min(PROGRAMS_PER_PROCESSOR * processors // blocks, _whole(width, COLUMNS)))
+    span = _whole(_whole(width, splits), COLUMNS) * COLUMNS
+    splits = _whole(width, span)
+    # One entry more than the matrix needs holds the length: one sum over the splits gives both.
+    parts = torch.empty(blocks, splits, b * b + 1, device=stack.device)
+    exact = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    with torch.cuda.device(stack.device):
+        _kernel()[(blocks, splits)](
+            stack, parts, b, width, span, stack.stride(0), stack.stride(1),
+            ROWS=max(16, 1 << (b - 1).bit_length()), COLUMNS=COLUMNS, CENTRE=centre,
+            PRECISION=exact if tf32 else "ieee", num_warps=4, num_stages=3,
+        )  # fmt: skip
+    found = parts.sum(1)
+    return found[:, :-1].view(blocks, b, b), found[:, -1]
+
+
+@cache
+def _device(device: torch.device) -> tuple[int, bool]:
+    """Processors of a GPU, and whether it has TF32."""
+    facts = torch.cuda.get_device_properties(device)
+    return facts.multi_processor_count, facts.major >= 8
+
+
+def _whole(number: int, part: int) -> int:
+    """How many parts it takes to hold a number."""
+    return (number + part - 1) // part
+
+
+@cache
+def _kernel() -> Any:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def gram(
+        rows, parts, b, width, span, stride_block, stride_row,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr, CENTRE: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        block, split = tl.program_id(0), tl.program_id(1)
+        row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+        start = rows + block.to(tl.int64) * stride_block + row[:, None].to(tl.int64) * stride_row
+        inside = (row < b)[:, None]
+        total = tl.zeros((ROWS, ROWS), dtype=tl.float32)
+        length = tl.zeros((COLUMNS,), dtype=tl.float32)
+        first = split * span
+        last = tl.minimum(first + span, width)
+        for k in range(first, last, COLUMNS):
+            known = inside & (k + column < last)[None, :]
+            tile = tl.load(start + k + column[None, :], mask=known, other=0.0)
+            if CENTRE:
+                mean = tl.sum(tile, axis=0) / b
+                length += b * mean * mean
+                tile = tl.where(known, tile - mean[None, :], 0.0)
+            total = tl.dot(tile, tl.trans(tile), total, input_precision=PRECISION)
+        place = (block * tl.num_programs(1) + split).to(tl.int64) * (b * b + 1)
+        tl.store(parts + place + row[:, None] * b + row[None, :], total, mask=inside & (row < b)[None, :])
+        tl.store(parts + place + b * b, tl.sum(length, axis=0))
+
+    return gram

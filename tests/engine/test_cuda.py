@@ -1,0 +1,55 @@
+"""The same comparison on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import cnn, inputs, mlp
+from torch import Tensor, nn
+
+import sosie
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
+
+
+@pytest.mark.parametrize("memory", [None, 1000])
+@pytest.mark.parametrize("precision", [None, "float32", "float64"])
+def test_same_values_as_on_a_cpu(memory: int | None, precision: str | None) -> None:
+    x = torch.rand(131, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    a, b = cnn(0), cnn(1)
+    measures = MEASURES if memory is None else MEASURES[:3]
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # the forward passes are to be the same
+    here = sosie.compare(a, b, x, measures=measures, memory=memory)
+    there = sosie.compare(a, b, x, measures=measures, memory=memory, device="cuda", precision=precision)
+    torch.backends.cudnn.allow_tf32 = before
+    for name in here.measures:
+        assert np.nanmax(np.abs(here.matrix(name) - there.matrix(name))) < 2e-3, name
+    assert next(a.parameters()).device.type == "cpu"
+
+
+def test_models_on_different_devices() -> None:
+    a, b, x = mlp(0), mlp(1).cuda(), inputs()
+    found = sosie.compare(a, b, x).matrix()
+    assert np.abs(found - sosie.compare(a, mlp(1), x).matrix()).max() < 1e-3
+    assert next(b.parameters()).is_cuda
+
+
+def test_a_site_that_is_not_finite_is_named_though_looked_at_later() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = x.clone()
+            out[-1, 2] = torch.nan
+            return out
+
+    model = nn.Sequential(nn.Linear(8, 4), Broken(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"activations are NaN or infinite .* at 1, 2\."):
+        sosie.compare(model, mlp(), inputs(300).split(64), device="cuda", memory=1000)
+
+
+def test_the_setting_of_the_products_is_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    sosie.compare(mlp(0), mlp(1), inputs(), device="cuda", memory=1000)
+    assert torch.get_float32_matmul_precision() == before
