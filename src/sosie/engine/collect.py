@@ -62,6 +62,7 @@ class Pass:
         self._makers = [self._make(lottery) for _ in sources]
         self._inspector = Inspector()
         self._blocks: int | None = None
+        self._device: torch.device | None = None
 
     def _make(self, lottery: Lottery | None) -> dict[Kind, Any]:
         makers: dict[Kind, Any] = {}
@@ -104,8 +105,8 @@ class Pass:
         makers = self._makers[k]
 
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
-            if precision == "float64":
-                rows = rows.double()
+            self._device = self._device or rows.device  # models may live on different ones; pairs meet on the first's
+            rows = rows.to(self._device, torch.float64 if precision == "float64" else rows.dtype)
             with matmul_precision(precision, rows.device):
                 return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 
