@@ -63,8 +63,9 @@ def compare(
         seed=seed,
         resume=resume,
     )
+    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
+    written = [found.save(out)] if out is not None else []
+    written += [write_report(found, html)] if html is not None else []
     print_comparison(found, full=full)
-    if out is not None:
-        typer.echo(f"wrote {found.save(out)}")
-    if html is not None:
-        typer.echo(f"wrote {write_report(found, html)}")
+    for path in written:
+        typer.echo(f"wrote {path}")

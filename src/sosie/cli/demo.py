@@ -10,7 +10,7 @@ import typer
 
 def demo(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("demo.html"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 12,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
 ) -> None:
     """Train two small networks on images that come with sosie, compare them, and write a page."""
@@ -33,6 +33,6 @@ def demo(
         )
         networks.append(network)
     found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
+    written = found.save(out.with_suffix(".json")), write_report(found, out)
     print_comparison(found)
-    typer.echo(f"wrote {found.save(out.with_suffix('.json'))}")
-    typer.echo(f"wrote {write_report(found, out)}: open it in a browser")
+    typer.echo(f"wrote {written[0]}\nwrote {written[1]}: open it in a browser")

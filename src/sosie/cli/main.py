@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -18,8 +21,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, compare, sites, measures, report):
-    app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
+
+
+def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
+    """Say what an interruption means; typer alone would end without a word."""
+
+    @functools.wraps(verb)
+    def told(*args: Any, **kwargs: Any) -> None:
+        try:
+            verb(*args, **kwargs)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; no file is left half-written", err=True)
+            raise typer.Exit(130) from None
+
+    return told
+
+
+for module in (demo, compare, sites, measures, report):
+    app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 
 
 def _version(asked: bool) -> None:
@@ -37,9 +56,6 @@ def run() -> None:
     """Run the command line; a mistake is told in one sentence, a traceback on request."""
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("interrupted; nothing was written", err=True)
-        sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

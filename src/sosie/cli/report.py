@@ -22,9 +22,8 @@ def report(
     from ..results import load
 
     found = load(file)
+    written = [write_report(found, html)] if html is not None else []
+    written += write_plots(found, plot) if plot is not None else []
     print_comparison(found, full=full)
-    if html is not None:
-        typer.echo(f"wrote {write_report(found, html)}")
-    if plot is not None:
-        for path in write_plots(found, plot):
-            typer.echo(f"wrote {path}")
+    for path in written:
+        typer.echo(f"wrote {path}")

@@ -44,10 +44,14 @@ def evaluate(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side)
         n=statistic.n,
         statistic=statistic.describe(),
         closer=measure.closer,
-        bounds=measure.bounds,
+        bounds=(_number(measure.bounds[0]), _number(measure.bounds[1])),
         same=float(measure.same),
         caveats=tuple(doubts),
     )
+
+
+def _number(bound: float | None) -> float | None:
+    return None if bound is None else float(bound)
 
 
 def _constant(spread: Tensor) -> np.ndarray:

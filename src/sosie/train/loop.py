@@ -17,7 +17,7 @@ def fit(
     epochs: int,
     seed: int,
     batch: int = 64,
-    rate: float = 2e-3,
+    rate: float = 5e-3,
     task: str = "training",
 ) -> nn.Module:
     """Train with Adam and a one-cycle rate; the order of the images comes from `seed` alone."""

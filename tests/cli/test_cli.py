@@ -1,0 +1,210 @@
+"""The command line as a user meets it: a process, its output, its exit code, the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sosie
+from sosie.cli.lists import split
+
+MODELS = ["small_cnn(seed=0)", "small_cnn(seed=1)"]
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "sosie", *arguments], capture_output=True, text=True, cwd=cwd, env=settings, timeout=300
+    )
+
+
+def test_help_names_every_verb() -> None:
+    found = run("--help")
+    assert found.returncode == 0
+    for verb in ("demo", "compare", "sites", "measures", "report"):
+        assert verb in found.stdout
+        assert run(verb, "--help").returncode == 0
+    assert run("--version").stdout.strip() == f"sosie {sosie.__version__}"
+
+
+def test_measures() -> None:
+    found = run("measures")
+    assert found.returncode == 0
+    assert "debiased_cka" in found.stdout
+    facts = json.loads(run("measures", "--json").stdout)
+    assert {f["name"] for f in facts} == {f["name"] for f in sosie.list_measures()}
+
+
+def test_sites_shows_labels_and_shapes() -> None:
+    found = run("sites", "small_cnn")
+    assert found.returncode == 0, found.stderr
+    assert "conv1" in found.stdout
+    assert "16" in found.stdout
+    assert "for an input of 1x28x28" in found.stdout
+    wrong = run("sites", "small_cnn", "--shape", "3xbig")
+    assert wrong.returncode == 1
+    assert "3x32x32" in wrong.stderr
+
+
+def test_compare_and_report(tmp_path: Path) -> None:
+    found = run(
+        "compare", *MODELS, "--data", "demo", "--measures", "debiased_cka,mutual_knn(k=5)", "--sites", "conv*,fc",
+        "--max-rows", "128", "--out", "c.json", "--html", "c.html", cwd=tmp_path,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "small_cnn-seed0 and small_cnn-seed1" in " ".join(found.stdout.split())
+    assert "\x1b[" not in found.stdout, "colours in a pipe"
+    assert found.stderr == "", "progress in a pipe"
+    c = sosie.load(tmp_path / "c.json")
+    assert c.sites_a == ["conv1", "conv2", "conv3", "conv4", "fc"]
+    assert c.measures == ["debiased_cka", "mutual_knn(k=5)"]
+    direct = sosie.compare(*MODELS, "demo", max_rows=128, sites_a=["conv*", "fc"], sites_b=["conv*", "fc"])
+    np.testing.assert_allclose(c.matrix("debiased_cka"), direct.matrix(), atol=1e-6)
+    assert "<html" in (tmp_path / "c.html").read_text("utf-8")
+    again = run("report", "c.json", "--html", "again.html", "--plot", "p.svg", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "p-debiased_cka-heatmap.svg").exists()
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "c.html").read_bytes()
+
+
+def test_a_users_own_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def net():\n    return torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))\n"
+        "def batches():\n    return [torch.randn(50, 8, generator=torch.Generator().manual_seed(0))]\n"
+    )
+    found = run("compare", "mine.py:net", "mine.py:net", "--data", "mine.py:batches", "--out", "c.json", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert sosie.load(tmp_path / "c.json").matrix().shape == (3, 3)
+
+
+def test_several_models_and_saved_statistics(tmp_path: Path) -> None:
+    found = run("compare", *MODELS, "small_cnn(seed=2)", "--data", "demo", "--max-rows", "64", "--sites", "fc",
+                "--out", "all.json", "--html", "all.html", cwd=tmp_path)  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert len(sosie.load(tmp_path / "all.json")) == 3
+    part = run(
+        "compare",
+        *MODELS,
+        "--data",
+        "demo",
+        "--max-rows",
+        "64",
+        "--sites",
+        "fc",
+        "--resume",
+        "s.safetensors",
+        cwd=tmp_path,
+    )
+    assert part.returncode == 0, part.stderr
+    merged = run("compare", "s.safetensors", "--out", "m.json", cwd=tmp_path)
+    assert merged.returncode == 0, merged.stderr
+    assert sosie.load(tmp_path / "m.json")["debiased_cka"].n == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "small_cn", "small_cnn", "--data", "demo"], "small_cnn"),
+        (["compare", *MODELS, "--data", "dem"], "demo"),
+        (["compare", *MODELS], "needs data"),
+        (["compare", *MODELS, "--data", "demo", "--measures", "linear_ck"], "did you mean linear_cka"),
+        (["compare", *MODELS, "--data", "demo", "--sites", "conv9"], "did you mean"),
+        (["compare", *MODELS, "--data", "demo", "--rows", "middle"], "there are flatten"),
+        (["compare", "small_cnn@none.safetensors", "small_cnn", "--data", "demo"], "none.safetensors"),
+        (["report", "none.json"], "none.json"),
+        (["compare", "a.npz", "b.npz"], "no file a.npz"),
+        (["compare", *MODELS, "--data", "demo", "--out", "."], "is a folder"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
+    found = (
+        run(*arguments, "--max-rows", "64", cwd=tmp_path)
+        if arguments[0] == "compare"
+        else run(*arguments, cwd=tmp_path)
+    )
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: ")
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_traceback_on_request() -> None:
+    assert "Traceback" in run("report", "none.json", SOSIE_DEBUG="1").stderr
+
+
+def test_a_model_that_raises_is_told_with_where(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import torch\nclass Bad(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.fc = torch.nn.Linear(784, 2)\n"
+        "    def forward(self, x):\n        raise ZeroDivisionError('by my model')\n"
+    )
+    found = run("compare", "bad.py:Bad", "small_cnn", "--data", "demo", cwd=tmp_path)
+    assert found.returncode == 1
+    assert "ZeroDivisionError: by my model" in found.stderr
+    assert "while running bad:Bad on inputs 0 to 1" in found.stderr
+
+
+def test_a_weights_file_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
+    import pickle
+
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {marker}",)
+
+    (tmp_path / "w.pt").write_bytes(pickle.dumps(Evil()))
+    found = run("compare", "small_cnn@w.pt", "small_cnn", "--data", "demo", cwd=tmp_path)
+    assert found.returncode == 1
+    assert not marker.exists(), "the pickle ran"
+    assert "error: " in found.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
+def test_interruption_exits_cleanly_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time, torch\ndef batches():\n"
+        "    for k in range(1000):\n        open('started', 'w').close()\n        time.sleep(0.05)\n"
+        "        yield torch.rand(16, 1, 28, 28)\n"
+    )
+    files = ["--out", "c.json", "--html", "c.html"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sosie", "compare", *MODELS, "--data", "slow.py:batches", *files],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; no file is left half-written" in errors
+    assert "Traceback" not in errors
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"slow.py", "started"}
+
+
+def test_the_demo_is_repeatable(tmp_path: Path) -> None:
+    found = [run("demo", "--epochs", "1", "--out", f"{k}.html", cwd=tmp_path) for k in range(2)]
+    assert all(each.returncode == 0 for each in found), found[0].stderr
+    one, two = (sosie.load(tmp_path / f"{k}.json") for k in range(2))
+    for name in one.measures:
+        np.testing.assert_array_equal(one.matrix(name), two.matrix(name))
+    assert "<html" in (tmp_path / "0.html").read_text("utf-8")
+
+
+def test_lists() -> None:
+    assert split("a, b(k=1,l=[2,3]),c") == ["a", "b(k=1,l=[2,3])", "c"]
+    assert split(None) is None
+    with pytest.raises(ValueError, match="empty list"):
+        split(" , ")
