@@ -26,7 +26,7 @@ def table() -> str:
     lines = [
         "# Measures",
         "",
-        "Made by `make docs` from the registry; every fact in it is tested, both ways, by `tests/measures/test_laws.py`.",
+        "Made by `make docs` from the registry; each fact is tested, both ways, by `tests/measures/test_laws.py`.",
         "n rows, p and q columns. *Invariant* is what may be done to either side without changing the value.",
         "",
         "| measure | what the number is | range | with itself | closer | invariant to | symmetric | gradient | cost |",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..measures import Measure, settled
+from ..progress import track
 from ..results import Side, Values
 from ..stats import Alignment, Covariances, Grams, Sample, Statistic
 from . import caveats
@@ -60,25 +61,22 @@ def _constant(spread: Tensor) -> np.ndarray:
 
 
 def _pairwise(
-    measure: Measure,
-    statistic: Statistic,
-    constant: Sequence[np.ndarray],
-    undefined: dict[tuple[int, int], str],
+    measure: Measure, statistic: Statistic, constant: Sequence[np.ndarray], undefined: dict[tuple[int, int], str]
 ) -> Tensor:
     """Pair by pair, where views do not broadcast; what one site needs is still made once."""
-    rows = []
-    for i in range(len(constant[0])):
-        row = []
-        for j in range(len(constant[1])):
-            row.append(torch.tensor(torch.nan, dtype=torch.float64))
-            if constant[0][i] or constant[1][j]:
-                continue
-            try:
-                row[-1] = _one(measure, statistic, i, j)
-            except (ValueError, torch.linalg.LinAlgError) as error:
-                undefined[i, j] = str(error)
-        rows.append(torch.stack([v.to(row[0].device) for v in row]))
-    return torch.stack(rows)
+    count_a, count_b = map(len, constant)
+    found: dict[tuple[int, int], Tensor] = {}
+    pairs = [(i, j) for i in range(count_a) for j in range(count_b) if not (constant[0][i] or constant[1][j])]
+    for i, j in track(pairs, measure.name, len(pairs), "pairs of sites"):
+        try:
+            found[i, j] = _one(measure, statistic, i, j)
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            undefined[i, j] = str(error)
+    device = next((value.device for value in found.values()), torch.device("cpu"))
+    values = torch.full((count_a, count_b), torch.nan, dtype=torch.float64, device=device)
+    if found:  # placed all at once: no wait for a device at each pair
+        values.view(-1)[[i * count_b + j for i, j in found]] = torch.stack(list(found.values()))
+    return values
 
 
 def _one(measure: Measure, statistic: Statistic, i: int, j: int) -> Tensor:
