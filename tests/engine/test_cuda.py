@@ -49,6 +49,14 @@ def test_a_site_that_is_not_finite_is_named_though_looked_at_later() -> None:
         sosie.compare(model, mlp(), inputs(300).split(64), device="cuda", memory=1000)
 
 
+@pytest.mark.parametrize("memory", [None, 1000])
+def test_a_model_with_itself(memory: int | None) -> None:
+    measures = ["debiased_cka", "linear_cka", "normalized_bures"] if memory is None else ["debiased_cka", "linear_cka"]
+    c = sosie.compare(mlp(0), mlp(0), inputs(), measures=measures, device="cuda", memory=memory)
+    for name in measures:
+        assert np.diag(c.matrix(name)) == pytest.approx(np.ones(5), abs=1e-6)
+
+
 def test_the_setting_of_the_products_is_put_back() -> None:
     before = torch.get_float32_matmul_precision()
     sosie.compare(mlp(0), mlp(1), inputs(), device="cuda", memory=1000)

@@ -15,7 +15,7 @@ from ..results import Side
 from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic
 from .inspect import Inspector
 from .plan import Kind, Plan
-from .precision import matmul_precision
+from .precision import products
 from .sources import Source
 
 Pair = tuple[int, int]
@@ -93,7 +93,8 @@ class Pass:
             for chunk in chunks:
                 start = next(iter(totals.values())).rows
                 read = {k: self._read(k, chunk, start, precision) for k in dict.fromkeys(self.twins)}
-                self._join([read[k] for k in self.twins], totals, chunk)
+                with products():
+                    self._join([read[k] for k in self.twins], totals, chunk)
                 bar.advance(chunk.count)
                 each()
         self._inspector.finish()
@@ -107,8 +108,11 @@ class Pass:
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
             self._device = self._device or rows.device  # models may live on different ones; pairs meet on the first's
             rows = rows.to(self._device, torch.float64 if precision == "float64" else rows.dtype)
-            with matmul_precision(precision, rows.device):
-                return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
+            made = {}
+            for kind, maker in makers.items():
+                with products(kind, precision):
+                    made[kind] = maker.part(site, rows, start)
+            return made
 
         found = self.sources[k].read(chunk, sink)
         sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}

@@ -14,6 +14,7 @@ from ..stats import Statistic, load_statistics, save_statistics
 from . import caveats
 from .evaluate import evaluate
 from .plan import Kind
+from .precision import products
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Partial:
         values = {}
         for name, kind in self.kinds.items():
             statistic = self.statistics[kind]
-            found = evaluate(find(name), statistic, self.side_a, self.side_b)
+            with products():
+                found = evaluate(find(name), statistic, self.side_a, self.side_b)
             doubts = [Caveat(self.shortage)] if self.shortage else []
             if name in self.notes and not statistic.exact:
                 doubts.append(Caveat(self.notes[name]))

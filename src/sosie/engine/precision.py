@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from .plan import Kind
+
 PRECISIONS = ("tf32", "float32", "float64")
 
 
@@ -16,17 +18,15 @@ def check_precision(precision: str | None) -> None:
 
 
 @contextmanager
-def matmul_precision(precision: str | None, device: torch.device) -> Iterator[None]:
-    """TF32 for products on a GPU unless more is asked for; the model's own setting is put back.
+def products(kind: Kind | None = None, precision: str | None = None) -> Iterator[None]:
+    """Full float32 products on a GPU, but TF32 for Gram matrices unless more is asked for; then the old setting.
 
-    Rounding the activations to TF32 moves a CKA by less than 1e-5, since rows with a large mean are centred
-    first; full float32 products cost several times as much.
+    Rounding the activations to TF32 moves a CKA by less than 1e-5, since rows are centred first, and full
+    float32 costs more. Moments and sampled rows get float32 always: their parts must match to the last digit.
     """
-    if device.type != "cuda":
-        yield
-        return
+    fast = kind == "grams" and precision in (None, "tf32")
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision in (None, "tf32") else "highest")
+    torch.set_float32_matmul_precision("high" if fast else "highest")
     try:
         yield
     finally:
