@@ -24,7 +24,7 @@ def products(kind: Kind | None = None, precision: str | None = None) -> Iterator
     Rounding the activations to TF32 moves a CKA by less than 1e-5, since rows are centred first, and full
     float32 costs more. Moments and sampled rows get float32 always: their parts must match to the last digit.
     """
-    fast = kind == "grams" and precision in (None, "tf32")
+    fast = kind == "grams" and precision in (None, "tf32") and torch.cuda.is_initialized()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if fast else "highest")
     try:
