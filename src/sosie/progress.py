@@ -38,7 +38,7 @@ class Progress(AbstractContextManager["Progress"]):
         from rich.progress import Progress as Bar
 
         self._bar = bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn(f"{self.unit} {{task.fields[note]}}", markup=False),

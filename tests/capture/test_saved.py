@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sosie.capture import BadActivations, DamagedFile, open_activations
+from sosie.capture import BadActivations, UnknownSite, open_activations
+from sosie.results import DamagedFile
 
 
 @pytest.fixture
@@ -168,3 +169,13 @@ def test_a_pickle_called_npz_is_not_loaded(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*a\.npz"):
         open_activations(tmp_path / "a.npz")
+
+
+def test_sites_are_chosen_by_name_and_glob() -> None:
+    saved = open_activations({name: np.eye(4) for name in ("conv1", "conv2", "fc")})
+    assert [site.label for site in saved.select(["fc", "conv*"])] == ["conv1", "conv2", "fc"]
+    assert [site.label for site in saved.select("fc")] == ["fc"]
+    with pytest.raises(UnknownSite, match="did you mean 'conv1'"):
+        saved.select(["convv1"])
+    with pytest.raises(UnknownSite, match="by name or glob"):
+        saved.select([int])

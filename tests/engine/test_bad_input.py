@@ -135,7 +135,7 @@ def test_more_neurons_than_rows_is_said() -> None:
     a, b = {"s": random.randn(20, 30)}, {"t": random.randn(20, 30)}
     c = sosie.compare(a, b, measures=["mean_cca", "linear_cka", "regression_r2"])
     texts = {row["measure"]: row["caveats"] for row in c.rows()}
-    assert "n=20 rows for width=30: every correlation is 1" in texts["mean_cca"]
+    assert "n=20 rows for width=30: correlations of full-rank features are all 1" in texts["mean_cca"]
     assert "n=20 < width=30: biased up" in texts["linear_cka"]
     assert "n=20 rows for width=30: the regression fits anything" in texts["regression_r2"]
 
@@ -175,3 +175,24 @@ def test_interruption_leaves_the_model_as_found() -> None:
         sosie.compare(model, mlp(1), data())
     assert model.training
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_no_nan_without_a_reason() -> None:
+    rows = {"s": np.eye(20)}  # every two rows are equally far apart: the U-centred Gram matrix is zero
+    c = sosie.compare(rows, {"s": np.random.RandomState(0).randn(20, 3)})
+    assert np.isnan(c.matrix()).all()
+    assert "undefined" in c.rows()[0]["caveats"][0]
+    with pytest.raises(ValueError, match="debiased_cka is undefined"):
+        sosie.measure("debiased_cka", np.eye(20), np.random.RandomState(0).randn(20, 3))
+
+
+def test_sites_of_saved_activations_are_checked() -> None:
+    a = {"x": np.random.RandomState(0).randn(20, 3), "y": np.random.RandomState(1).randn(20, 4)}
+    assert sosie.compare(a, a, sites_a=["y"]).matrix().shape == (1, 2)
+    with pytest.raises(UnknownSite, match="no site 'z'"):
+        sosie.compare(a, a, sites_a=["z"])
+
+
+def test_what_is_for_two_models_is_refused_for_three() -> None:
+    with pytest.raises(ValueError, match="leave sites_b"):
+        sosie.compare([mlp(), mlp(1), mlp(2)], inputs(), sites_b=["0"])

@@ -311,3 +311,36 @@ def test_the_door_with_specifications() -> None:
     c = sosie.compare("small_cnn(seed=0)", "small_cnn(seed=1)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"])
     assert c.matrix().shape == (1, 1)
     assert c.provenance["data"] == "demo"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("memory", [None, 100_000])
+def test_a_model_with_itself_is_the_same_by_every_measure(name: str, memory: int | None) -> None:
+    """Each alone, so that no other measure's precision helps."""
+    model, x = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 30)), inputs(300)
+    c = sosie.compare(model, copy.deepcopy(model), x, measures=name, memory=memory)
+    tight = 1e-6 if c[name].same else 1e-4  # a distance is the root of what is left of 2 − 2
+    assert np.diag(c.matrix()) == pytest.approx(np.full(3, c[name].same), abs=tight)
+    assert not any("outside" in caveat.text for caveat in c[name].caveats)
+
+
+def test_two_modules_of_one_shape_are_two_sites() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    c = sosie.compare(model, model, inputs(), sites_a=model[0], sites_b=model[2])
+    assert (c.sites_a, c.sites_b) == (["0"], ["2"])
+    assert c.matrix()[0, 0] < 0.999
+
+
+def test_padded_positions_do_not_depend_on_the_batch_size() -> None:
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 20, (200, 6), generator=random)
+    mask = (torch.arange(6) < torch.randint(2, 7, (200, 1), generator=random)).long()
+    a, b = Tokens(0), Tokens(1)
+    found = []
+    for size in (200, 64, 17):
+        batches = [
+            {"input_ids": i, "attention_mask": m} for i, m in zip(ids.split(size), mask.split(size), strict=True)
+        ]
+        found.append(sosie.compare(a, b, batches, rows="positions", memory=3000, exact=False).matrix())
+    assert np.abs(found[0] - found[1]).max() < 1e-5
+    assert np.abs(found[0] - found[2]).max() < 1e-5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def test_same_values_as_on_a_cpu(memory: int | None, precision: str | None) -> N
     there = sosie.compare(a, b, x, measures=measures, memory=memory, device="cuda", precision=precision)
     torch.backends.cudnn.allow_tf32 = before
     for name in here.measures:
-        assert np.nanmax(np.abs(here.matrix(name) - there.matrix(name))) < 2e-3, name
+        np.testing.assert_allclose(there.matrix(name), here.matrix(name), atol=1e-3, equal_nan=True, err_msg=name)
     assert next(a.parameters()).device.type == "cpu"
 
 
@@ -51,13 +53,36 @@ def test_a_site_that_is_not_finite_is_named_though_looked_at_later() -> None:
 
 @pytest.mark.parametrize("memory", [None, 1000])
 def test_a_model_with_itself(memory: int | None) -> None:
-    measures = ["debiased_cka", "linear_cka", "normalized_bures"] if memory is None else ["debiased_cka", "linear_cka"]
+    measures = (
+        ["debiased_cka", "linear_cka", "normalized_bures", "procrustes_angle"]
+        if memory is None
+        else ["debiased_cka", "linear_cka"]
+    )
     c = sosie.compare(mlp(0), mlp(0), inputs(), measures=measures, device="cuda", memory=memory)
     for name in measures:
-        assert np.diag(c.matrix(name)) == pytest.approx(np.ones(5), abs=1e-6)
+        assert np.diag(c.matrix(name)) == pytest.approx(np.full(5, c[name].same), abs=1e-6)
 
 
 def test_the_setting_of_the_products_is_put_back() -> None:
-    before = torch.get_float32_matmul_precision()
+    before = torch.backends.cuda.matmul.fp32_precision
     sosie.compare(mlp(0), mlp(1), inputs(), device="cuda", memory=1000)
-    assert torch.get_float32_matmul_precision() == before
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("small", [0, 10**9], ids=["blocks", "moments"])
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr("sosie.engine.resume.EVERY", 0.0)
+    monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", small)
+    x, path = inputs(400), tmp_path / "part.safetensors"
+    kwargs = {"measures": ["debiased_cka", "mutual_knn", "mean_cca"], "block": 16, "device": "cuda"}
+    whole = sosie.compare(mlp(0), mlp(1), x.split(64), **kwargs)
+
+    def stopping():
+        yield from x.split(64)[:4]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sosie.compare(mlp(0), mlp(1), stopping(), resume=path, **kwargs)
+    found = sosie.compare(mlp(0), mlp(1), x.split(64), resume=path, **kwargs)
+    for name in whole.measures:
+        np.testing.assert_allclose(found.matrix(name), whole.matrix(name), atol=1e-6)

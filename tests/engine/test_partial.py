@@ -71,6 +71,19 @@ def test_another_comparison_is_refused(tmp_path: Path) -> None:
         sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
 
 
+def test_other_weights_other_data_or_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part.safetensors"
+    sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
+    with pytest.raises(ValueError, match="another comparison: the models are not the same"):
+        sosie.compare(mlp(0), mlp(2), inputs(), resume=path)
+    with pytest.raises(ValueError, match="another comparison: the data are not the same"):
+        sosie.compare(mlp(0), mlp(1), inputs(seed=3), resume=path)
+    with pytest.raises(ValueError, match="another comparison: the settings are not the same"):
+        sosie.compare(mlp(0), mlp(1), inputs(), resume=path, block=32)
+    again = sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
+    assert again.provenance["inputs"] == 150
+
+
 def test_overlapping_parts_are_refused(tmp_path: Path) -> None:
     paths = [tmp_path / f"{k}.safetensors" for k in range(2)]
     for path in paths:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sosie.engine.plan import Widths, make_plan, parse_size, size_text
+from sosie.engine.plan import MEMORY, Widths, make_plan, parse_size, size_text
 from sosie.measures import find
 
 
 def plan(names: list[str], a: list[int], b: list[int], rows: int | None = None, **kwargs):
-    settings = {"memory": None, "exact": False, "block": 64, "precision": None, **kwargs}
+    settings = {"memory": MEMORY, "exact": False, "block": 64, "precision": None, **kwargs}
     return make_plan([find(n) for n in names], Widths(tuple(a), tuple(b), rows), **settings)
 
 

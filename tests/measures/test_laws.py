@@ -138,6 +138,19 @@ def test_gradient_is_finite_where_both_sides_are_the_same(measure: Measure) -> N
 
 
 @measures
+@pytest.mark.parametrize("shape", [(20, 4, 3), (10, 30, 20)], ids=["tall", "wide"])
+def test_gradient_towards_a_fixed_target_in_float32(measure: Measure, shape: tuple[int, int, int]) -> None:
+    if not measure.differentiable:
+        pytest.skip("declared as not differentiable")
+    x, y = (side.float() for side in correlated_rows(*shape))
+    x[:, :2] = 0.5  # dead neurons, whose directions have no order
+    x.requires_grad_(True)
+    measure.of(x, y).backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+
+
+@measures
 def test_split_and_order_do_not_matter(measure: Measure) -> None:
     x, y = correlated_rows(n=90)
     whole = float(measure.of(x, y))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sosie
@@ -55,6 +55,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 
 @given(number=st.floats(allow_nan=False, allow_infinity=False))
+@settings(deadline=None)
 def test_every_float_comes_back(number: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     side = Side("s", ("x",), (1,), ((1,),))
     c = Comparison(side, side, {"m": values(np.array([[number]]))})

@@ -1,13 +1,12 @@
 """Capture: from a model and data to activations, and from activations to rows."""
 
-from .archives import DamagedFile
 from .arguments import mask_of, model_arguments
 from .batches import Batches, Chunk, NoData, recut
 from .names import unwrap
 from .quiet import as_found
-from .rows import RULES, NotFinite, Rule, check_finite, check_rule, rows_per_input, to_rows
+from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
-from .sites import SilentSite, Site, SiteError, UnknownSite, Wanted, select
+from .sites import SilentSite, Site, SiteError, UnknownSite, select
 from .structure import BadBatch, count_inputs, cut
 from .watch import Seen, Sink, watch
 
@@ -17,9 +16,7 @@ __all__ = [
     "BadBatch",
     "Batches",
     "Chunk",
-    "DamagedFile",
     "NoData",
-    "NotFinite",
     "Rule",
     "SavedActivations",
     "Seen",
@@ -28,9 +25,7 @@ __all__ = [
     "Site",
     "SiteError",
     "UnknownSite",
-    "Wanted",
     "as_found",
-    "check_finite",
     "check_rule",
     "count_inputs",
     "cut",

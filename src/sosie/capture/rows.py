@@ -14,10 +14,6 @@ Rule = str | Callable[[Tensor], Tensor]
 RULES = ("flatten", "mean", "positions", "cls", "last")
 
 
-class NotFinite(ValueError):
-    """An activation holds NaN or infinity."""
-
-
 def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Tensor | None = None) -> Tensor:
     """One site's activation as (rows, features), in float32 or float64.
 
@@ -67,23 +63,6 @@ def check_rule(rule: Rule) -> None:
     """Raise unless this is one of the rules, or a function."""
     if not callable(rule) and rule not in RULES:
         raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, or a function")
-
-
-def check_finite(rows: Tensor, site: Site) -> None:
-    """Raise `NotFinite`, naming the site, when a row holds NaN or infinity.
-
-    NaN and infinity survive a sum, so one reduction without a temporary clears most sites; only when the sum
-    is not finite (finite values may overflow it) are the elements looked at.
-    """
-    if math.isfinite(rows.sum().item()) or bool((finite := rows.isfinite()).all()):
-        return
-    bad = ~finite
-    first = int(bad.any(dim=1).nonzero()[0])
-    nans = int(rows.isnan().sum())
-    raise NotFinite(
-        f"site {site.label!r}: {nans} NaN and {int(bad.sum()) - nans} infinite values in rows of shape "
-        f"{_shape(rows)}, the first in row {first}; check the inputs, their normalisation and the precision"
-    )
 
 
 def _by_function(activation: Tensor, rule: Callable[[Tensor], Tensor], *, site: Site, inputs: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .archives import Stored, read_npz, read_safetensors
 from .rows import Rule, to_rows
-from .sites import Site, nearest
+from .sites import Site, UnknownSite, nearest
 from .structure import with_tensors
 
 _REFUSED = {
@@ -48,6 +49,20 @@ class SavedActivations:
             if site.label == label:
                 return site
         raise KeyError(f"no site {label!r} in {self.name}{nearest(label, self._stored)}")
+
+    def select(self, sites: Any = None) -> tuple[Site, ...]:
+        """The sites that names or globs ask for, in the order they are kept in; None asks for all."""
+        if sites is None:
+            return self.sites
+        wanted: set[str] = set()
+        for selector in [sites] if isinstance(sites, str) else list(sites):
+            if not isinstance(selector, str):
+                raise UnknownSite(f"saved activations are chosen by name or glob, got {selector!r}")
+            found = {selector} & set(self._stored) or {s for s in self._stored if fnmatchcase(s, selector)}
+            if not found:
+                raise UnknownSite(f"no site {selector!r} in {self.name}{nearest(selector, self._stored)}")
+            wanted |= found
+        return tuple(site for site in self.sites if site.label in wanted)
 
     def activation(self, label: str, start: int, stop: int) -> Tensor:
         """The activation of inputs start to stop as it was saved."""

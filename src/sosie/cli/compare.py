@@ -52,7 +52,7 @@ def compare(
         None if data is None else open_data(data, batch=batch),
         measures=split(measures) or [],
         sites_a=split(sites_a or sites),
-        sites_b=split(sites_b or sites),
+        sites_b=split(sites_b or (sites if len(models) == 2 else None)),
         rows=rows,
         max_rows=max_rows,
         exact=exact,

@@ -41,7 +41,7 @@ def _first_that_fits(named: Any, inputs: Sequence[Any], select: Any, rows: str) 
     for each in inputs:
         try:
             return look_at(named, each, sites=select, rows=rows), each
-        except RuntimeError as error:  # what a model raises when the shape does not suit it
+        except Exception as error:  # whatever the model raises when the shape does not suit it
             if len(inputs) == 1:
                 raise
             failed.append(f"{each}: {str(error).splitlines()[0]}")

@@ -32,13 +32,13 @@ def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Si
 def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Too few rows for the width, in the way that concerns this measure."""
     n, few = statistic.n, measure.few_rows
-    if few == "biased up":
-        yield from _per_site(side_a, side_b, lambda w: f"n={n} < width={w}: biased up" if n < w else None)
+    if few == "biased":
+        yield from _per_site(side_a, side_b, lambda w: f"n={n} < width={w}: biased {measure.closer}" if n < w else None)
     elif few == "saturates":
         yield from _per_site(
             side_a,
             side_b,
-            lambda w: f"n={n} rows for width={w}: every correlation is 1" if w >= n - 1 else None,
+            lambda w: f"n={n} rows for width={w}: correlations of full-rank features are all 1" if w >= n - 1 else None,
         )
     elif few == "saturates in x":
         for site, width in zip(side_a.sites, side_a.widths, strict=True):
@@ -62,6 +62,20 @@ def of_offsets(side_a: Side, side_b: Side, strained: dict[tuple[str, str], float
             yield Caveat(text, site_a=site)
         if source == side_b.name and site in side_b.sites:
             yield Caveat(text, site_b=site)
+
+
+def of_nan(value: np.ndarray, explained: list[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """No NaN without a reason: one that no other rule explains comes from a denominator of zero."""
+    for i, j in zip(*np.nonzero(np.isnan(value)), strict=True):
+        site_a, site_b = side_a.sites[i], side_b.sites[j]
+        if not any(caveat.concerns(site_a, site_b) and _explains(caveat) for caveat in explained):
+            yield Caveat(
+                "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)", site_a, site_b
+            )
+
+
+def _explains(caveat: Caveat) -> bool:
+    return caveat.text.startswith(("undefined", "features do not vary"))
 
 
 def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:

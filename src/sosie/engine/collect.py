@@ -12,10 +12,10 @@ from torch import Tensor
 from ..capture import Chunk
 from ..progress import Progress
 from ..results import Side
-from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic
+from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved
 from .inspect import Inspector
 from .plan import Kind, Plan
-from .precision import products
+from .precision import allows_tf32, products
 from .sources import Source
 
 Pair = tuple[int, int]
@@ -40,13 +40,15 @@ class Totals:
                 self.settle()
             return
         total = self.statistics.get(kind)
-        self.statistics[kind] = part if total is None else total.merge(part)  # type: ignore[arg-type]
+        # A total that was read from a file may be on another device.
+        self.statistics[kind] = part if total is None else moved(total, like=part).merge(part)
 
     def settle(self) -> None:
         """Merge the samples that are waiting."""
         if self._pending:
             total = self.statistics.get("sample")
-            first, *rest = ([total] if isinstance(total, Sample) else []) + self._pending
+            before = [moved(total, like=self._pending[0])] if isinstance(total, Sample) else []
+            first, *rest = before + self._pending
             self.statistics["sample"] = first.merge(*rest)
             self._pending = []
 
@@ -55,9 +57,17 @@ class Pass:
     """Collects the planned statistics of each pair of sources; `twins[k]` is the first source like source k."""
 
     def __init__(
-        self, sources: Sequence[Source], twins: Sequence[int], sides: Sequence[Side], plan: Plan, seed: int
+        self,
+        sources: Sequence[Source],
+        twins: Sequence[int],
+        sides: Sequence[Side],
+        plan: Plan,
+        *,
+        seed: int,
+        precision: str | None,
     ) -> None:
         self.sources, self.twins, self.sides, self.plan = sources, twins, sides, plan
+        self.precision, self.tf32 = precision, allows_tf32(precision)
         lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
         self._makers = [self._make(lottery) for _ in sources]
         self._inspector = Inspector()
@@ -68,7 +78,7 @@ class Pass:
         makers: dict[Kind, Any] = {}
         for kind in self.plan.statistics:
             if kind == "grams":
-                makers[kind] = GramMaker(self.plan.block, self.plan.uncentred)
+                makers[kind] = GramMaker(self.plan.block, self.plan.uncentred, self.tf32)
             elif kind == "moments":
                 makers[kind] = MomentMaker(self.plan.products)
             else:
@@ -81,7 +91,6 @@ class Pass:
         chunks: Iterable[Chunk],
         totals: dict[Pair, Totals],
         *,
-        precision: str | None,
         expected: int | None,
         each: Callable[[], None],
     ) -> None:
@@ -92,7 +101,7 @@ class Pass:
             bar.advance(done)
             for chunk in chunks:
                 start = next(iter(totals.values())).rows
-                read = {k: self._read(k, chunk, start, precision) for k in dict.fromkeys(self.twins)}
+                read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
                 with products():
                     self._join([read[k] for k in self.twins], totals, chunk)
                 bar.advance(chunk.count)
@@ -101,18 +110,15 @@ class Pass:
         for total in totals.values():
             total.settle()
 
-    def _read(self, k: int, chunk: Chunk, start: int, precision: str | None) -> dict[Kind, Any]:
+    def _read(self, k: int, chunk: Chunk, start: int) -> dict[Kind, Any]:
         """What one source makes of a chunk: parts as the activations appear, then all sites together."""
         makers = self._makers[k]
 
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
-            self._device = self._device or rows.device  # models may live on different ones; pairs meet on the first's
-            rows = rows.to(self._device, torch.float64 if precision == "float64" else rows.dtype)
-            made = {}
-            for kind, maker in makers.items():
-                with products(kind, precision):
-                    made[kind] = maker.part(site, rows, start)
-            return made
+            self._device = self._device or _meeting_place(rows)
+            rows = rows.to(self._device, torch.float64 if self.precision == "float64" else rows.dtype)
+            with products(tf32=self.tf32 and self.plan.statistics == ["grams"]):
+                return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 
         found = self.sources[k].read(chunk, sink)
         sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
@@ -147,6 +153,15 @@ class Pass:
             total.rows += rows
         self._blocks += blocks
 
+    def look_at_all(self) -> None:
+        """Look at the numbers that are still on their way: statistics are about to be saved or read."""
+        self._inspector.finish()
+
     def strained(self) -> dict[tuple[str, str], float]:
         """Sites whose mean was so far off in some chunk that float32 products may have lost digits."""
         return {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}
+
+
+def _meeting_place(rows: Tensor) -> torch.device:
+    """Where pairs are joined: the first model's device, if it can count in float64."""
+    return rows.device if rows.device.type in ("cpu", "cuda") else torch.device("cpu")

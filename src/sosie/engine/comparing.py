@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Rule, SavedActivations, check_rule, open_activations
+from ..capture import Rule, SavedActivations, check_rule, mask_of, open_activations
 from ..measures import Measure, find
 from ..models import NamedModel, open_model
 from ..results import Comparison, Comparisons, Side
 from ..stats import BLOCK, is_statistics
 from .collect import Pair, Pass, Totals
+from .digest import digest_of
 from .partial import Partial, merge_files
-from .plan import Plan, Widths, make_plan, parse_size
+from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
@@ -91,6 +92,10 @@ def compare(
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
     settings = Settings(chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row)
+    if len(things) > 2 and (sites_b is not None or prepare_b is not None):
+        raise ValueError(
+            "with more than two models, sites_a and prepare_a are for all of them; leave sites_b and prepare_b out"
+        )
     sites = [sites_a] * len(things) if len(things) > 2 else [sites_a, sites_b]
     prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
     sources = [
@@ -138,7 +143,7 @@ def _source(
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
     if isinstance(thing, SavedActivations):
-        return SavedSource(thing, Path(thing.name).stem, settings.rows, settings.device)
+        return SavedSource(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
     name = type(thing).__name__
     if isinstance(thing, NamedModel):
         thing, name, prepare = thing.model, thing.name, prepare or thing.prepare
@@ -174,12 +179,16 @@ def _compare(
         looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
-        plan = _plan([sources[k] for k in looks], sides, known, settings)
-        run = Pass(sources, twins, sides, plan, settings.seed)
-        totals = {pair: Totals(rows=settings.first_row) for pair in pairs}
+        each = _rows_per_input([sources[k] for k in looks])
+        ragged = each > 1 and mask_of(stream.first) is not None
+        plan = _plan(sides, None if known is None else known * each, settings, pairs=len(pairs), ragged=ragged)
+        run = Pass(sources, twins, sides, plan, seed=settings.seed, precision=settings.precision)
+        made_with = _made_with(sources, stream, settings) if resume is not None else {}
+        totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}
 
         def partials() -> dict[Pair, Partial]:
-            return {(i, j): _partial(totals[i, j], sides[i], sides[j], run, settings) for i, j in pairs}
+            run.look_at_all()
+            return {(i, j): _partial(totals[i, j], (sides[i], sides[j]), run, settings, made_with) for i, j in pairs}
 
         checkpoint.restore(totals, partials)
         chunks = stream.chunks(
@@ -191,7 +200,6 @@ def _compare(
         run.run(
             chunks,
             totals,
-            precision=settings.precision,
             expected=known,
             each=lambda: checkpoint.save(partials),
         )
@@ -209,18 +217,17 @@ def _first_like(sources: Sequence[Source], k: int) -> int:
     return next(i for i in range(k + 1) if sources[i].identity() == sources[k].identity())
 
 
-def _plan(sources: Sequence[Source], sides: Sequence[Side], known: int | None, settings: Settings) -> Plan:
-    per_input = _rows_per_input(sources)
+def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs: int, ragged: bool) -> Plan:
     # With several models the widest pair decides, so that all pairs rest on the same statistics.
     widest = sorted((side.widths for side in sides), key=sum)[-2:]
-    widths = Widths(widest[0], widest[-1], None if known is None else known * per_input)
     return make_plan(
         settings.measures,
-        widths,
-        memory=settings.memory,
+        Widths(widest[0], widest[-1], rows),
+        memory=(MEMORY if settings.memory is None else settings.memory) // pairs,
         exact=settings.exact,
         block=settings.block,
         precision=settings.precision,
+        ragged=ragged,
     )
 
 
@@ -252,12 +259,13 @@ def _rows_per_input(sources: Sequence[Source]) -> int:
     return next(iter(found))
 
 
-def _partial(total: Totals, side_a: Side, side_b: Side, run: Pass, settings: Settings) -> Partial:
+def _partial(
+    total: Totals, sides: tuple[Side, Side], run: Pass, settings: Settings, made_with: dict[str, str]
+) -> Partial:
     total.settle()
     short = settings.max_rows is not None and total.inputs < settings.max_rows
     return Partial(
-        side_a,
-        side_b,
+        *sides,
         kinds=run.plan.kinds,
         rows_rule=settings.rows if isinstance(settings.rows, str) else getattr(settings.rows, "__name__", "function"),
         statistics=dict(total.statistics),
@@ -266,7 +274,17 @@ def _partial(total: Totals, side_a: Side, side_b: Side, run: Pass, settings: Set
         notes=run.plan.notes,
         shortage=f"max_rows={settings.max_rows}, but the data had {total.inputs} inputs" if short else None,
         strained=run.strained(),
+        made_with=made_with,
     )
+
+
+def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) -> dict[str, str]:
+    """What saved statistics must have in common with those they are continued by or merged with."""
+    return {
+        "models": " ".join(source.digest() for source in sources),
+        "data": digest_of(stream.first),
+        "settings": f"block {settings.block}, seed {settings.seed}, precision {settings.precision or 'default'}",
+    }
 
 
 def _as_text(settings: Settings) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def evaluate(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side)
         *caveats.of_statistic(measure, statistic),
         *caveats.of_bounds(measure, found),
     ]
+    doubts += caveats.of_nan(found, doubts, side_a, side_b)
     return Values(
         value=found,
         low=low,

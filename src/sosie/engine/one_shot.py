@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
     if rows_y.device != rows_x.device:
         rows_y = rows_y.to(rows_x.device)
     with torch.no_grad():
-        value = settled(chosen.of(rows_x, rows_y), chosen)
-    return float(value)
+        value = float(settled(chosen.of(rows_x, rows_y), chosen))
+    if math.isnan(value):
+        raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
+    return value
 
 
 def list_measures() -> list[dict[str, Any]]:

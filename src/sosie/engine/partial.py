@@ -30,6 +30,7 @@ class Partial:
     rows: int
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
     shortage: str | None = None  # fewer inputs than asked for
+    made_with: dict[str, str] = field(default_factory=dict)  # digests of models, first batch and settings
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
@@ -47,11 +48,21 @@ class Partial:
             values[name] = replace(found, caveats=(*found.caveats, *doubts))
         return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
 
-    def merge(self, other: Partial) -> Partial:
+    def differs_from(self, other: Partial, *, in_data: bool) -> str | None:
+        """What keeps two from being of one comparison, in words; parts of the data may differ in their data."""
         for what in ("side_a", "side_b", "kinds", "rows_rule"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
-                raise ValueError(f"these statistics are not of the same comparison: {what} is {mine} and {theirs}")
+                return f"{what} is {mine} and {theirs}"
+        for what in ("models", "settings", *(("data",) if in_data else ())):
+            if self.made_with.get(what) != other.made_with.get(what):
+                return f"the {what} are not the same"
+        return None
+
+    def merge(self, other: Partial) -> Partial:
+        difference = self.differs_from(other, in_data=False)
+        if difference:
+            raise ValueError(f"these statistics are not of the same comparison: {difference}")
         statistics = {
             kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
             for kind, statistic in self.statistics.items()
@@ -76,6 +87,7 @@ class Partial:
             inputs=self.inputs,
             rows=self.rows,
             notes=self.notes,
+            made_with=self.made_with,
         )
 
     @classmethod
@@ -92,6 +104,7 @@ class Partial:
                 inputs=int(about["inputs"]),
                 rows=int(about["rows"]),
                 notes=dict(about["notes"]),
+                made_with=dict(about["made_with"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error

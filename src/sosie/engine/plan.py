@@ -65,17 +65,21 @@ def make_plan(
     measures: Sequence[Measure],
     widths: Widths,
     *,
-    memory: int | None,
+    memory: int,
     exact: bool,
     block: int,
     precision: str | None,
+    ragged: bool = False,
 ) -> Plan:
-    """Choose for each measure the cheapest statistic that supplies its view within the memory budget."""
-    budget = MEMORY if memory is None else memory
+    """Choose for each measure the cheapest statistic that supplies its view within the memory budget.
+
+    `ragged` rows (tokens less padding) do not come in whole blocks, so they are never cut into any.
+    """
+    budget = memory
     rows, widest = _sample_size(widths, budget, exact)
     kinds: dict[str, Kind] = {}
     for measure in measures:
-        kinds[measure.name] = _kind(measure, widths, budget, exact=exact, block=block)
+        kinds[measure.name] = _kind(measure, widths, budget, exact=exact or ragged, block=block)
     if exact and "sample" in kinds.values():
         _check_exact(widths, budget)
     precise = precision == "float64" or any(m.precise and kinds[m.name] == "moments" for m in measures)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from .plan import Kind
-
 PRECISIONS = ("tf32", "float32", "float64")
 
 
@@ -17,17 +15,27 @@ def check_precision(precision: str | None) -> None:
         raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}")
 
 
-@contextmanager
-def products(kind: Kind | None = None, precision: str | None = None) -> Iterator[None]:
-    """Full float32 products on a GPU, but TF32 for Gram matrices unless more is asked for; then the old setting.
+def allows_tf32(precision: str | None) -> bool:
+    """Whether Gram matrices on a GPU may be made of TF32 products: unless more is asked for.
 
-    Rounding the activations to TF32 moves a CKA by less than 1e-5, since rows are centred first, and full
-    float32 costs more. Moments and sampled rows get float32 always: their parts must match to the last digit.
+    Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
     """
-    fast = kind == "grams" and precision in (None, "tf32") and torch.cuda.is_initialized()
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if fast else "highest")
+    return precision in (None, "tf32")
+
+
+@contextmanager
+def products(*, tf32: bool = False) -> Iterator[None]:
+    """TF32 or full float32 products on a GPU; the user's setting is put back, and a CPU's is not touched.
+
+    Moments and sampled rows get float32 always: their parts must match to the last digit.
+    """
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        matmul.fp32_precision = before

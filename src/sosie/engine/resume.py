@@ -28,10 +28,9 @@ class Checkpoint:
         if self.path is None or not self.path.exists():
             return
         saved, fresh = Partial.load(self.path), partials()[self._pair]
-        for what in ("side_a", "side_b", "kinds", "rows_rule"):
-            mine, theirs = getattr(fresh, what), getattr(saved, what)
-            if mine != theirs:
-                raise ValueError(f"{self.path} is of another comparison: {what} is {theirs}, here {mine}")
+        difference = fresh.differs_from(saved, in_data=True)
+        if difference:
+            raise ValueError(f"{self.path} is of another comparison: {difference}; name another file, or remove it")
         totals[self._pair] = Totals(dict(saved.statistics), saved.inputs, saved.rows)
 
     def save(self, partials: Callable[[], dict[Pair, Partial]], *, now: bool = False) -> None:

@@ -23,10 +23,12 @@ from ..capture import (
     mask_of,
     model_arguments,
     rows_per_input,
+    select,
     to_rows,
     watch,
 )
 from ..results import Side
+from .digest import digest_of
 
 Sink = Callable[[str, Tensor], Any]
 PROBE = 2  # inputs that are run first, to learn the order, the shapes and the widths of the sites
@@ -40,6 +42,7 @@ class Source(Protocol):
     def identity(self) -> object: ...
     def describe(self) -> str: ...
     def on_cpu(self) -> bool: ...
+    def digest(self) -> str: ...
     def opened(self) -> AbstractContextManager[Any]: ...
     def look(self, batch: Any) -> Side: ...
     def per_input(self) -> dict[str, int]: ...
@@ -66,7 +69,8 @@ class ModelSource:
 
     def identity(self) -> object:
         """Equal for sources that would hand over the same rows."""
-        return id(self.model), repr(self.sites), id(self.prepare)
+        chosen = [(name, sorted(wanted.calls or ())) for name, wanted in select(self.model, self.sites).items()]
+        return id(self.model), repr(chosen), id(self.prepare)
 
     def describe(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())
@@ -123,6 +127,10 @@ class ModelSource:
             raise RuntimeError(f"{self.name} is not being watched")
         return self._seen
 
+    def digest(self) -> str:
+        """Of the weights, and of how inputs are prepared for them."""
+        return digest_of({**self.model.state_dict(), "prepare": repr(self.prepare) if self.prepare else ""})
+
     def on_cpu(self) -> bool:
         home = self._home()
         return home is None or home.type == "cpu"
@@ -139,14 +147,22 @@ class SavedSource:
 
     saved: SavedActivations
     name: str
+    sites: Any = None  # names and globs; None: all of them
     rows: Rule = "flatten"
     device: str | torch.device | None = None
 
+    def __post_init__(self) -> None:
+        self._sites = self.saved.select(self.sites)
+
     def identity(self) -> object:
-        return id(self.saved)
+        return id(self.saved), self._sites
 
     def describe(self) -> str:
         return f"{self.name}: saved activations, {self.saved.n} inputs"
+
+    def digest(self) -> str:
+        first = self.saved.activation(self._sites[0].label, 0, min(self.saved.n, 64))
+        return digest_of([first, self.saved.n])
 
     def on_cpu(self) -> bool:
         return self.device is None or torch.device(self.device).type == "cpu"
@@ -157,11 +173,11 @@ class SavedSource:
     def look(self, batch: Any) -> Side:
         few = Chunk(None, 0, min(PROBE, self.saved.n))
         widths = self.read(few, lambda _, rows: rows.shape[1])
-        sites = self.saved.sites
+        sites = self._sites
         return Side(self.name, tuple(s.label for s in sites), tuple(widths), tuple(s.shape for s in sites))
 
     def per_input(self) -> dict[str, int]:
-        return {site.label: rows_per_input(site, self.rows) for site in self.saved.sites}
+        return {site.label: rows_per_input(site, self.rows) for site in self._sites}
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         stop = chunk.start + chunk.count
@@ -170,7 +186,7 @@ class SavedSource:
                 f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to input {stop}"
             )
         found = []
-        for site in self.saved.sites:
+        for site in self._sites:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
             found.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
         return found

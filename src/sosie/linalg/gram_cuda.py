@@ -7,7 +7,6 @@ centred on the way and summed apart: as fast as the memory can be read, centring
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from typing import Any
 
@@ -20,33 +19,36 @@ PROGRAMS_PER_PROCESSOR = 2
 
 @cache
 def available() -> bool:
-    """Triton comes with torch's builds for GPUs, but not on every platform."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton is there and works: it comes with most builds of torch for GPUs, but needs a C compiler."""
+    try:
+        gram_blocks(torch.ones(1, 16, 16, device="cuda"), centre=True, tf32=True)
+    except Exception:  # whatever is amiss, plain products do as well, only slower
+        return False
+    return True
 
 
 def suits(stack: Tensor) -> bool:
     return stack.is_cuda and stack.dtype == torch.float32 and stack.shape[1] <= 128 and available()
 
 
-def gram_blocks(stack: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
+def gram_blocks(stack: Tensor, *, centre: bool, tf32: bool) -> tuple[Tensor, Tensor]:
     """X Xᵀ of each block of a stack (blocks, b, p), about the block's mean or as it is, and b‖mean‖² of each.
 
-    Products are TF32, or as good as float32 where torch is told to multiply so.
+    Products are TF32, or as good as float32 (three TF32 products each).
     """
     blocks, b, width = stack.shape
     stack = stack if stack.stride(2) == 1 else stack.contiguous()
-    processors, tf32 = _device(stack.device)
+    processors, has_tf32 = _device(stack.device)
     splits = max(1, min(PROGRAMS_PER_PROCESSOR * processors // blocks, _whole(width, COLUMNS)))
     span = _whole(_whole(width, splits), COLUMNS) * COLUMNS
     splits = _whole(width, span)
     # One entry more than the matrix needs holds the length: one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, device=stack.device)
-    exact = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     with torch.cuda.device(stack.device):
         _kernel()[(blocks, splits)](
             stack, parts, b, width, span, stack.stride(0), stack.stride(1),
             ROWS=max(16, 1 << (b - 1).bit_length()), COLUMNS=COLUMNS, CENTRE=centre,
-            PRECISION=exact if tf32 else "ieee", num_warps=4, num_stages=3,
+            PRECISION="ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3", num_warps=4, num_stages=3,
         )  # fmt: skip
     found = parts.sum(1)
     return found[:, :-1].view(blocks, b, b), found[:, -1]

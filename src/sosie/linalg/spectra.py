@@ -45,6 +45,11 @@ class Spectrum:
         count = int((cumulative < share - 1e-12).sum()) + 1
         return Spectrum(self.values[:count], self.vectors[:, :count])
 
+    def cut_after(self, count: int) -> float:
+        """A tolerance that `inverse_root` keeps just so many directions with."""
+        following = self.values[count] if count < self.rank else 0.0
+        return float((self.values[count - 1] + following) / 2 / self.values[0])
+
     @cached_property
     def whitening(self) -> Tensor:
         """(p, rank): turns rows into uncorrelated columns of unit variance."""

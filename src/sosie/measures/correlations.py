@@ -66,8 +66,10 @@ def cca_r2(c: Covariances) -> Tensor:
 )
 def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
-    x, y = (side.spectrum.leading(keep) for side in (c.x, c.y))
-    return nuclear_norm(x.whitening.T @ c.xy @ y.whitening) / min(x.rank, y.rank)
+    if not 0 < keep <= 1:
+        raise ValueError(f"svcca keeps a share of the variance between 0 and 1, got keep={keep!r}")
+    (x, count_x), (y, count_y) = (side.leading_root(keep) for side in (c.x, c.y))
+    return nuclear_norm(x @ c.xy @ y) / min(count_x, count_y)
 
 
 @define(

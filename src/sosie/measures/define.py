@@ -16,7 +16,7 @@ from ..stats import Alignment, Covariances, Sample, View
 
 MEASURES: dict[str, Measure] = {}
 
-FewRows = Literal["biased up", "saturates", "saturates in x"]
+FewRows = Literal["biased", "saturates", "saturates in x"]
 
 # What may be done to the rows of x without changing the value; the laws test has one transformation for each.
 TRANSFORMATIONS = ("rotation", "scale", "shift", "linear")

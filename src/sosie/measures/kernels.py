@@ -23,7 +23,7 @@ def _cosine(a: Alignment) -> Tensor:
     symmetric=True,
     paper="kornblith2019",
     cost="n p q or n² (p + q)",
-    few_rows="biased up",
+    few_rows="biased",
 )
 def linear_cka(a: Alignment) -> Tensor:
     """Cosine of the centred Gram matrices: squared cross-covariance over the product of self-covariance norms.
@@ -62,7 +62,7 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
     symmetric=True,
     paper="cristianini2001",
     cost="n p q or n² (p + q)",
-    few_rows="biased up",
+    few_rows="biased",
 )
 def kernel_alignment(a: UncentredAlignment) -> Tensor:
     """Cosine of the Gram matrices as they are, not centred: a common mean counts as likeness."""
@@ -78,7 +78,7 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
     symmetric=True,
     paper="kornblith2019",
     cost="n² (p + q)",
-    few_rows="biased up",
+    few_rows="biased",
 )
 def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.

@@ -23,6 +23,7 @@ def _overlap(c: Covariances) -> Tensor:
     symmetric=True,
     paper="tang2020",
     cost="n p q + p q min(p, q)",
+    few_rows="biased",
 )
 def normalized_bures(c: Covariances) -> Tensor:
     """Normalised Bures similarity: fidelity of the centred Gram matrices over the root of their traces.
@@ -41,6 +42,8 @@ def normalized_bures(c: Covariances) -> Tensor:
     symmetric=True,
     paper="schonemann1966, williams2021",
     cost="n p q + p q min(p, q)",
+    precise=True,  # a distance is the root of a small difference
+    few_rows="biased",
 )
 def procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best rotation: √(2 − 2 ‖XᵀY‖₊).
@@ -59,6 +62,8 @@ def procrustes_distance(c: Covariances) -> Tensor:
     symmetric=True,
     paper="williams2021",
     cost="n p q + p q min(p, q)",
+    precise=True,
+    few_rows="biased",
 )
 def procrustes_angle(c: Covariances) -> Tensor:
     """Angle between the two sets of rows after the best rotation: arccos of normalized_bures; a metric."""

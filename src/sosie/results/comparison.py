@@ -154,7 +154,8 @@ class Comparison:
         scalars = {}
         for name in self.values:
             found = summarise(self, name)
-            scalars[f"sosie/{name}/best_match"] = found.best_mean
+            if found.best_mean is not None:
+                scalars[f"sosie/{name}/best_match"] = found.best_mean
             if found.diagonal_mean is not None:
                 scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
         if hasattr(writer, "add_scalar"):

@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
         )
     try:
         return from_json(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -110,7 +110,10 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
     if arrays["value"] is None:
         raise ValueError("a measure without values")
     low, high = (None if bound is None else float(bound) for bound in found["bounds"])
-    caveats = tuple(Caveat(_text(c["text"]), c["site_a"], c["site_b"]) for c in found["caveats"])
+    caveats = tuple(
+        Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
+        for c in found["caveats"]
+    )
     return Values(
         value=arrays["value"],
         low=arrays["low"],

@@ -4,7 +4,7 @@ from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .moments import MomentMaker, Moments, MomentSide
 from .sample import ROWS, Lottery, Sample, SampleMaker, SampleSide
-from .storage import is_statistics, load_statistics, save_statistics
+from .storage import is_statistics, load_statistics, moved, save_statistics
 from .views import (
     Alignment,
     Covariances,
@@ -42,5 +42,6 @@ __all__ = [
     "View",
     "is_statistics",
     "load_statistics",
+    "moved",
     "save_statistics",
 ]

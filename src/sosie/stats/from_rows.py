@@ -22,9 +22,9 @@ class Coordinates:
     scatter: Scatter
 
     @classmethod
-    def of(cls, rows: Tensor) -> Coordinates:
+    def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
         n, width = rows.shape
-        if rows.requires_grad:
+        if differentiable:  # in the rows' own precision, which both sides share
             rows = centred(rows)
             return cls(rows, Scatter(rows.T @ rows / n, n))
         rows = centred(rows.double())

@@ -34,10 +34,10 @@ class GramMaker:
     spread and float32 would lose the difference; on a GPU with Triton it is free, and always done.
     """
 
-    def __init__(self, block: int = BLOCK, uncentred: bool = False) -> None:
+    def __init__(self, block: int = BLOCK, uncentred: bool = False, tf32: bool = True) -> None:
         if block < 4:
             raise ValueError(f"a block needs at least 4 rows, got {block}")
-        self.block, self.uncentred = block, uncentred
+        self.block, self.uncentred, self.tf32 = block, uncentred, tf32
         self._centre: dict[str, bool] = {}
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> GramPart:
@@ -61,8 +61,12 @@ class GramMaker:
 
     def _in_one_reading(self, stacks: list[Tensor]) -> GramPart:
         """On a GPU, where centring is free."""
-        found = [gram_cuda.gram_blocks(stack, centre=True) for stack in stacks]
-        raw = [gram_cuda.gram_blocks(stack, centre=False)[0] for stack in stacks] if self.uncentred else []
+        found = [gram_cuda.gram_blocks(stack, centre=True, tf32=self.tf32) for stack in stacks]
+        raw = (
+            [gram_cuda.gram_blocks(stack, centre=False, tf32=self.tf32)[0] for stack in stacks]
+            if self.uncentred
+            else []
+        )
         return GramPart([gram for gram, _ in found], [length for _, length in found], raw)
 
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:

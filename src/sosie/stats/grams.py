@@ -58,7 +58,8 @@ def _sum(grouped: Tensor, jackknife: bool) -> Tensor:
 class Grams:
     """Block sums over paired rows of all sites of two sides; `merge` joins two lots of blocks."""
 
-    block: int
+    block: int  # rows a block was cut to; the last of a lot may hold more
+    blocks: int
     n: int
     debiased: PairSums
     diagonal: PairSums
@@ -93,6 +94,7 @@ class Grams:
         groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
         return cls(
             block=block,
+            blocks=a.blocks,
             n=a.rows,
             debiased=PairSums.of(a.debiased, b.debiased, groups),
             diagonal=PairSums.of(a.diagonal, b.diagonal, groups),
@@ -114,7 +116,7 @@ class Grams:
     @property
     def exact(self) -> bool:
         """Whether one block holds all rows."""
-        return self.n < 2 * self.block
+        return self.blocks == 1
 
     @property
     def groups(self) -> Tensor:

@@ -206,7 +206,8 @@ class Sample:
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
-        a, b = ([from_rows.Coordinates.of(rows) for rows in side] for side in (self.xs, self.ys))
+        grad = any(rows.requires_grad for rows in (*self.xs, *self.ys))
+        a, b = ([from_rows.Coordinates.of(rows, differentiable=grad) for rows in side] for side in (self.xs, self.ys))
         return a, b
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:

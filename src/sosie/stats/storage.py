@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,33 @@ def is_statistics(path: str | os.PathLike[str]) -> bool:
             return (opened.metadata() or {}).get("format") == FORMAT
     except (SafetensorError, OSError):
         return False
+
+
+def moved(statistic: Any, *, like: Any) -> Any:
+    """A statistic on the device that another one of its kind is on."""
+    device = next(_tensors(like)).device
+    return statistic if next(_tensors(statistic)).device == device else _on(statistic, device)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for f in fields(value):
+            yield from _tensors(getattr(value, f.name))
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_on(item, device) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _on(getattr(value, f.name), device) for f in fields(value)})
+    return value
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:

@@ -44,6 +44,7 @@ class Scatter:
     matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
     n: int
     neurons: Callable[[], Tensor] | None = None  # (r, p): the neurons in these coordinates; None: r are the neurons
+    _roots: dict[float, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def loadings(self) -> Tensor:
@@ -56,7 +57,14 @@ class Scatter:
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        return Spectrum.of(self.matrix)
+        return Spectrum.of(self.matrix.detach())
+
+    def leading_root(self, share: float) -> tuple[Tensor, int]:
+        """Inverse square root on the fewest leading directions that hold this share of the variance; their number."""
+        if share not in self._roots:
+            count = self.spectrum.leading(share).rank
+            self._roots[share] = inverse_root(self.matrix, self.spectrum.cut_after(count)), count
+        return self._roots[share]
 
     @cached_property
     def scale(self) -> Tensor:
@@ -105,9 +113,9 @@ class SiteRows:
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Tensor], T]) -> T:
-        """`make(rows)`, made once however many pairs ask for it."""
+        """`make(rows)`, made once however many pairs ask for it; in float64, or as they are if a gradient is wanted."""
         if key not in self._kept:
-            self._kept[key] = make(self.rows)
+            self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
         return self._kept[key]  # type: ignore[return-value]
 
 
