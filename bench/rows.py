@@ -28,8 +28,6 @@ def child(count: int) -> None:
         for _ in range(total // 256):
             yield torch.rand(256, 3, 32, 32, generator=random)
 
-    sosie.compare(*models, batches(512), measures=["debiased_cka", "mutual_knn"], sites_a="leaves", sites_b="leaves",
-                  rows="mean", memory="1GiB")  # fmt: skip
     sosie.compare(*models, batches(512))
     start = time.perf_counter()
     sosie.compare(*models, batches(count))

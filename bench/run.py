@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def main() -> None:
         cpu.main()
     except FileNotFoundError as error:
         print(f"the CPU benchmark needs CIFAR-10 and published weights: {error}")
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and importlib.util.find_spec("torchvision"):
         gpu.main()
     else:
-        print("no GPU here: bench/results/gpu.json keeps what was measured on one")
+        print("no GPU with torchvision here: bench/results/gpu.json keeps what was measured on one")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ def test_the_readme_runs_as_written(number: int, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
-    # What a comment promises after "→" is what is printed or computed, checked by the block itself.
 
 
 def test_the_table_of_measures_is_up_to_date() -> None:

@@ -137,6 +137,6 @@ def _import_pillow() -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "reading image files needs Pillow, which is not installed: pip install pillow", name="PIL"
+            "reading image files needs Pillow, which is not installed: pip install 'sosie[images]'", name="PIL"
         ) from error
     return Image

@@ -3,6 +3,5 @@
 from .comparing import compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
-from .partial import Partial
 
-__all__ = ["Partial", "compare", "list_measures", "look_at", "measure", "open_source"]
+__all__ = ["compare", "list_measures", "look_at", "measure", "open_source"]

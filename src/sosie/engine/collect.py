@@ -19,7 +19,6 @@ from .precision import allows_tf32, products
 from .sources import Source
 
 Pair = tuple[int, int]
-Maker = GramMaker | MomentMaker | SampleMaker
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
 
 

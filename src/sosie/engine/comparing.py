@@ -159,7 +159,7 @@ def _tell_apart(sources: Sequence[ModelSource | SavedSource]) -> None:
     """Number sources that have one name."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
-        if names.count(source.name) > 1 or (names[k] != source.name):
+        if names.count(names[k]) > 1:
             source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
 
 
@@ -181,7 +181,9 @@ def _compare(
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
         each = _rows_per_input([sources[k] for k in looks])
         ragged = each > 1 and mask_of(stream.first) is not None
-        plan = _plan(sides, None if known is None else known * each, settings, pairs=len(pairs), ragged=ragged)
+        # A part of the data must get the plan that every other part gets, however many rows it has.
+        rows = None if known is None or resume is not None else known * each
+        plan = _plan(sides, rows, settings, pairs=len(pairs), ragged=ragged)
         run = Pass(sources, twins, sides, plan, seed=settings.seed, precision=settings.precision)
         made_with = _made_with(sources, stream, settings) if resume is not None else {}
         totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ..measures import Measure
-from ..stats import BLOCK, ROWS, Alignment, Covariances, UncentredAlignment
+from ..stats import BLOCK, ROWS, Covariances, Grams, Moments, UncentredAlignment
 
 Kind = Literal["moments", "grams", "sample"]
 
@@ -96,13 +96,13 @@ def make_plan(
 
 def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: int) -> Kind:
     fits = widths.moments_bytes <= budget
-    if issubclass(measure.reads, Alignment):
+    if measure.reads in Grams.supplies:
         if exact:
             return "moments" if fits else "sample"
         by_blocks = block * (sum(widths.a) + sum(widths.b))
         cheap = widths.moments_work <= max(SMALL_WORK, by_blocks)
         return "moments" if fits and cheap else "grams"
-    if issubclass(measure.reads, Covariances):
+    if measure.reads in Moments.supplies:
         # With fewer rows than neurons the rows themselves are the smaller, and exact, description.
         few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
         return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"

@@ -72,6 +72,8 @@ class Grams:
     raw_diagonal: PairSums | None = None
     raw_pairs: Tensor | None = None  # (G,) Σ b (b − 1)
 
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment})  # the last only if it was asked for
+
     @classmethod
     def of(
         cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, block: int = BLOCK, uncentred: bool = True
@@ -107,11 +109,6 @@ class Grams:
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
             raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
         )
-
-    @property
-    def supplies(self) -> frozenset[type]:
-        kinds = {Alignment, DebiasedAlignment}
-        return frozenset(kinds | {UncentredAlignment} if self.raw is not None else kinds)
 
     @property
     def exact(self) -> bool:
