@@ -65,9 +65,10 @@ def _chosen(batch: Any) -> Any:
 
 
 def _moved(leaf: Any, device: str | torch.device | None) -> Any:
-    if device is None or not isinstance(leaf, Tensor):
+    """A copy on the device: a model or its `prepare` may work in place, and the next model gets the same batch."""
+    if not isinstance(leaf, Tensor):
         return leaf
-    return leaf.to(device, non_blocking=True)
+    return leaf.to(device or leaf.device, non_blocking=True, copy=True)
 
 
 def _main_key(keywords: dict[str, Any]) -> str:

@@ -46,7 +46,10 @@ def compare(
     from .. import engine
     from ..data import open_data
     from ..report import print_comparison, write_report
+    from ..results import check_writable
 
+    for path in (out, html, resume):
+        check_writable(path)
     found = engine.compare(
         [engine.open_source(text, seed=seed) for text in models],
         None if data is None else open_data(data, batch=batch),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Rule, SavedActivations, check_rule, mask_of, open_activations
+from ..capture import Rule, SavedActivations, check_rule, cut, open_activations
 from ..measures import Measure, find
 from ..models import NamedModel, open_model
 from ..results import Comparison, Comparisons, Side
@@ -91,6 +91,8 @@ def compare(
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     settings = Settings(chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row)
     if len(things) > 2 and (sites_b is not None or prepare_b is not None):
         raise ValueError(
@@ -130,7 +132,7 @@ def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | 
     path = Path(text)
     if _is_statistics(path):
         return str(text)
-    if path.suffix in (".npz", ".safetensors") and ("@" not in path.name or path.is_file()):
+    if path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file()):
         return open_activations(path)
     return open_model(str(text), seed=seed)
 
@@ -180,10 +182,9 @@ def _compare(
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
         each = _rows_per_input([sources[k] for k in looks])
-        ragged = each > 1 and mask_of(stream.first) is not None
         # A part of the data must get the plan that every other part gets, however many rows it has.
         rows = None if known is None or resume is not None else known * each
-        plan = _plan(sides, rows, settings, pairs=len(pairs), ragged=ragged)
+        plan = _plan(sides, rows, settings, pairs=len(pairs), blocks=each == 1)
         run = Pass(sources, twins, sides, plan, seed=settings.seed, precision=settings.precision)
         made_with = _made_with(sources, stream, settings) if resume is not None else {}
         totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}
@@ -192,7 +193,7 @@ def _compare(
             run.look_at_all()
             return {(i, j): _partial(totals[i, j], (sides[i], sides[j]), run, settings, made_with) for i, j in pairs}
 
-        checkpoint.restore(totals, partials)
+        checkpoint.restore(totals, partials, most=settings.max_rows)
         chunks = stream.chunks(
             block=settings.block if "grams" in plan.statistics else None,
             skip=next(iter(totals.values())).inputs,
@@ -219,7 +220,7 @@ def _first_like(sources: Sequence[Source], k: int) -> int:
     return next(i for i in range(k + 1) if sources[i].identity() == sources[k].identity())
 
 
-def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs: int, ragged: bool) -> Plan:
+def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs: int, blocks: bool) -> Plan:
     # With several models the widest pair decides, so that all pairs rest on the same statistics.
     widest = sorted((side.widths for side in sides), key=sum)[-2:]
     return make_plan(
@@ -229,7 +230,7 @@ def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs:
         exact=settings.exact,
         block=settings.block,
         precision=settings.precision,
-        ragged=ragged,
+        blocks=blocks,
     )
 
 
@@ -284,7 +285,7 @@ def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) ->
     """What saved statistics must have in common with those they are continued by or merged with."""
     return {
         "models": " ".join(source.digest() for source in sources),
-        "data": digest_of(stream.first),
+        "data": digest_of(None if stream.first is None else cut(stream.first, 0, 1)),
         "settings": f"block {settings.block}, seed {settings.seed}, precision {settings.precision or 'default'}",
     }
 

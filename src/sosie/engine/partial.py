@@ -106,7 +106,7 @@ class Partial:
                 notes=dict(about["notes"]),
                 made_with=dict(about["made_with"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -69,17 +69,17 @@ def make_plan(
     exact: bool,
     block: int,
     precision: str | None,
-    ragged: bool = False,
+    blocks: bool = True,
 ) -> Plan:
     """Choose for each measure the cheapest statistic that supplies its view within the memory budget.
 
-    `ragged` rows (tokens less padding) do not come in whole blocks, so they are never cut into any.
+    Without `blocks` no block Grams are taken: 64 positions of one image or sentence are no sample of the data.
     """
     budget = memory
     rows, widest = _sample_size(widths, budget, exact)
     kinds: dict[str, Kind] = {}
     for measure in measures:
-        kinds[measure.name] = _kind(measure, widths, budget, exact=exact or ragged, block=block)
+        kinds[measure.name] = _kind(measure, widths, budget, exact=exact or not blocks, block=block)
     if exact and "sample" in kinds.values():
         _check_exact(widths, budget)
     precise = precision == "float64" or any(m.precise and kinds[m.name] == "moments" for m in measures)

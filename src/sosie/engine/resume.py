@@ -23,7 +23,9 @@ class Checkpoint:
         self._pair = pairs[0]
         self._last = time.monotonic()
 
-    def restore(self, totals: dict[Pair, Totals], partials: Callable[[], dict[Pair, Partial]]) -> None:
+    def restore(
+        self, totals: dict[Pair, Totals], partials: Callable[[], dict[Pair, Partial]], *, most: int | None
+    ) -> None:
         """Fill the totals from the file, if it is there and of this very comparison."""
         if self.path is None or not self.path.exists():
             return
@@ -31,6 +33,8 @@ class Checkpoint:
         difference = fresh.differs_from(saved, in_data=True)
         if difference:
             raise ValueError(f"{self.path} is of another comparison: {difference}; name another file, or remove it")
+        if most is not None and saved.inputs > most:
+            raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={most}")
         totals[self._pair] = Totals(dict(saved.statistics), saved.inputs, saved.rows)
 
     def save(self, partials: Callable[[], dict[Pair, Partial]], *, now: bool = False) -> None:

@@ -129,7 +129,7 @@ class ModelSource:
 
     def digest(self) -> str:
         """Of the weights, and of how inputs are prepared for them."""
-        return digest_of({**self.model.state_dict(), "prepare": repr(self.prepare) if self.prepare else ""})
+        return digest_of({**self.model.state_dict(), "prepare": _called(self.prepare)})
 
     def on_cpu(self) -> bool:
         home = self._home()
@@ -161,8 +161,7 @@ class SavedSource:
         return f"{self.name}: saved activations, {self.saved.n} inputs"
 
     def digest(self) -> str:
-        first = self.saved.activation(self._sites[0].label, 0, min(self.saved.n, 64))
-        return digest_of([first, self.saved.n])
+        return digest_of([site.label for site in self._sites])
 
     def on_cpu(self) -> bool:
         return self.device is None or torch.device(self.device).type == "cpu"
@@ -190,3 +189,9 @@ class SavedSource:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
             found.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
         return found
+
+
+def _called(function: Callable[[Any], Any] | None) -> str:
+    """A name that is the same in every process: a plain repr may hold an address in memory."""
+    named = getattr(function, "__qualname__", None) or repr(function)
+    return type(function).__qualname__ if " at 0x" in named else named

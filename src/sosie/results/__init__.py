@@ -2,7 +2,7 @@
 
 from .collection import Comparisons
 from .comparison import Caveat, Closer, Comparison, Side, Values
-from .files import write_atomically
+from .files import check_writable, write_atomically
 from .storage import DamagedFile, load
 from .summary import Summary, same_depth, summarise
 
@@ -15,6 +15,7 @@ __all__ = [
     "Side",
     "Summary",
     "Values",
+    "check_writable",
     "load",
     "same_depth",
     "summarise",

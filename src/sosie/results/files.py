@@ -8,6 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def check_writable(path: str | os.PathLike[str] | None) -> None:
+    """Raise now if a file could not be written there later, after hours of work."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file inside it")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise PermissionError(f"cannot write {path}: {above} is not a folder that can be written to")
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callable[[Path], None]) -> Path:
     """Write text, bytes, or whatever `content(temporary_path)` writes; then rename over `path`.
 

@@ -104,6 +104,8 @@ def _values_as_json(values: Values) -> dict[str, Any]:
 
 
 def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
+    if int(found["n"]) < 0:
+        raise ValueError(f"a negative number of rows: {found['n']}")
     if found["closer"] not in ("up", "down"):
         raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
     arrays = {kind: _array(found[kind], shape) for kind in _ARRAYS}
@@ -154,4 +156,6 @@ def _array(found: Any, shape: tuple[int, int]) -> Array | None:
     if found is None:
         return None
     array = np.array([[math.nan if v is None else float(v) for v in row] for row in found], dtype=np.float64)
+    if array.shape != shape and array.size:
+        raise ValueError(f"values of shape {array.shape} for {shape[0]} x {shape[1]} sites")
     return array.reshape(shape)

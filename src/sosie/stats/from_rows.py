@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,9 @@ class Coordinates:
     def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
         n, width = rows.shape
         if differentiable:  # in the rows' own precision, which both sides share
-            rows = centred(rows)
+            rows = _without_rounding(rows)
             return cls(rows, Scatter(rows.T @ rows / n, n))
-        rows = centred(rows.double())
+        rows = _without_rounding(rows.double())
         if width <= n:
             return cls(rows, Scatter(rows.T @ rows / n, n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
@@ -56,6 +57,13 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     )
 
 
+def _without_rounding(rows: Tensor) -> Tensor:
+    """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
+    found = centred(rows)
+    noise = 8 * torch.finfo(rows.dtype).eps * rows.detach().abs().amax(0)
+    return torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
+
+
 def _centred(rows: Tensor) -> Tensor:
     """Less the mean, which is taken in float64 so that a large offset costs no digits."""
     return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
@@ -63,6 +71,8 @@ def _centred(rows: Tensor) -> Tensor:
 
 def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """⟨Kx, Kx⟩ (A, 1), ⟨Ky, Ky⟩ (1, B) and ⟨Kx, Ky⟩ (A, B) for K = X Xᵀ."""
+    dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
+    xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     n, p, q = len(xs[0]), [x.shape[1] for x in xs], [y.shape[1] for y in ys]
     by_features = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
     by_rows = n * (sum(p) + sum(q) + len(p) * len(q))

@@ -175,7 +175,7 @@ class Moments:
             n=len(a.rows),
             a=a.sums,
             b=b.sums,
-            cross=(a.rows.T @ b.rows).double(),
+            cross=_product(a.rows, b.rows),
             weighted_x=a.rows.double().T @ b.norms,
             weighted_y=a.norms.T @ b.rows.double(),
             lengths=a.norms.T @ b.norms,
@@ -260,3 +260,9 @@ class Moments:
             weighted_y=self.weighted_y + other.weighted_y,
             lengths=self.lengths + other.lengths,
         )
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀy, in the finer of the two precisions."""
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return (x.to(dtype).T @ y.to(dtype)).double()

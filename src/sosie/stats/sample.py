@@ -18,12 +18,15 @@ ROWS = 2048  # rows kept by default
 
 def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
-    mixed = np.uint64((0x9E3779B97F4A7C15 * (2 * seed + 1)) % 2**64)
     with np.errstate(over="ignore"):
-        z = index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + mixed
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        start = _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        return _mixed(_mixed(index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ start)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 class Lottery:

@@ -50,12 +50,12 @@ def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
     if text.get("format") != FORMAT:
         raise DamagedFile(f"{path} is a safetensors file, but holds no statistics of sosie's")
-    if not text.get("version", "").isdigit() or int(text["version"]) > VERSION:
+    if not text.get("version", "").isdecimal() or int(text["version"]) > VERSION:
         raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
     try:
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
         return {name: _decode(found, tensors) for name, found in layout.items()}, about
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
