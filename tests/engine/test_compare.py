@@ -344,3 +344,54 @@ def test_padded_positions_do_not_depend_on_the_batch_size() -> None:
         found.append(sosie.compare(a, b, batches, rows="positions", memory=3000, exact=False).matrix())
     assert np.abs(found[0] - found[1]).max() < 1e-5
     assert np.abs(found[0] - found[2]).max() < 1e-5
+
+
+def test_data_sorted_by_label_are_noticed_where_it_matters() -> None:
+    x, y = inputs(300), torch.arange(300) // 100
+    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+
+    def caveats(order: Tensor, **kwargs) -> list[str]:
+        return sosie.compare(mlp(0), mlp(1), [(x[order], y[order])], **kwargs).rows()[0]["caveats"]
+
+    assert any("sorted by label" in text for text in caveats(torch.arange(300), memory=1000))
+    assert not caveats(shuffled, memory=1000)
+    assert not caveats(torch.arange(300)), "moments do not mind the order"
+
+
+def test_positions_are_never_cut_into_blocks() -> None:
+    """64 pixels of one image are no sample of the data."""
+    x = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Conv2d(1, 30, 3, padding=1), nn.Tanh())
+    c = sosie.compare(model, model, x, rows="positions", memory="10MB")
+    assert "blocks" not in c["debiased_cka"].statistic
+
+
+def test_a_model_that_works_in_place_on_its_input() -> None:
+    a = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 5))
+    b, x = mlp(1), inputs()
+    before = x.clone()
+    found = sosie.compare(a, b, x, sites_a=["1"], prepare_a=lambda t: t.mul_(2), prepare_b=lambda t: t.mul_(2)).matrix()
+    assert torch.equal(x, before), "the user's data were changed"
+    truth = sosie.compare(a, b, 2 * before, sites_a=["1"]).matrix()
+    assert np.abs(found - truth).max() < 1e-6
+
+
+def test_sides_of_different_precision() -> None:
+    a, b, x = mlp(0), mlp(1), inputs()
+    found = sosie.compare(
+        {"s": activations(a, x)[0].double()}, {"s": activations(b, x)[0]}, measures=["debiased_cka", "linear_cka"]
+    )
+    same = sosie.compare(a, b, x, sites_a=["0"], sites_b=["0"])
+    assert found.matrix("debiased_cka") == pytest.approx(same.matrix(), abs=1e-6)
+
+
+def test_weights_in_a_folder(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from sosie.models import open_model
+
+    (tmp_path / "w").mkdir()
+    save_file(open_model("small_cnn(seed=3)").model.state_dict(), tmp_path / "w" / "net.safetensors")
+    spec = f"small_cnn@{tmp_path}/w/net.safetensors"
+    c = sosie.compare(spec, "small_cnn(seed=3)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"])
+    assert c.matrix()[0, 0] == pytest.approx(1, abs=1e-6)

@@ -209,3 +209,11 @@ def test_a_dead_and_a_repeated_neuron_do_not_disturb_canonical_correlations() ->
     clean = sosie.measure("mean_cca", x, y)
     worse = torch.cat([x, torch.zeros(80, 1), x[:, :1], 1e-7 * x[:, 1:2]], dim=1)
     assert sosie.measure("mean_cca", worse, y) == pytest.approx(clean, abs=1e-8)
+
+
+def test_constant_columns_are_no_directions() -> None:
+    random = np.random.RandomState(0)
+    x, y = random.randn(100, 3), random.randn(100, 3)
+    padded = [np.c_[side, np.full(100, 0.1), np.full(100, 0.7), np.full(100, 1 / 3)] for side in (x, y)]
+    for name in ("mean_cca", "cca_r2", "regression_r2"):
+        assert sosie.measure(name, *padded) == pytest.approx(sosie.measure(name, x, y), abs=1e-9)

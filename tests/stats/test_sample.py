@@ -50,6 +50,10 @@ def test_seeds_differ_and_rows_spread() -> None:
     one, two = (set(np.argsort(row_hash(np.arange(1000), seed))[:100]) for seed in (0, 1))
     assert len(one & two) < 30
     assert 380 < np.mean(sorted(one)) < 620
+    shifted = [
+        set((row_hash(np.arange(1000) + d, 0)).tolist()) & set(row_hash(np.arange(1000), 1).tolist()) for d in range(5)
+    ]
+    assert not any(shifted), "one seed is another one shifted"
 
 
 def test_what_is_kept_is_a_copy() -> None:

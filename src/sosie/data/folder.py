@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +88,16 @@ def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: 
             "classes, so put every image into one"
         )
     classes = () if loose else tuple(sorted({Path(file).parts[0] for file in files}))
-    return ImageFolder(root, tuple(files), classes, size, mode)
+    return ImageFolder(root, tuple(_in_turn(files) if classes else files), classes, size, mode)
+
+
+def _in_turn(files: list[str]) -> list[str]:
+    """One image of each class after the other: consecutive images, and any first few, are of all classes."""
+    by_class: dict[str, list[str]] = {}
+    for file in files:
+        by_class.setdefault(Path(file).parts[0], []).append(file)
+    rounds = itertools.zip_longest(*by_class.values())
+    return [file for each in rounds for file in each if file is not None]
 
 
 def _list_files(root: Path) -> list[str]:

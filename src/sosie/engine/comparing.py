@@ -26,9 +26,7 @@ from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
 from .sources import ModelSource, SavedSource, Source
-from .stream import Stream
-
-CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
+from .stream import Stream, chunk_on_cpu, rows_per_input
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ def _compare(
         looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
-        each = _rows_per_input([sources[k] for k in looks])
+        each = rows_per_input([sources[k] for k in looks])
         # A part of the data must get the plan that every other part gets, however many rows it has.
         rows = None if known is None or resume is not None else known * each
         plan = _plan(sides, rows, settings, pairs=len(pairs), blocks=each == 1)
@@ -198,7 +196,7 @@ def _compare(
             block=settings.block if "grams" in plan.statistics else None,
             skip=next(iter(totals.values())).inputs,
             max_rows=settings.max_rows,
-            largest=_chunk_on_cpu(sources, sides),
+            largest=chunk_on_cpu(sources, sides),
         )
         run.run(
             chunks,
@@ -234,38 +232,11 @@ def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs:
     )
 
 
-def _chunk_on_cpu(sources: Sequence[Source], sides: Sequence[Side]) -> int | None:
-    """Inputs a chunk such that the widest activation stays in a CPU's cache; a GPU takes the loader's batches.
-
-    Forward passes are faster for it, and Gram matrices find their rows still in the cache.
-    """
-    if not all(source.on_cpu() for source in sources):
-        return None
-    return max(1, CACHE // (4 * max(width for side in sides for width in side.widths)))
-
-
-def _rows_per_input(sources: Sequence[Source]) -> int:
-    """How many rows an input gives; the same at every site, or rows could not be paired."""
-    found: dict[int, list[str]] = {}
-    for source in sources:
-        for site, count in source.per_input().items():
-            found.setdefault(count, []).append(f"{source.name}: {site}")
-    if len(found) > 1:
-        text = "; ".join(
-            f"{count} an input at {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}"
-            for count, sites in sorted(found.items())
-        )
-        raise ValueError(
-            f"need paired rows, but the sites give different numbers of them: {text}. "
-            "Choose sites of one resolution, or rows='mean' or 'flatten'"
-        )
-    return next(iter(found))
-
-
 def _partial(
     total: Totals, sides: tuple[Side, Side], run: Pass, settings: Settings, made_with: dict[str, str]
 ) -> Partial:
     total.settle()
+    order = run.order.caveat()
     short = settings.max_rows is not None and total.inputs < settings.max_rows
     return Partial(
         *sides,
@@ -274,7 +245,7 @@ def _partial(
         statistics=dict(total.statistics),
         inputs=total.inputs,
         rows=total.rows,
-        notes=run.plan.notes,
+        notes={**run.plan.notes, **({k: order for k, v in run.plan.kinds.items() if v == "grams"} if order else {})},
         shortage=f"max_rows={settings.max_rows}, but the data had {total.inputs} inputs" if short else None,
         strained=run.strained(),
         made_with=made_with,

@@ -9,9 +9,11 @@ from typing import Any
 
 from ..capture import Batches, Chunk, NoData, recut
 from ..data import open_data
+from ..results import Side
 from .sources import SavedSource, Source
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
+CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
 
 
 @dataclass
@@ -61,3 +63,31 @@ def _paired(sources: Sequence[Source], saved: Sequence[SavedSource]) -> int:
     if len(set(counts.values())) > 1:
         raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
     return next(iter(counts.values()))
+
+
+def chunk_on_cpu(sources: Sequence[Source], sides: Sequence[Side]) -> int | None:
+    """Inputs a chunk such that the widest activation stays in a CPU's cache; a GPU takes the loader's batches.
+
+    Forward passes are faster for it, and Gram matrices find their rows still in the cache.
+    """
+    if not all(source.on_cpu() for source in sources):
+        return None
+    return max(1, CACHE // (4 * max(width for side in sides for width in side.widths)))
+
+
+def rows_per_input(sources: Sequence[Source]) -> int:
+    """How many rows an input gives; the same at every site, or rows could not be paired."""
+    found: dict[int, list[str]] = {}
+    for source in sources:
+        for site, count in source.per_input().items():
+            found.setdefault(count, []).append(f"{source.name}: {site}")
+    if len(found) > 1:
+        text = "; ".join(
+            f"{count} an input at {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}"
+            for count, sites in sorted(found.items())
+        )
+        raise ValueError(
+            f"need paired rows, but the sites give different numbers of them: {text}. "
+            "Choose sites of one resolution, or rows='mean' or 'flatten'"
+        )
+    return next(iter(found))
