@@ -19,7 +19,7 @@ function method(found) {
   const { measure, pair } = found;
   const given = (kind) => {
     if (measure[kind]) return "given for each pair";
-    return measure.dropped.includes(kind) ? "left out here to keep the page small" : "not asked for";
+    return measure.dropped.includes(kind) ? "left out here to keep the page small" : "none for this statistic";
   };
   const [layers, others] = [found.a.sites.length, found.b.sites.length];
   const facts = [
