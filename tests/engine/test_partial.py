@@ -84,9 +84,10 @@ def test_other_weights_other_data_or_other_settings_are_refused(tmp_path: Path) 
     assert again.provenance["inputs"] == 150
 
 
-def test_overlapping_parts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measure", ["mutual_knn", "debiased_cka"])
+def test_overlapping_parts_are_refused(tmp_path: Path, measure: str) -> None:
     paths = [tmp_path / f"{k}.safetensors" for k in range(2)]
     for path in paths:
-        sosie.compare(mlp(0), mlp(1), inputs(), measures="mutual_knn", resume=path)
+        sosie.compare(mlp(0), mlp(1), inputs(), measures=measure, resume=path)
     with pytest.raises(ValueError, match="first_row"):
         sosie.compare(paths)

@@ -256,7 +256,7 @@ def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) ->
     """What saved statistics must have in common with those they are continued by or merged with."""
     return {
         "models": " ".join(source.digest() for source in sources),
-        "data": digest_of(None if stream.first is None else cut(stream.first, 0, 1)),
+        "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
         "settings": f"block {settings.block}, seed {settings.seed}, precision {settings.precision or 'default'}",
     }
 

@@ -63,6 +63,8 @@ class Partial:
         difference = self.differs_from(other, in_data=False)
         if difference:
             raise ValueError(f"these statistics are not of the same comparison: {difference}")
+        if self.made_with.get("data") and self.made_with["data"] == other.made_with.get("data"):
+            raise ValueError("these statistics begin with the same input: one part twice? (parts need their first_row)")
         statistics = {
             kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
             for kind, statistic in self.statistics.items()
