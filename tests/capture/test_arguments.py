@@ -91,3 +91,8 @@ def test_the_mask_is_found():
     assert mask_of((X, X)) is None
     assert mask_of(X) is None
     assert mask_of(["a", "b"]) is None
+
+
+def test_a_mask_of_another_shape_is_refused_rather_than_passed_by():
+    with pytest.raises(BadBatch, match=r"attention_mask has shape \(2, 1, 1, 3\)"):
+        mask_of({"attention_mask": torch.ones(2, 1, 1, 3)})

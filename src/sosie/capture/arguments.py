@@ -51,7 +51,10 @@ def mask_of(batch: Any) -> Tensor | None:
         batch = batch[0]
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     mask = with_tensors(mask)
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    if isinstance(mask, Tensor) and mask.ndim != 2:
+        # Passing it by would count padding as tokens.
+        raise BadBatch(f"{MASK} has shape {tuple(mask.shape)}; padding is read from (inputs, tokens), 1 at tokens")
+    return mask if isinstance(mask, Tensor) else None
 
 
 def _chosen(batch: Any) -> Any:
