@@ -135,9 +135,30 @@ def test_more_neurons_than_rows_is_said() -> None:
     a, b = {"s": random.randn(20, 30)}, {"t": random.randn(20, 30)}
     c = sosie.compare(a, b, measures=["mean_cca", "linear_cka", "regression_r2"])
     texts = {row["measure"]: row["caveats"] for row in c.rows()}
-    assert "n=20 rows for width=30: correlations of full-rank features are all 1" in texts["mean_cca"]
-    assert "n=20 < width=30: biased up" in texts["linear_cka"]
-    assert "n=20 rows for width=30: the regression fits anything" in texts["regression_r2"]
+    assert "19 dimensions of s in activations (A) for n=20 rows: all correlations are 1" in texts["mean_cca"]
+    assert "n=20 < width=30 of t in activations (B): biased up" in texts["linear_cka"]
+    assert "19 dimensions of s in activations (A) for n=20 rows: the regression fits anything" in texts["regression_r2"]
+    with pytest.warns(UserWarning, match="19 dimensions of x for n=20 rows: all correlations are 1"):
+        sosie.measure("mean_cca", a["s"], b["t"])
+
+
+def test_correlations_that_are_1_whatever_the_rows_are_counted_by_rank() -> None:
+    random = np.random.RandomState(0)
+    a, b = {"s": random.randn(20, 12)}, {"t": random.randn(20, 10)}
+    c = sosie.compare(a, b, measures=["mean_cca", "svcca(keep=0.5)"])
+    texts = {row["measure"]: row["caveats"] for row in c.rows()}
+    assert texts["mean_cca"] == ["12 and 10 dimensions for n=20 rows: 3 of 10 correlations are 1 whatever the rows"]
+    assert not texts["svcca(keep=0.5)"], "which keeps few directions"
+    low_rank = {"s": random.randn(20, 2) @ random.randn(2, 50)}
+    assert not sosie.compare(low_rank, {"t": b["t"][:, :3]}, measures="mean_cca").rows()[0]["caveats"]
+
+
+def test_a_large_mean_is_no_constant_feature_in_float64() -> None:
+    x = np.random.RandomState(0).randn(50, 4)
+    y = x + 1e8
+    with_offset = sosie.compare({"s": x}, {"s": y}, measures="linear_cka")
+    assert with_offset.matrix()[0, 0] == pytest.approx(1, abs=1e-6)
+    assert np.isnan(sosie.compare({"s": x}, {"s": 0 * x + 1e8}, measures="linear_cka").matrix()[0, 0])
 
 
 def test_wrong_arguments() -> None:

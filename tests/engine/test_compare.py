@@ -346,16 +346,31 @@ def test_padded_positions_do_not_depend_on_the_batch_size() -> None:
     assert np.abs(found[0] - found[2]).max() < 1e-5
 
 
-def test_data_sorted_by_label_are_noticed_where_it_matters() -> None:
-    x, y = inputs(300), torch.arange(300) // 100
-    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+def test_rows_in_an_order_are_noticed_where_it_matters() -> None:
+    random = torch.Generator().manual_seed(0)
+    groups = torch.randn(3, 12, generator=random).repeat_interleave(100, dim=0)
+    x = groups + torch.randn(300, 12, generator=random)
+    shuffled = x[torch.randperm(300, generator=random)]
 
-    def caveats(order: Tensor, **kwargs) -> list[str]:
-        return sosie.compare(mlp(0), mlp(1), [(x[order], y[order])], **kwargs).rows()[0]["caveats"]
+    def caveats(data: Tensor, **kwargs) -> list[str]:
+        return sosie.compare({"s": data}, {"t": data.cos()}, **kwargs).rows()[0]["caveats"]
 
-    assert any("sorted by label" in text for text in caveats(torch.arange(300), memory=1000))
+    [text] = caveats(x, memory=1000)
+    assert "the rows come in an order" in text
+    assert "variance at s lies between blocks of 64 rows" in text
     assert not caveats(shuffled, memory=1000)
-    assert not caveats(torch.arange(300)), "moments do not mind the order"
+    assert not caveats(x), "moments do not mind the order"
+
+
+def test_rows_in_no_order_raise_no_alarm() -> None:
+    """One column in a few blocks is where chance looks most like an order."""
+    random = torch.Generator().manual_seed(1)
+    alarms = 0
+    for _ in range(300):
+        x = torch.randn(64, 1, generator=random) ** 3
+        c = sosie.compare({"s": x}, {"t": x.sin()}, memory=100, block=16)
+        alarms += any("in an order" in text for text in c.rows()[0]["caveats"])
+    assert alarms <= 1
 
 
 def test_positions_are_never_cut_into_blocks() -> None:

@@ -197,6 +197,7 @@ def test_angle_of_orthonormal_columns_is_the_mean_canonical_correlation() -> Non
     assert angle == pytest.approx(np.arccos(sosie.measure("mean_cca", x, y)), abs=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_more_neurons_than_rows_saturate_canonical_correlations() -> None:
     random = torch.Generator().manual_seed(0)
     x, y = (torch.randn(20, 30, generator=random, dtype=torch.float64) for _ in range(2))
@@ -209,6 +210,20 @@ def test_a_dead_and_a_repeated_neuron_do_not_disturb_canonical_correlations() ->
     clean = sosie.measure("mean_cca", x, y)
     worse = torch.cat([x, torch.zeros(80, 1), x[:, :1], 1e-7 * x[:, 1:2]], dim=1)
     assert sosie.measure("mean_cca", worse, y) == pytest.approx(clean, abs=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["mean_cca", "cca_r2", "pwcca", "regression_r2"])
+def test_a_quiet_neuron_counts_like_a_loud_one_with_more_neurons_than_rows_too(name: str) -> None:
+    x, y = correlated_rows(n=80, p=6, q=4)
+    x = torch.cat([x[:, :5], 1e-7 * x[:, 5:]], dim=1)
+    wide = torch.cat([x] + [x[:, :5] @ torch.randn(5, 30, dtype=x.dtype) for _ in range(3)], dim=1)
+    assert wide.shape[1] > len(wide)
+    narrow, found = sosie.measure(name, x, y), sosie.measure(name, wide, y)
+    if name != "pwcca":  # which weighs by the neurons
+        assert found == pytest.approx(narrow, abs=1e-6)
+    shuffled = sosie.measure(name, wide[:, torch.randperm(wide.shape[1])], y)
+    assert found == pytest.approx(shuffled, abs=1e-9)
 
 
 def test_constant_columns_are_no_directions() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from ..measures import Measure
 from ..results import Caveat, Side
-from ..stats import DebiasedAlignment, Grams, Sample, Statistic
+from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
+
+DRIFT = 0.05  # share of the variance between blocks that is worth a word
+FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
 
 def of_constants(
@@ -31,19 +35,63 @@ def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Si
 
 def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Too few rows for the width, in the way that concerns this measure."""
-    n, few = statistic.n, measure.few_rows
-    if few == "biased":
-        yield from _per_site(side_a, side_b, lambda w: f"n={n} < width={w}: biased {measure.closer}" if n < w else None)
-    elif few == "saturates":
-        yield from _per_site(
-            side_a,
-            side_b,
-            lambda w: f"n={n} rows for width={w}: correlations of full-rank features are all 1" if w >= n - 1 else None,
+    if measure.few_rows == "biased":
+        for side, where in ((side_a, "site_a"), (side_b, "site_b")):
+            for site, width in zip(side.sites, side.widths, strict=True):
+                if statistic.n < width:
+                    text = f"n={statistic.n} < width={width} of {_place(site, side)}: biased {measure.closer}"
+                    yield Caveat(text, **{where: site})
+    elif measure.few_rows is not None:
+        yield from _of_ranks(measure, statistic, side_a, side_b)
+
+
+def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """What a fit gets for nothing: two subspaces of n − 1 dimensions must meet if they are large enough."""
+    assert not isinstance(statistic, Grams)
+    free = statistic.n - 1
+    ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
+    for site_a, rank in zip(side_a.sites, ranks_a, strict=True):
+        if rank >= free:
+            fits = "the regression fits anything" if measure.few_rows == "saturates in x" else "all correlations are 1"
+            yield Caveat(f"{rank} dimensions of {_place(site_a, side_a)} for n={statistic.n} rows: {fits}", site_a)
+    if measure.few_rows == "saturates in x":
+        return
+    for site_b, rank in zip(side_b.sites, ranks_b, strict=True):
+        if rank >= free:
+            text = f"{rank} dimensions of {_place(site_b, side_b)} for n={statistic.n} rows: all correlations are 1"
+            yield Caveat(text, site_b=site_b)
+    for site_a, r in zip(side_a.sites, ranks_a, strict=True):
+        for site_b, s in zip(side_b.sites, ranks_b, strict=True):
+            if r + s > free > max(r, s):
+                text = f"{r} and {s} dimensions for n={statistic.n} rows: {r + s - free} of {min(r, s)} correlations"
+                yield Caveat(f"{text} are 1 whatever the rows", site_a, site_b)
+
+
+def _place(site: str, side: Side) -> str:
+    return site if site == side.name else f"{site} in {side.name}"
+
+
+def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
+    keep = measure.defaults.get("keep")
+    return [int(s.rank) if keep is None else s.leading_root(keep)[1] for s in scatters]
+
+
+def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """Rows that are more alike within a block than across blocks: sorted by class, say, or frames of a film."""
+    if not isinstance(statistic, Grams) or statistic.blocks < 2:
+        return
+    from scipy.special import fdtri
+
+    size, sites = statistic.n / statistic.blocks, [*side_a.sites, *side_b.sites]
+    ratio = torch.cat(statistic.drift).cpu().numpy()
+    worst = int(ratio.argmax())
+    by_chance = fdtri(statistic.blocks - 1, statistic.n - statistic.blocks, 1 - FALSE_ALARMS)
+    share = (ratio[worst] - 1) / (ratio[worst] - 1 + size) if np.isfinite(ratio[worst]) else 1.0
+    if ratio[worst] > by_chance and share > DRIFT:
+        yield Caveat(
+            f"the rows come in an order: {share:.0%} of the variance at {sites[worst]} lies between blocks of "
+            f"{statistic.block} rows, which blocks do not see; shuffle the data, or take exact=True"
         )
-    elif few == "saturates in x":
-        for site, width in zip(side_a.sites, side_a.widths, strict=True):
-            if width >= n - 1:
-                yield Caveat(f"n={n} rows for width={width}: the regression fits anything", site_a=site)
 
 
 def of_statistic(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
@@ -88,12 +136,3 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
     if outside.any():
         worst = value[outside][0]
         yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
-
-
-def _per_site(side_a: Side, side_b: Side, rule: Callable[[int], str | None]) -> Iterator[Caveat]:
-    for site, width in zip(side_a.sites, side_a.widths, strict=True):
-        if text := rule(width):
-            yield Caveat(text, site_a=site)
-    for site, width in zip(side_b.sites, side_b.widths, strict=True):
-        if text := rule(width):
-            yield Caveat(text, site_b=site)

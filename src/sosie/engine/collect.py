@@ -14,7 +14,6 @@ from ..progress import Progress
 from ..results import Side
 from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved
 from .inspect import Inspector
-from .order import LabelOrder
 from .plan import Kind, Plan
 from .precision import allows_tf32, products
 from .sources import Source
@@ -71,7 +70,6 @@ class Pass:
         lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
         self._makers = [self._make(lottery) for _ in sources]
         self._inspector = Inspector()
-        self.order = LabelOrder()
         self._blocks: int | None = None
         self._device: torch.device | None = None
 
@@ -102,7 +100,6 @@ class Pass:
             bar.advance(done)
             for chunk in chunks:
                 start = next(iter(totals.values())).rows
-                self.order.see(chunk.batch)
                 read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
                 with products():
                     self._join([read[k] for k in self.twins], totals, chunk)

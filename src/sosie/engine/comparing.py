@@ -236,7 +236,6 @@ def _partial(
     total: Totals, sides: tuple[Side, Side], run: Pass, settings: Settings, made_with: dict[str, str]
 ) -> Partial:
     total.settle()
-    order = run.order.caveat()
     short = settings.max_rows is not None and total.inputs < settings.max_rows
     return Partial(
         *sides,
@@ -245,7 +244,7 @@ def _partial(
         statistics=dict(total.statistics),
         inputs=total.inputs,
         rows=total.rows,
-        notes={**run.plan.notes, **({k: order for k, v in run.plan.kinds.items() if v == "grams"} if order else {})},
+        notes=run.plan.notes,
         shortage=f"max_rows={settings.max_rows}, but the data had {total.inputs} inputs" if short else None,
         strained=run.strained(),
         made_with=made_with,

@@ -9,38 +9,53 @@ import torch
 from torch import Tensor
 
 from ..measures import Measure, settled
-from ..progress import track
-from ..results import Side, Values
-from ..stats import Alignment, Covariances, Grams, Sample, Statistic
+from ..results import Caveat, Side, Values
+from ..stats import Alignment, Grams, Statistic
 from . import caveats
+from .pairwise import by_pair
 
 FEWEST_GROUPS = 8  # groups of blocks below which a jackknife interval says too little
 CONFIDENCE = 0.95
-CONSTANT = 1e-12  # share of Σ‖x‖² that float32 rounding alone can give a constant feature
+CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
+CONSTANT_IN_FLOAT32 = 1e-12
 
 
-def evaluate(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Values:
-    """The values of one measure, (sites of A, sites of B)."""
-    constant_a, constant_b = (_constant(spread) for spread in statistic.spread)
-    undefined: dict[tuple[int, int], str] = {}
-    if issubclass(measure.reads, Alignment):
-        value = settled(measure(statistic.alignment(measure.reads)), measure, torch.float32)
-    else:
-        value = settled(_pairwise(measure, statistic, (constant_a, constant_b), undefined), measure, torch.float32)
-    found = value.detach().cpu().double().numpy().copy()
-    found[constant_a, :] = np.nan
-    found[:, constant_b] = np.nan
-    low, high = _interval(measure, statistic, found)
-    doubts = [
-        *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
-        *caveats.of_undefined(undefined, side_a, side_b),
-        *caveats.of_widths(measure, statistic, side_a, side_b),
-        *caveats.of_statistic(measure, statistic),
-        *caveats.of_bounds(measure, found),
-    ]
-    doubts += caveats.of_nan(found, doubts, side_a, side_b)
+def evaluate(measures: Sequence[Measure], statistic: Statistic, side_a: Side, side_b: Side) -> dict[str, Values]:
+    """The values of measures that read one statistic, (sites of A, sites of B) each."""
+    constant_a, constant_b = (_constant(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True))
+    one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
+    found = by_pair(one_by_one, statistic, ~constant_a, ~constant_b)
+    values = {}
+    for measure in measures:
+        if measure.name in found:
+            value, undefined = (
+                found[measure.name].matrix((len(constant_a), len(constant_b))),
+                found[measure.name].undefined,
+            )
+        else:
+            value, undefined = measure(statistic.alignment(measure.reads)), {}
+        exact = {*side_a.dtypes, *side_b.dtypes} == {"float64"}
+        value = settled(value, measure, torch.float64 if exact else torch.float32)
+        array = value.detach().cpu().double().numpy().copy()
+        array[constant_a, :] = np.nan
+        array[:, constant_b] = np.nan
+        doubts = [
+            *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
+            *caveats.of_undefined(undefined, side_a, side_b),
+            *caveats.of_widths(measure, statistic, side_a, side_b),
+            *caveats.of_order(statistic, side_a, side_b),
+            *caveats.of_statistic(measure, statistic),
+            *caveats.of_bounds(measure, array),
+        ]
+        doubts += caveats.of_nan(array, doubts, side_a, side_b)
+        values[measure.name] = _values(measure, statistic, array, doubts)
+    return values
+
+
+def _values(measure: Measure, statistic: Statistic, array: np.ndarray, doubts: Sequence[Caveat]) -> Values:
+    low, high = _interval(measure, statistic, array)
     return Values(
-        value=found,
+        value=array,
         low=low,
         high=high,
         n=statistic.n,
@@ -56,36 +71,10 @@ def _number(bound: float | None) -> float | None:
     return None if bound is None else float(bound)
 
 
-def _constant(spread: Tensor) -> np.ndarray:
+def _constant(spread: Tensor, side: Side) -> np.ndarray:
     """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
-    return ~(spread.detach().cpu().numpy() > CONSTANT)
-
-
-def _pairwise(
-    measure: Measure, statistic: Statistic, constant: Sequence[np.ndarray], undefined: dict[tuple[int, int], str]
-) -> Tensor:
-    """Pair by pair, where views do not broadcast; what one site needs is still made once."""
-    count_a, count_b = map(len, constant)
-    found: dict[tuple[int, int], Tensor] = {}
-    pairs = [(i, j) for i in range(count_a) for j in range(count_b) if not (constant[0][i] or constant[1][j])]
-    for i, j in track(pairs, measure.name, len(pairs), "pairs of sites"):
-        try:
-            found[i, j] = _one(measure, statistic, i, j)
-        except (ValueError, torch.linalg.LinAlgError) as error:
-            undefined[i, j] = str(error)
-    device = next((value.device for value in found.values()), torch.device("cpu"))
-    values = torch.full((count_a, count_b), torch.nan, dtype=torch.float64, device=device)
-    if found:  # placed all at once: no wait for a device at each pair
-        values.view(-1)[[i * count_b + j for i, j in found]] = torch.stack(list(found.values()))
-    return values
-
-
-def _one(measure: Measure, statistic: Statistic, i: int, j: int) -> Tensor:
-    if issubclass(measure.reads, Covariances):
-        assert not isinstance(statistic, Grams)
-        return measure(statistic.covariances(i, j)).double()
-    assert isinstance(statistic, Sample)
-    return measure(statistic.paired(i, j)).double()
+    limits = [CONSTANT.get(dtype, CONSTANT_IN_FLOAT32) for dtype in side.dtypes] or [CONSTANT_IN_FLOAT32]
+    return ~(spread.detach().cpu().numpy() > np.array(limits))
 
 
 def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,17 @@ import torch
 from torch import Tensor
 
 from ..measures import MEASURES, Measure, find, settled
+from ..results import Side
 from ..stats import Sample
-
-CONSTANT = 1e-24  # share of Σ‖x‖² that rounding in float64 can leave to rows that are all equal
+from .caveats import of_widths
+from .evaluate import CONSTANT
 
 
 def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
-    """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64."""
+    """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64.
+
+    Warns where there are too few rows for the width of one side.
+    """
     chosen = find(name)
     if options:
         chosen = chosen.using(**options)
@@ -25,15 +30,17 @@ def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    for label, rows in (("x", rows_x), ("y", rows_y)):
-        if not bool(Sample.of(rows, rows).spread[0][0] > CONSTANT):
-            raise ValueError(f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined")
-    if rows_y.device != rows_x.device:
-        rows_y = rows_y.to(rows_x.device)
+    sample = Sample.of(rows_x, rows_y.to(rows_x.device))
+    for label, spread in zip("xy", sample.spread, strict=True):
+        if not bool(spread[0] > CONSTANT["float64"]):
+            raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
     with torch.no_grad():
-        value = float(settled(chosen.of(rows_x, rows_y), chosen))
+        value = float(settled(chosen.from_sample(sample), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
+    sides = (Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y)))
+    if doubts := [caveat.text for caveat in of_widths(chosen, sample, *sides)]:
+        warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=2)
     return value
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..measures import find
-from ..results import Caveat, Comparison, DamagedFile, Side
+from ..results import Caveat, Comparison, DamagedFile, Side, Values, side_from_json
 from ..stats import Statistic, load_statistics, save_statistics
 from . import caveats
 from .evaluate import evaluate
@@ -35,18 +35,25 @@ class Partial:
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
-        values = {}
-        for name, kind in self.kinds.items():
-            statistic = self.statistics[kind]
+        found: dict[str, Values] = {}
+        for kind, statistic in self.statistics.items():
+            measures = [find(name) for name, read in self.kinds.items() if read == kind]
             with products():
-                found = evaluate(find(name), statistic, self.side_a, self.side_b)
-            doubts = [Caveat(self.shortage)] if self.shortage else []
-            if name in self.notes and not statistic.exact:
-                doubts.append(Caveat(self.notes[name]))
-            if kind == "grams":
-                doubts += caveats.of_offsets(self.side_a, self.side_b, self.strained)
-            values[name] = replace(found, caveats=(*found.caveats, *doubts))
+                found |= evaluate(measures, statistic, self.side_a, self.side_b)
+        values = {
+            name: replace(found[name], caveats=(*found[name].caveats, *self._doubts(name))) for name in self.kinds
+        }
         return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
+
+    def _doubts(self, name: str) -> Iterator[Caveat]:
+        """What the pass has to say about the values of one measure."""
+        kind = self.kinds[name]
+        if self.shortage:
+            yield Caveat(self.shortage)
+        if name in self.notes and not self.statistics[kind].exact:
+            yield Caveat(self.notes[name])
+        if kind == "grams":
+            yield from caveats.of_offsets(self.side_a, self.side_b, self.strained)
 
     def differs_from(self, other: Partial, *, in_data: bool) -> str | None:
         """What keeps two from being of one comparison, in words; parts of the data may differ in their data."""
@@ -96,7 +103,7 @@ class Partial:
     def load(cls, path: str | os.PathLike[str]) -> Partial:
         statistics, about = load_statistics(path)
         try:
-            side_a, side_b = (_side(about[side]) for side in ("side_a", "side_b"))
+            side_a, side_b = (side_from_json(about[side]) for side in ("side_a", "side_b"))
             return cls(
                 side_a,
                 side_b,
@@ -118,7 +125,3 @@ def merge_files(paths: Sequence[str | os.PathLike[str]]) -> Partial:
     for other in rest:
         first = first.merge(other)
     return first
-
-
-def _side(found: dict[str, Any]) -> Side:
-    return Side(found["name"], tuple(found["sites"]), tuple(found["widths"]), tuple(map(tuple, found["shapes"])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,14 +89,7 @@ class ModelSource:
     def look(self, batch: Any) -> Side:
         """Run the first few inputs of a batch to learn the sites."""
         count = min(PROBE, count_inputs(batch))
-        widths = self.read(Chunk(cut(batch, 0, count), 0, count), lambda _, rows: rows.shape[1])
-        seen = self._watched()
-        return Side(
-            self.name,
-            sites=tuple(site.label for site in seen.sites),
-            widths=tuple(widths),
-            shapes=tuple(site.shape for site in seen.sites),
-        )
+        return _side(self, Chunk(cut(batch, 0, count), 0, count), lambda: self._watched().sites)
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -170,10 +163,7 @@ class SavedSource:
         return nullcontext(self)
 
     def look(self, batch: Any) -> Side:
-        few = Chunk(None, 0, min(PROBE, self.saved.n))
-        widths = self.read(few, lambda _, rows: rows.shape[1])
-        sites = self._sites
-        return Side(self.name, tuple(s.label for s in sites), tuple(widths), tuple(s.shape for s in sites))
+        return _side(self, Chunk(None, 0, min(PROBE, self.saved.n)), lambda: self._sites)
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
@@ -189,6 +179,14 @@ class SavedSource:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
             found.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
         return found
+
+
+def _side(source: Source, few: Chunk, sites: Callable[[], Iterable[Site]]) -> Side:
+    """What a few inputs show of the sites, which a model knows only once it has run."""
+    rows = source.read(few, lambda _, rows: (rows.shape[1], str(rows.dtype).removeprefix("torch.")))
+    widths, dtypes = zip(*rows, strict=True)
+    found = list(sites())
+    return Side(source.name, tuple(s.label for s in found), widths, tuple(s.shape for s in found), dtypes)
 
 
 def _called(function: Callable[[Any], Any] | None) -> str:

@@ -96,6 +96,5 @@ def pwcca(c: Covariances) -> Tensor:
     """
     u, correlations, _ = torch.linalg.svd(c.whitened, full_matrices=False)
     count = int(_directions(c))
-    # hᵢ = (x / scale) R uᵢ, so its covariance with the neurons is uᵢᵀ R (loadings / scale).
-    weights = (u.T @ c.x.inverse_root @ (c.x.loadings / c.x.scale[:, None])).abs().sum(1)
+    weights = (u.T @ c.x.whitened_neurons).abs().sum(1)
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()

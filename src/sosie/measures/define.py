@@ -55,7 +55,10 @@ class Measure:
 
     def of(self, x: Tensor, y: Tensor) -> Tensor:
         """The value for two sets of paired rows; differentiable where the measure is."""
-        sample = Sample.of(x, y)
+        return self.from_sample(Sample.of(x, y))
+
+    def from_sample(self, sample: Sample) -> Tensor:
+        """The value for the first site of each side of a sample."""
         if issubclass(self.reads, Alignment):
             return self(sample.alignment(self.reads)).squeeze()
         if issubclass(self.reads, Covariances):

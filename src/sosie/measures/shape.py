@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import nuclear_norm
 from ..stats import Covariances
 from .define import define
 
 
 def _overlap(c: Covariances) -> Tensor:
-    return nuclear_norm(c.xy) / (c.x.trace.sqrt() * c.y.trace.sqrt())
+    return c.nuclear / (c.x.trace.sqrt() * c.y.trace.sqrt())
 
 
 @define(
@@ -98,5 +97,4 @@ def regression_r2(c: Covariances) -> Tensor:
     Any invertible map of x leaves it as it is; of y only rotations do. 1 when x has at least as many
     neurons as there are rows.
     """
-    scaled = c.xy / c.x.scale[:, None]
-    return (c.x.inverse_root @ scaled).square().sum() / c.y.trace
+    return c.x_whitened.square().sum() / c.y.trace

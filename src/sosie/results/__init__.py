@@ -3,7 +3,7 @@
 from .collection import Comparisons
 from .comparison import Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
-from .storage import DamagedFile, load
+from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "check_writable",
     "load",
     "same_depth",
+    "side_from_json",
     "summarise",
     "write_atomically",
 ]

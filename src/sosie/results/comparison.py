@@ -25,12 +25,15 @@ class Side:
     sites: tuple[str, ...]
     widths: tuple[int, ...]  # columns of each site's rows
     shapes: tuple[tuple[int, ...], ...]  # shape of one input's activation, before it became rows
+    dtypes: tuple[str, ...] = ()  # of each site's activations; empty: not known
 
     def __post_init__(self) -> None:
         if not len(self.sites) == len(self.widths) == len(self.shapes):
             raise ValueError(
                 f"{self.name}: {len(self.sites)} sites, {len(self.widths)} widths, {len(self.shapes)} shapes"
             )
+        if self.dtypes and len(self.dtypes) != len(self.sites):
+            raise ValueError(f"{self.name}: {len(self.sites)} sites, {len(self.dtypes)} dtypes")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _comparison_from_json(found: dict[str, Any]) -> Comparison:
-    side_a, side_b = _side(found["side_a"]), _side(found["side_b"])
+    side_a, side_b = side_from_json(found["side_a"]), side_from_json(found["side_b"])
     shape = (len(side_a.sites), len(side_b.sites))
     return Comparison(
         side_a=side_a,
@@ -130,12 +130,14 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
     )
 
 
-def _side(found: dict[str, Any]) -> Side:
+def side_from_json(found: dict[str, Any]) -> Side:
+    """A side as `asdict` gives it."""
     return Side(
         name=_text(found["name"]),
         sites=tuple(map(_text, found["sites"])),
         widths=tuple(int(w) for w in found["widths"]),
         shapes=tuple(tuple(int(s) for s in shape) for shape in found["shapes"]),
+        dtypes=tuple(map(_text, found.get("dtypes", ()))),
     )
 
 

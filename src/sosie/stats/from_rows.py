@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..linalg import Spectrum, centred, diagonal_part
-from .views import Alignment, DebiasedAlignment, Scatter, UncentredAlignment
+from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 STRIP = 512  # rows of a Gram matrix made at a time
 
 
-@dataclass(frozen=True)
+@dataclass
 class Coordinates:
     """One site's centred rows, in as few columns as they span, and their covariance."""
 
@@ -25,17 +26,70 @@ class Coordinates:
     @classmethod
     def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
         n, width = rows.shape
-        if differentiable:  # in the rows' own precision, which both sides share
-            rows = _without_rounding(rows)
-            return cls(rows, Scatter(rows.T @ rows / n, n))
-        rows = _without_rounding(rows.double())
-        if width <= n:
+        # With gradients in the rows' own precision, which both sides share.
+        rows = _without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
+        if width <= n or differentiable:
             return cls(rows, Scatter(rows.T @ rows / n, n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
         spectrum = Spectrum.of(rows @ rows.T)
         scores = spectrum.vectors * spectrum.values.sqrt()
-        matrix = torch.diag(spectrum.values) / n
-        return cls(scores, Scatter(matrix, n, neurons=lambda: spectrum.whitening.T @ rows))
+        return cls(scores, WideScatter(torch.diag(spectrum.values) / n, n, wide=rows))
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """(n, k): orthonormal columns that span what the neurons span, a quiet one counting like a loud one."""
+        if isinstance(self.scatter, WideScatter):
+            return self.scatter.basis
+        return (self.rows / self.scatter.scale) @ self.scatter.inverse_root / self.scatter.n**0.5
+
+
+@dataclass
+class WideScatter(Scatter):
+    """The covariance of a site with more neurons than rows: n principal coordinates stand for the neurons.
+
+    Only what weighs neurons by their variance may read them, since a quiet neuron is lost in their rounding; what
+    scales neurons first reads the rows.
+    """
+
+    wide: Tensor = field(kw_only=True, repr=False)  # (n, p) centred
+
+    @cached_property
+    def basis(self) -> Tensor:
+        lengths = self.wide.norm(dim=0)
+        scaled = self.wide / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+        return Spectrum.of(scaled @ scaled.T).vectors
+
+    @cached_property
+    def rank(self) -> Tensor:
+        return torch.tensor(float(self.basis.shape[1]), dtype=self.matrix.dtype, device=self.matrix.device)
+
+    @cached_property
+    def whitened_neurons(self) -> Tensor:
+        return self.basis.T @ self.wide / self.n**0.5
+
+
+@dataclass
+class WideCovariances(Covariances):
+    """Covariances where at least one side has more neurons than rows."""
+
+    x_coordinates: Coordinates = field(kw_only=True, repr=False)
+    y_coordinates: Coordinates = field(kw_only=True, repr=False)
+
+    @cached_property
+    def whitened(self) -> Tensor:
+        return self.x_coordinates.basis.T @ self.y_coordinates.basis
+
+    @cached_property
+    def x_whitened(self) -> Tensor:
+        return self.x_coordinates.basis.T @ self.y_coordinates.rows / self.x.n**0.5
+
+
+def covariances(x: Coordinates, y: Coordinates) -> Covariances:
+    """The covariances of one pair of sites."""
+    xy = x.rows.T @ y.rows / len(x.rows)
+    if isinstance(x.scatter, WideScatter) or isinstance(y.scatter, WideScatter):
+        return WideCovariances(x.scatter, y.scatter, xy, x_coordinates=x, y_coordinates=y)
+    return Covariances(x.scatter, y.scatter, xy)
 
 
 def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]) -> Alignment:
@@ -57,10 +111,11 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     )
 
 
-def _without_rounding(rows: Tensor) -> Tensor:
+def _without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
-    found = centred(rows)
-    noise = 8 * torch.finfo(rows.dtype).eps * rows.detach().abs().amax(0)
+    digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
+    noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
+    found = centred(rows.to(dtype))
     return torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import block_stacks, centred_diagonal, gram_cuda, gram_stack, u_centred, without_diagonal
+from .drift import Drift, columns
 
 BLOCK = 64  # rows a block
 OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
@@ -25,6 +26,7 @@ class GramPart:
     grams: list[Tensor]
     from_mean: list[Tensor]  # (blocks,) b‖mean‖² if the rows were centred first; empty if not
     raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
+    few: Tensor  # (n, C): a few columns of the rows, to see whether they come in an order
 
 
 class GramMaker:
@@ -44,8 +46,9 @@ class GramMaker:
         if len(rows) < 4:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
+        few = rows[:, columns(rows.shape[1], rows.device)]
         if gram_cuda.suits(stacks[-1]):
-            return self._in_one_reading(stacks)
+            return self._in_one_reading(stacks, few)
         known = self._centre.get(site)
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
         # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
@@ -53,13 +56,13 @@ class GramMaker:
             worst = max(float(offsets(gram.double()).max()) for gram in raw)
             known = self._centre[site] = worst > OFFSET_LIMIT
         if not known:
-            return GramPart(raw, [], raw if self.uncentred else [])
+            return GramPart(raw, [], raw if self.uncentred else [], few)
         means = [stack.mean(1, keepdim=True) for stack in stacks]
         grams = [gram_stack(stack - mean) for stack, mean in zip(stacks, means, strict=True)]
         lengths = [mean.square().sum((1, 2), dtype=torch.float64) * stacks[k].shape[1] for k, mean in enumerate(means)]
-        return GramPart(grams, lengths, raw if self.uncentred else [])
+        return GramPart(grams, lengths, raw if self.uncentred else [], few)
 
-    def _in_one_reading(self, stacks: list[Tensor]) -> GramPart:
+    def _in_one_reading(self, stacks: list[Tensor], few: Tensor) -> GramPart:
         """On a GPU, where centring is free."""
         found = [gram_cuda.gram_blocks(stack, centre=True, tf32=self.tf32) for stack in stacks]
         raw = (
@@ -67,7 +70,7 @@ class GramMaker:
             if self.uncentred
             else []
         )
-        return GramPart([gram for gram, _ in found], [length for _, length in found], raw)
+        return GramPart([gram for gram, _ in found], [length for _, length in found], raw, few)
 
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
         return GramSide.of(parts)
@@ -97,6 +100,7 @@ class GramSide:
     offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
     raw: list[Tensor]  # (blocks, sites, b·b) as they are, diagonal left out; empty unless asked for
     raw_diagonal: list[Tensor]  # (blocks, sites, b)
+    drift: Drift
 
     @classmethod
     def of(cls, parts: Sequence[GramPart]) -> GramSide:
@@ -115,6 +119,7 @@ class GramSide:
             offset=_offsets_left(parts, grams),
             raw=[without_diagonal(gram).flatten(2) for gram in raw],
             raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
+            drift=Drift.of(torch.stack([part.few for part in parts], dim=1), sizes[0]),
         )
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import diagonal_part
+from .drift import Drift
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
@@ -68,6 +69,8 @@ class Grams:
     length_a: Tensor  # (A,) Σ ‖x‖²
     length_b: Tensor  # (B,)
     pairs: Tensor  # (G,) Σ b (b − 3): what the debiased sums are to be divided by
+    drift_a: Drift
+    drift_b: Drift
     raw: PairSums | None = None
     raw_diagonal: PairSums | None = None
     raw_pairs: Tensor | None = None  # (G,) Σ b (b − 1)
@@ -105,6 +108,8 @@ class Grams:
             length_a=a.length,
             length_b=b.length,
             pairs=_grouped(each * (each - 3), groups),
+            drift_a=a.drift,
+            drift_b=b.drift,
             raw=PairSums.of(a.raw, b.raw, groups) if a.raw else None,
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
             raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
@@ -124,6 +129,11 @@ class Grams:
     def spread(self) -> tuple[Tensor, Tensor]:
         """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
         return self.trace_a.sum(0) / self.length_a, self.trace_b.sum(0) / self.length_b
+
+    @property
+    def drift(self) -> tuple[Tensor, Tensor]:
+        """For each site, variance between blocks over variance within: about 1 unless rows come in an order."""
+        return self.drift_a.ratios(self.n, self.blocks), self.drift_b.ratios(self.n, self.blocks)
 
     def describe(self) -> str:
         if self.exact:

@@ -204,13 +204,14 @@ class Moments:
         return forms[kind](self)
 
     @cached_property
-    def _scatters(self) -> tuple[list[Scatter], list[Scatter]]:
+    def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
+        """Each site's own covariance."""
         a, b = ([closed_forms.scatter(s, i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
         return a, b
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """The covariances of site i of A and site j of B; each site's factorisations are made once."""
-        return closed_forms.covariances(self, i, j, (self._scatters[0][i], self._scatters[1][j]))
+        return closed_forms.covariances(self, i, j, (self.scatters[0][i], self.scatters[1][j]))
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
         """The same moments about other centres, in closed form."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import from_rows
-from .views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
+from .views import Alignment, Covariances, DebiasedAlignment, PairedRows, Scatter, SiteRows, UncentredAlignment
 
 ROWS = 2048  # rows kept by default
 
@@ -213,10 +213,15 @@ class Sample:
         a, b = ([from_rows.Coordinates.of(rows, differentiable=grad) for rows in side] for side in (self.xs, self.ys))
         return a, b
 
+    @property
+    def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
+        """Each site's own covariance."""
+        a, b = ([site.scatter for site in side] for side in self._coordinates)
+        return a, b
+
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
-        x, y = self._coordinates[0][i], self._coordinates[1][j]
-        return Covariances(x.scatter, y.scatter, x.rows.T @ y.rows / self.n)
+        return from_rows.covariances(self._coordinates[0][i], self._coordinates[1][j])
 
 
 def _spread(rows: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ..results import DamagedFile, write_atomically
+from .drift import Drift
 from .grams import Grams, PairSums
 from .moments import Moments, SideSums
 from .sample import Sample
 
 FORMAT = "sosie-statistics"
 VERSION = 1
-_CLASSES = {cls.__name__: cls for cls in (Grams, PairSums, Moments, SideSums, Sample)}
+_CLASSES = {cls.__name__: cls for cls in (Drift, Grams, PairSums, Moments, SideSums, Sample)}
 
 
 def save_statistics(statistics: dict[str, Any], path: str | os.PathLike[str], **about: Any) -> Path:

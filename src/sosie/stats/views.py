@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, inverse_root
+from ..linalg import Spectrum, inverse_root, nuclear_norm
 
 T = TypeVar("T")
 
@@ -43,13 +43,7 @@ class Scatter:
 
     matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
     n: int
-    neurons: Callable[[], Tensor] | None = None  # (r, p): the neurons in these coordinates; None: r are the neurons
     _roots: dict[float, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def loadings(self) -> Tensor:
-        """(r, p): each neuron's covariance with each coordinate."""
-        return self.matrix if self.neurons is None else self.matrix @ self.neurons()
 
     @cached_property
     def trace(self) -> Tensor:
@@ -88,6 +82,11 @@ class Scatter:
         root = self.inverse_root.detach()
         return ((root @ self.correlation.detach()) * root).sum().round()
 
+    @cached_property
+    def whitened_neurons(self) -> Tensor:
+        """(k, p): covariance of k uncorrelated directions of unit variance, which span the site, with each neuron."""
+        return self.inverse_root @ (self.matrix / self.scale[:, None])
+
 
 @dataclass
 class Covariances:
@@ -98,10 +97,20 @@ class Covariances:
     xy: Tensor  # (r, s)
 
     @cached_property
+    def nuclear(self) -> Tensor:
+        """Sum of the singular values of the cross-covariance."""
+        return nuclear_norm(self.xy)
+
+    @cached_property
     def whitened(self) -> Tensor:
         """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
         return self.x.inverse_root @ scaled @ self.y.inverse_root
+
+    @cached_property
+    def x_whitened(self) -> Tensor:
+        """Covariance of whitened x with y as it is: what a regression on x explains."""
+        return self.x.inverse_root @ (self.xy / self.x.scale[:, None])
 
 
 @dataclass
