@@ -180,7 +180,7 @@ def test_the_sentence_says_what_was_found() -> None:
     assert found.best_partner == (1, 1, 0)
     side = Side("s", ("x", "y"), (1, 1), ((1,), (1,)))
     same = Comparison(side, side, {"m": values(np.eye(2))})
-    assert "alike as with itself at every depth" in summarise(same, "m").sentence
+    assert "are the same at every depth" in summarise(same, "m").sentence
     lost = Comparison(side, side, {"m": values(np.full((2, 2), np.nan))})
     assert "undefined" in summarise(lost, "m").sentence
 

@@ -57,6 +57,8 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
         raise ValueError("the meta device holds no numbers: name a device that computes")
     data = [(parameter, parameter.data) for parameter in model.parameters()]
     homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r}, but this torch ({torch.__version__}) finds no CUDA device")
     if len(homes) > 1:
         spread = ", ".join(sorted(map(str, homes)))
         raise ValueError(f"the model is spread over {spread}; leave device out and it is run where it is")

@@ -111,6 +111,8 @@ def _list_files(root: Path) -> list[str]:
             path = Path(folder, name)
             if name.startswith(".") or path.suffix.lower() not in SUFFIXES:
                 continue
+            if not path.is_file():
+                raise ValueError(f"{path} is not a plain file (a pipe, a device or a broken link)")
             if not path.resolve().is_relative_to(root):
                 raise ValueError(f"{path} is a link that leads out of {root}: copy the image into the folder")
             found.append(path.relative_to(root).as_posix())

@@ -39,7 +39,7 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
         for side, where in ((side_a, "site_a"), (side_b, "site_b")):
             for site, width in zip(side.sites, side.widths, strict=True):
                 if statistic.n < width:
-                    text = f"n={statistic.n} < width={width} of {_place(site, side)}: biased {measure.closer}"
+                    text = f"n={statistic.n} < width={width}: biased {measure.closer}"
                     yield Caveat(text, **{where: site})
     elif measure.few_rows is not None:
         yield from _of_ranks(measure, statistic, side_a, side_b)
@@ -53,22 +53,18 @@ def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
     for site_a, rank in zip(side_a.sites, ranks_a, strict=True):
         if rank >= free:
             fits = "the regression fits anything" if measure.few_rows == "saturates in x" else "all correlations are 1"
-            yield Caveat(f"{rank} dimensions of {_place(site_a, side_a)} for n={statistic.n} rows: {fits}", site_a)
+            yield Caveat(f"{rank} dimensions for n={statistic.n} rows: {fits}", site_a)
     if measure.few_rows == "saturates in x":
         return
     for site_b, rank in zip(side_b.sites, ranks_b, strict=True):
         if rank >= free:
-            text = f"{rank} dimensions of {_place(site_b, side_b)} for n={statistic.n} rows: all correlations are 1"
+            text = f"{rank} dimensions for n={statistic.n} rows: all correlations are 1"
             yield Caveat(text, site_b=site_b)
     for site_a, r in zip(side_a.sites, ranks_a, strict=True):
         for site_b, s in zip(side_b.sites, ranks_b, strict=True):
             if r + s > free > max(r, s):
                 text = f"{r} and {s} dimensions for n={statistic.n} rows: {r + s - free} of {min(r, s)} correlations"
                 yield Caveat(f"{text} are 1 whatever the rows", site_a, site_b)
-
-
-def _place(site: str, side: Side) -> str:
-    return site if site == side.name else f"{site} in {side.name}"
 
 
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:

@@ -109,11 +109,11 @@ def compare(
 def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
     """The things compared and the data, from compare(a, b, data) or compare([a, b, c], data)."""
     if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
-        if data is not None:
-            raise TypeError("with a list of models, the data comes second: compare([m1, m2, m3], data)")
+        if data is not None and model_b is not None:
+            raise TypeError("with a list of models, there is no second model: compare([m1, m2, m3], data)")
         if len(model_a) < 2 and not (model_a and _is_statistics(model_a[0])):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
-        return list(model_a), model_b
+        return list(model_a), model_b if data is None else data
     if model_b is None:
         if _is_statistics(model_a):
             return [model_a], data

@@ -39,7 +39,7 @@ def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
     sides = (Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y)))
-    if doubts := [caveat.text for caveat in of_widths(chosen, sample, *sides)]:
+    if doubts := dict.fromkeys(caveat.text for caveat in of_widths(chosen, sample, *sides)):
         warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=2)
     return value
 

@@ -152,7 +152,7 @@ def find(measure: str | Measure) -> Measure:
         return measure
     name, options = _parse(measure)
     if name not in MEASURES:
-        near = difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
+        near = [m for m in MEASURES if name and name in m] or difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
     return MEASURES[name].using(**options) if options else MEASURES[name]

@@ -128,7 +128,9 @@ class Comparison:
                             "low": _at(values.low, i, j),
                             "high": _at(values.high, i, j),
                             "null": _at(values.null, i, j),
-                            "caveats": [c.text for c in values.caveats if c.concerns(site_a, site_b)],
+                            "caveats": list(
+                                dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
+                            ),
                         }
                     )
         return found

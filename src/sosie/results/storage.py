@@ -32,6 +32,8 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
     """Read what `Comparison.save` wrote."""
     path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:

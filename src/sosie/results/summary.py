@@ -64,9 +64,8 @@ def _sentence(
     if np.isnan(diagonal).all():
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
-    same = "as with itself" if _close(diagonal, values.same) else None
-    if same:
-        return f"By {measure}, {a.name} and {b.name} are alike {same} at every depth ({values.same:g})."
+    if _close(diagonal, values.same):
+        return f"By {measure}, {a.name} and {b.name} are the same at every depth ({values.same:g})."
     sign = 1.0 if values.closer == "up" else -1.0
     most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
     text = (
