@@ -39,13 +39,17 @@ def table() -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in facts["defaults"].items())
         name = f"`{facts['name']}`" + (f" ({options})" if options else "")
         lines.append(
-            f"| {name} | {facts['summary'].replace('|', chr(92) + '|')} | {low} … {high} | {facts['same']:g} | "
+            f"| {name} | {facts['summary'].replace('|', chr(92) + '|')} | {low} … {high} | {_same(facts['same'])} | "
             f"{facts['closer']} | {', '.join(facts['invariant'])} | {_yes(facts['symmetric'])} | "
             f"{_yes(facts['differentiable'])} | {facts['cost']} |"
         )
     cited = {key.strip() for facts in sosie.list_measures() for key in facts["paper"].split(",")}
     lines += ["", "## Papers", "", *(f"- {PAPERS[key]}" for key in sorted(cited))]
     return "\n".join(lines) + "\n"
+
+
+def _same(value: float | None) -> str:
+    return "depends" if value is None else f"{value:g}"
 
 
 def _yes(fact: bool) -> str:

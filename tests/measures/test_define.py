@@ -47,6 +47,7 @@ def test_a_name_is_taken_once() -> None:
             symmetric=True,
             paper="x",
             cost="1",
+            chance="0",
         )
         def linear_cka(a: Alignment) -> torch.Tensor:
             """A second one."""
@@ -62,6 +63,7 @@ def test_a_name_is_taken_once() -> None:
             symmetric=True,
             paper="x",
             cost="1",
+            chance="0",
         )
 
 
@@ -74,7 +76,7 @@ def test_list_measures_has_every_fact() -> None:
     found = {facts["name"]: facts for facts in sosie.list_measures()}
     assert set(found) == set(MEASURES)
     assert found["procrustes_angle"]["closer"] == "down"
-    assert found["linear_cka"]["invariant"] == ["rotation", "scale", "shift"]
+    assert found["linear_cka"]["invariant"] == ["permutation", "rotation", "scale", "shift"]
     assert isinstance(MEASURES["linear_cka"], Measure)
 
 

@@ -62,7 +62,7 @@ def _values(measure: Measure, statistic: Statistic, array: np.ndarray, doubts: S
         statistic=statistic.describe(),
         closer=measure.closer,
         bounds=(_number(measure.bounds[0]), _number(measure.bounds[1])),
-        same=float(measure.same),
+        same=_number(measure.same),
         caveats=tuple(doubts),
     )
 

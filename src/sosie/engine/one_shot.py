@@ -17,10 +17,11 @@ from .caveats import of_widths
 from .evaluate import CONSTANT
 
 
-def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
+def measure(name: str | Measure, x: Any, y: Any, *, inputs: Any = None, **options: Any) -> float:
     """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64.
 
-    Warns where there are too few rows for the width of one side.
+    `inputs` is what the networks were given, for measures that need it. Warns where there are too few rows for the
+    width of one side.
     """
     chosen = find(name)
     if options:
@@ -28,9 +29,12 @@ def measure(name: str | Measure, x: Any, y: Any, **options: Any) -> float:
     rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
+    if inputs is not None and "inputs" not in chosen.needs:
+        raise TypeError(f"{chosen.name} takes no inputs")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    sample = Sample.of(rows_x, rows_y.to(rows_x.device))
+    given = None if inputs is None else _rows(inputs, "inputs").to(rows_x.device)
+    sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
     for label, spread in zip("xy", sample.spread, strict=True):
         if not bool(spread[0] > CONSTANT["float64"]):
             raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")

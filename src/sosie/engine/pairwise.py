@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..measures import Measure
 from ..progress import track
-from ..stats import Covariances, Grams, PairedRows, Sample, Statistic
+from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, Statistic
 
 
 @dataclass
@@ -39,9 +39,10 @@ def by_pair(
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
     names = ", ".join(found)
     for i, j in track(pairs, names, len(pairs), "pairs of sites"):
-        views: dict[type, Covariances | PairedRows] = {}
+        views: dict[type, Covariances | Neurons | PairedRows] = {}
         for measure in measures:
             try:
+                _check_widths(measure, statistic, i, j)
                 if measure.reads not in views:
                     views[measure.reads] = _view(measure.reads, statistic, i, j)
                 found[measure.name].values[i, j] = measure(views[measure.reads])
@@ -50,9 +51,18 @@ def by_pair(
     return found
 
 
-def _view(kind: type, statistic: Statistic, i: int, j: int) -> Covariances | PairedRows:
+def _check_widths(measure: Measure, statistic: Statistic, i: int, j: int) -> None:
+    if measure.same_width and not isinstance(statistic, Grams):
+        x, y = statistic.widths[0][i], statistic.widths[1][j]
+        if x != y:
+            raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+
+
+def _view(kind: type, statistic: Statistic, i: int, j: int) -> Covariances | Neurons | PairedRows:
+    assert not isinstance(statistic, Grams)
     if issubclass(kind, Covariances):
-        assert not isinstance(statistic, Grams)
         return statistic.covariances(i, j)
+    if issubclass(kind, Neurons):
+        return statistic.neurons(i, j)
     assert isinstance(statistic, Sample)
     return statistic.paired(i, j)

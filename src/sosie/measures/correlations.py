@@ -26,6 +26,7 @@ def _directions(c: Covariances) -> Tensor:
     paper="raghu2017",
     cost="(n + p + q) p q",
     few_rows="saturates",
+    chance="grows with (p + q) / n, 1 at p ≥ n − 1",
 )
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
@@ -46,6 +47,7 @@ def mean_cca(c: Covariances) -> Tensor:
     paper="kornblith2019",
     cost="(n + p + q) p q",
     few_rows="saturates",
+    chance="max(p, q) / (n − 1)",
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
@@ -63,6 +65,7 @@ def cca_r2(c: Covariances) -> Tensor:
     paper="raghu2017",
     cost="(n + p + q) p q",
     few_rows="saturates",
+    chance="grows with the directions kept over n",
 )
 def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
@@ -77,13 +80,14 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     bounds=(0, 1),
     same=1,
     closer="up",
-    invariant={"scale", "shift"},
+    invariant={"permutation", "scale", "shift"},
     symmetric=False,
     differentiable=False,
     precise=True,
     paper="morcos2018",
     cost="(n + p + q) p q",
     few_rows="saturates",
+    chance="grows with (p + q) / n",
 )
 def pwcca(c: Covariances) -> Tensor:
     """Canonical correlations weighted by how much of x each direction accounts for.

@@ -12,14 +12,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..stats import Alignment, Covariances, Sample, View
+from ..stats import Alignment, Covariances, Neurons, PairedRows, Sample, View
 
 MEASURES: dict[str, Measure] = {}
 
 FewRows = Literal["biased", "saturates", "saturates in x"]
 
 # What may be done to the rows of x without changing the value; the laws test has one transformation for each.
-TRANSFORMATIONS = ("rotation", "scale", "shift", "linear")
+TRANSFORMATIONS = {
+    "permutation": "neurons in another order",
+    "rotation": "any orthogonal map of the neurons",
+    "stretch": "each neuron times a positive number of its own",
+    "linear": "any invertible map of the neurons",
+    "scale": "all times one positive number",
+    "shift": "a vector added to every row",
+}
+IMPLIED = {"rotation": {"permutation"}, "linear": {"permutation", "rotation", "stretch", "scale"}, "stretch": {"scale"}}
 
 
 class UnknownMeasure(KeyError):
@@ -37,7 +45,7 @@ class Measure:
     function: Callable[..., Tensor]
     reads: type
     bounds: tuple[float | None, float | None]
-    same: float  # the value of rows compared with themselves
+    same: float | None  # the value of rows compared with themselves; None: it depends on the rows
     closer: Literal["up", "down"]
     invariant: frozenset[str]  # to these transformations of either side
     symmetric: bool
@@ -46,23 +54,36 @@ class Measure:
     cost: str
     paper: str
     summary: str
+    chance: str  # what rows that have nothing to do with each other give
     few_rows: FewRows | None  # what goes wrong when a side has more neurons than there are rows
+    paired: bool  # whether row i of x must belong to row i of y
+    same_width: bool  # whether both sides must have equally many neurons
+    needs: frozenset[str]  # what it reads beside x and y: "inputs"
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
         """The value from a view: a scalar, or every pair of sites at once where the view broadcasts."""
         return self.function(view, **self.options)
 
-    def of(self, x: Tensor, y: Tensor) -> Tensor:
+    def of(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> Tensor:
         """The value for two sets of paired rows; differentiable where the measure is."""
-        return self.from_sample(Sample.of(x, y))
+        return self.from_sample(Sample.of(x, y, inputs=inputs))
 
     def from_sample(self, sample: Sample) -> Tensor:
         """The value for the first site of each side of a sample."""
+        if "inputs" in self.needs and sample.inputs is None:
+            raise ValueError(
+                f"{self.name} also needs what the networks were given: inputs= (n, …), paired with the rows"
+            )
+        x, y = sample.xs[0].shape[1], sample.ys[0].shape[1]
+        if self.same_width and x != y:
+            raise ValueError(f"{self.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
         if issubclass(self.reads, Alignment):
             return self(sample.alignment(self.reads)).squeeze()
         if issubclass(self.reads, Covariances):
             return self(sample.covariances())
+        if issubclass(self.reads, Neurons):
+            return self(sample.neurons())
         return self(sample.paired())
 
     def using(self, **options: Any) -> Measure:
@@ -95,6 +116,11 @@ class Measure:
             "invariant": sorted(self.invariant),
             "symmetric": self.symmetric,
             "differentiable": self.differentiable,
+            "paired": self.paired,
+            "reads_rows": issubclass(self.reads, PairedRows),
+            "same_width": self.same_width,
+            "needs": sorted(self.needs),
+            "chance": self.chance,
             "cost": self.cost,
             "paper": self.paper,
             "defaults": self.defaults,
@@ -105,17 +131,24 @@ def define(
     *,
     reads: type,
     bounds: tuple[float | None, float | None],
-    same: float,
+    same: float | None,
     closer: Literal["up", "down"],
     invariant: Iterable[str],
     symmetric: bool,
     paper: str,
     cost: str,
+    chance: str,
     differentiable: bool = True,
     precise: bool = False,
     few_rows: FewRows | None = None,
+    paired: bool = True,
+    same_width: bool = False,
+    needs: Iterable[str] = (),
 ) -> Callable[[Callable[..., Tensor]], Measure]:
-    """Register a function of a view as a measure under its own name, with its facts."""
+    """Register a function of a view as a measure under its own name, with its facts.
+
+    Invariances that follow from others need not be declared.
+    """
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
         raise ValueError(f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}")
@@ -132,14 +165,18 @@ def define(
             bounds,
             same,
             closer,
-            frozenset(invariant),
+            frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
             symmetric,
             differentiable,
             precise,
             cost,
             paper,
             summary,
+            chance,
             few_rows,
+            paired,
+            same_width,
+            frozenset(needs),
         )
         return measure
 

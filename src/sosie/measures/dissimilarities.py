@@ -14,11 +14,12 @@ from .define import define
     bounds=(-1, 1),
     same=1,
     closer="up",
-    invariant={"scale"},
+    invariant={"permutation", "scale"},
     symmetric=True,
     differentiable=False,
     paper="kriegeskorte2008",
     cost="n² (p + q + log n)",
+    chance="0",
 )
 def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "spearman") -> Tensor:
     """Correlation between the two sides' dissimilarities of all pairs of rows.

@@ -24,6 +24,7 @@ def _cosine(a: Alignment) -> Tensor:
     paper="kornblith2019",
     cost="n p q or n² (p + q)",
     few_rows="biased",
+    chance="about √(p q / ((n + p)(n + q)))",
 )
 def linear_cka(a: Alignment) -> Tensor:
     """Cosine of the centred Gram matrices: squared cross-covariance over the product of self-covariance norms.
@@ -43,6 +44,7 @@ def linear_cka(a: Alignment) -> Tensor:
     symmetric=True,
     paper="song2012, szekely2014",
     cost="n p q or n b (p + q) for blocks of b rows",
+    chance="0",
 )
 def debiased_cka(a: DebiasedAlignment) -> Tensor:
     """Cosine of the U-centred Gram matrices: linear CKA whose value for independent rows is 0 on average.
@@ -63,6 +65,7 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
     paper="cristianini2001",
     cost="n p q or n² (p + q)",
     few_rows="biased",
+    chance="depends on the means",
 )
 def kernel_alignment(a: UncentredAlignment) -> Tensor:
     """Cosine of the Gram matrices as they are, not centred: a common mean counts as likeness."""
@@ -79,6 +82,7 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
     paper="kornblith2019",
     cost="n² (p + q)",
     few_rows="biased",
+    chance="above 0, towards 1 as p grows past n",
 )
 def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.

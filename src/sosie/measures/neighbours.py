@@ -19,6 +19,7 @@ from .define import define
     differentiable=False,
     paper="huh2024",
     cost="n² (p + q)",
+    chance="k / (n − 1)",
 )
 def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Share of each row's k nearest rows (by cosine) that both sides agree on, averaged over rows.

@@ -23,6 +23,7 @@ def _overlap(c: Covariances) -> Tensor:
     paper="tang2020",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
+    chance="grows with √(p q) / n",
 )
 def normalized_bures(c: Covariances) -> Tensor:
     """Normalised Bures similarity: fidelity of the centred Gram matrices over the root of their traces.
@@ -43,6 +44,7 @@ def normalized_bures(c: Covariances) -> Tensor:
     cost="n p q + p q min(p, q)",
     precise=True,  # a distance is the root of a small difference
     few_rows="biased",
+    chance="below √2, towards 0 as p grows past n",
 )
 def procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best rotation: √(2 − 2 ‖XᵀY‖₊).
@@ -63,6 +65,7 @@ def procrustes_distance(c: Covariances) -> Tensor:
     cost="n p q + p q min(p, q)",
     precise=True,
     few_rows="biased",
+    chance="below π/2, towards 0 as p grows past n",
 )
 def procrustes_angle(c: Covariances) -> Tensor:
     """Angle between the two sets of rows after the best rotation: arccos of normalized_bures; a metric."""
@@ -90,6 +93,7 @@ def _distance_from(overlap: Tensor) -> Tensor:
     paper="kornblith2019",
     cost="(n + p) p (p + q)",
     few_rows="saturates in x",
+    chance="p / (n − 1)",
 )
 def regression_r2(c: Covariances) -> Tensor:
     """Share of y's variance that a linear regression on x explains, in sample.

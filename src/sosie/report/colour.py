@@ -40,10 +40,10 @@ def full_scale(values: Values) -> Scale:
     found = _finite(values.value)
     low, high = values.bounds
     if values.closer == "up":
-        alike = _first(high, max([values.same, *found]))
+        alike = _first(high, max([*_known(values.same), *found], default=1.0))
         far = _far_below(low, alike, min(found, default=0.0))
     else:
-        alike = _first(low, min([values.same, *found]))
+        alike = _first(low, min([*_known(values.same), *found], default=0.0))
         far = _first(high, _round_up(max(found, default=alike + 1.0)))
     if far == alike:
         far = alike - 1.0 if values.closer == "up" else alike + 1.0
@@ -67,6 +67,10 @@ def ramp() -> tuple[str, ...]:
     even = np.linspace(0, travelled[-1], STEPS)
     lab = np.stack([np.interp(even, travelled, path[:, k]) for k in range(3)], axis=1)
     return tuple("#" + "".join(f"{round(255 * c):02x}" for c in rgb) for rgb in _to_srgb(lab))
+
+
+def _known(value: float | None) -> list[float]:
+    return [] if value is None else [value]
 
 
 def _finite(array: np.ndarray) -> list[float]:

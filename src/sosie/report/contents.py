@@ -94,7 +94,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "value": rounded(values.value),
         "n": values.n,
         "statistic": visible(values.statistic),
-        "same": float(f"{values.same:.6g}"),
+        "same": None if values.same is None else float(f"{values.same:.6g}"),
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}

@@ -47,7 +47,7 @@ class Comparisons:
         for (i, j), comparison in self.pairs.items():
             mean = summarise(comparison, measure).diagonal_mean
             found[i, j] = found[j, i] = np.nan if mean is None else mean
-            found[i, i] = found[j, j] = comparison[measure].same
+            found[i, i] = found[j, j] = np.nan if comparison[measure].same is None else comparison[measure].same
         return found
 
     def save(self, path: str | os.PathLike[str]) -> Path:

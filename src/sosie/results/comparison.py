@@ -57,11 +57,25 @@ class Values:
     statistic: str  # which statistic supplied them, in words
     closer: Closer
     bounds: tuple[float | None, float | None]
-    same: float  # the value of a thing compared with itself
+    same: float | None  # the value of a thing compared with itself; None: it depends on the thing
     low: Array | None = None
     high: Array | None = None
-    null: Array | None = None
+    null: Array | None = None  # mean under shuffled pairing: what chance gives
+    null_spread: Array | None = None  # its standard deviation
+    p: Array | None = None  # how often chance gives a value as close as this
+    p_search: Array | None = None  # how often it gives one anywhere in the matrix
     caveats: tuple[Caveat, ...] = ()
+
+    @property
+    def score(self) -> Array | None:
+        """Calibrated: 0 is what chance gives, 1 what a thing compared with itself gives."""
+        if self.null is None or self.same is None:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self.value - self.null) / (self.same - self.null)
+
+
+ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search")  # of Values, all of one shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +91,7 @@ class Comparison:
     def __post_init__(self) -> None:
         shape = (len(self.side_a.sites), len(self.side_b.sites))
         for name, values in self.values.items():
-            for kind in ("value", "low", "high", "null"):
+            for kind in ARRAYS:
                 array = getattr(values, kind)
                 if array is not None and array.shape != shape:
                     raise ValueError(f"{name}: {kind} has shape {array.shape}, the sites make it {shape}")
@@ -128,6 +142,10 @@ class Comparison:
                             "low": _at(values.low, i, j),
                             "high": _at(values.high, i, j),
                             "null": _at(values.null, i, j),
+                            "null_spread": _at(values.null_spread, i, j),
+                            "p": _at(values.p, i, j),
+                            "p_search": _at(values.p_search, i, j),
+                            "score": _at(values.score, i, j),
                             "caveats": list(
                                 dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
                             ),

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from .collection import Comparisons
-from .comparison import Array, Caveat, Comparison, Side, Values
+from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
 from .files import write_atomically
 
 FORMAT = "sosie-comparison"
 VERSION = 1
-_ARRAYS = ("value", "low", "high", "null")
 
 
 class DamagedFile(ValueError):
@@ -100,7 +99,7 @@ def _comparison_from_json(found: dict[str, Any]) -> Comparison:
 def _values_as_json(values: Values) -> dict[str, Any]:
     found = {f.name: getattr(values, f.name) for f in fields(values)}
     found["caveats"] = [asdict(caveat) for caveat in values.caveats]
-    for kind in _ARRAYS:
+    for kind in ARRAYS:
         found[kind] = _array_as_json(getattr(values, kind))
     return found
 
@@ -110,7 +109,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         raise ValueError(f"a negative number of rows: {found['n']}")
     if found["closer"] not in ("up", "down"):
         raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
-    arrays = {kind: _array(found[kind], shape) for kind in _ARRAYS}
+    arrays: dict[str, Any] = {kind: _array(found.get(kind), shape) for kind in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
     low, high = (None if bound is None else float(bound) for bound in found["bounds"])
@@ -119,15 +118,12 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         for c in found["caveats"]
     )
     return Values(
-        value=arrays["value"],
-        low=arrays["low"],
-        high=arrays["high"],
-        null=arrays["null"],
+        **arrays,
         n=int(found["n"]),
         statistic=_text(found["statistic"]),
         closer=found["closer"],
         bounds=(low, high),
-        same=float(found["same"]),
+        same=None if found["same"] is None else float(found["same"]),
         caveats=caveats,
     )
 

@@ -77,5 +77,5 @@ def _sentence(
     return f"{text}; {aligned} of {count} layers find their best match at the same depth, give or take one."
 
 
-def _close(diagonal: Array, same: float) -> bool:
-    return bool(np.all(np.abs(diagonal - same) <= 1e-6))
+def _close(diagonal: Array, same: float | None) -> bool:
+    return same is not None and bool(np.all(np.abs(diagonal - same) <= 1e-6))

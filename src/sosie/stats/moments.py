@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import closed_forms
-from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
+from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment
 
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
@@ -154,7 +154,7 @@ class Moments:
     weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
     lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
 
-    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})
 
     @classmethod
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Moments:
@@ -186,6 +186,10 @@ class Moments:
         return True
 
     @property
+    def widths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.a.widths, self.b.widths
+
+    @property
     def spread(self) -> tuple[Tensor, Tensor]:
         """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
         a, b = (closed_forms.spread(side, self.n) for side in (self.a, self.b))
@@ -212,6 +216,10 @@ class Moments:
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """The covariances of site i of A and site j of B; each site's factorisations are made once."""
         return closed_forms.covariances(self, i, j, (self.scatters[0][i], self.scatters[1][j]))
+
+    def neurons(self, i: int = 0, j: int = 0) -> Neurons:
+        found = self.covariances(i, j)
+        return Neurons(found.x.matrix.diagonal(), found.y.matrix.diagonal(), found.xy)
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
         """The same moments about other centres, in closed form."""

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import centred
 from . import from_rows
-from .views import Alignment, Covariances, DebiasedAlignment, PairedRows, Scatter, SiteRows, UncentredAlignment
+from .views import Alignment, Covariances, DebiasedAlignment, Neurons, PairedRows, Scatter, SiteRows, UncentredAlignment
 
 ROWS = 2048  # rows kept by default
 
@@ -133,18 +134,19 @@ class Sample:
     most: int | None = None  # rows it may hold; None: all
     seed: int = 0
     folded: int | None = None  # width that wider rows were projected to
+    inputs: Tensor | None = None  # (n, d) what the networks were given, where a measure needs it
 
-    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, PairedRows})
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons, PairedRows})
 
     @classmethod
-    def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Sample:
+    def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, inputs: Tensor | None = None) -> Sample:
         """All of the given rows: (n, p) and (n, q), or a list of sites each; gradients flow through."""
         xs, ys = (((side,) if isinstance(side, Tensor) else tuple(side)) for side in (x, y))
-        lengths = {len(rows) for rows in (*xs, *ys)}
+        lengths = {len(rows) for rows in (*xs, *ys, *(() if inputs is None else (inputs,)))}
         if len(lengths) != 1:
             raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(lengths)))}")
         n = lengths.pop()
-        return cls(xs, ys, np.arange(n), seen=n)
+        return cls(xs, ys, np.arange(n), seen=n, inputs=inputs)
 
     @property
     def n(self) -> int:
@@ -154,16 +156,21 @@ class Sample:
     def exact(self) -> bool:
         return self.n == self.seen and self.folded is None
 
+    @property
+    def widths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        a, b = (tuple(rows.shape[1] for rows in side) for side in (self.xs, self.ys))
+        return a, b
+
     def describe(self) -> str:
         rows = f"all {self.n} rows" if self.n == self.seen else f"a seeded sample of {self.n} of {self.seen} rows"
         return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
 
     @classmethod
-    def join(cls, a: SampleSide, b: SampleSide) -> Sample:
-        """The drawn rows of one chunk, from what each side kept of it."""
+    def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None) -> Sample:
+        """The drawn rows of one chunk, from what each side kept of it, and of the inputs where they are wanted."""
         if a.seen != b.seen:
             raise ValueError(f"need paired rows, got {a.seen} and {b.seen}")
-        return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest)
+        return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
         """Both lots of rows; the smaller of what each may hold is what the result may hold."""
@@ -187,7 +194,11 @@ class Sample:
             )
 
         seen = sum(s.seen for s in lots)
-        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=seen, most=most)
+        given = [s.inputs for s in lots if s.inputs is not None]
+        if len(given) not in (0, len(lots)):
+            raise ValueError("only some of these samples hold the inputs")
+        inputs = torch.cat(given)[take.to(given[0].device)] if given else None
+        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=seen, most=most, inputs=inputs)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -201,11 +212,20 @@ class Sample:
 
     @cached_property
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
-        a, b = ([SiteRows(rows, str(i)) for i, rows in enumerate(side)] for side in (self.xs, self.ys))
+        a, b = ([SiteRows(rows) for rows in side] for side in (self.xs, self.ys))
         return a, b
 
+    @cached_property
+    def _inputs(self) -> SiteRows | None:
+        return None if self.inputs is None else SiteRows(self.inputs)
+
     def paired(self, i: int = 0, j: int = 0) -> PairedRows:
-        return PairedRows(self._sites[0][i], self._sites[1][j])
+        return PairedRows(self._sites[0][i], self._sites[1][j], self._inputs)
+
+    def neurons(self, i: int = 0, j: int = 0) -> Neurons:
+        """Variances and covariances of the neurons of site i of A and site j of B."""
+        x, y = self._sites[0][i].memo("centred", centred), self._sites[1][j].memo("centred", centred)
+        return Neurons(x.square().mean(0), y.square().mean(0), x.T @ y / self.n)
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:

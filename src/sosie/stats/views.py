@@ -118,7 +118,6 @@ class SiteRows:
     """The rows of one site, with room to keep what a measure derives from them alone."""
 
     rows: Tensor  # (n, p)
-    label: str = "x"
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Tensor], T]) -> T:
@@ -134,10 +133,26 @@ class PairedRows:
 
     x: SiteRows
     y: SiteRows
+    inputs: SiteRows | None = None  # what the networks were given, where a measure needs it
 
     def __post_init__(self) -> None:
         if len(self.x.rows) != len(self.y.rows):
             raise ValueError(f"need paired rows, got {len(self.x.rows)} and {len(self.y.rows)}")
 
 
-View = Alignment | Covariances | PairedRows
+@dataclass
+class Neurons:
+    """How the neurons of two sites vary together, neuron by neuron."""
+
+    x: Tensor  # (p,) variances
+    y: Tensor  # (q,)
+    xy: Tensor  # (p, q) covariances
+
+    @cached_property
+    def correlations(self) -> Tensor:
+        """(p, q); 0 for a neuron that never varies."""
+        x, y = (torch.where(v > 0, v, torch.inf).rsqrt() for v in (self.x, self.y))
+        return self.xy * x[:, None] * y[None, :]
+
+
+View = Alignment | Covariances | PairedRows | Neurons

@@ -26,7 +26,8 @@ function method(found) {
     ["Statistic", measure.statistic],
     ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
-    ["Direction", `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
+    ["Direction", measure.same === null ? measure.direction
+      : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
     ["Interval", given("low")],
     ["Chance", given("null")],
     ["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`],
