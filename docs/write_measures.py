@@ -9,6 +9,13 @@ from sosie.results import write_atomically
 
 PAPERS = {
     "cristianini2001": "Cristianini et al. 2001, On kernel-target alignment",
+    "cui2022": "Cui et al. 2022, Deconfounded representation similarity for comparison of neural networks",
+    "diedrichsen2020": "Diedrichsen et al. 2020, Comparing representational geometries using whitened distances",
+    "klabunde2023": "Klabunde et al. 2023, Similarity of neural network models: a survey",
+    "nili2014": "Nili et al. 2014, A toolbox for representational similarity analysis",
+    "szekely2007": "Székely et al. 2007, Measuring and testing dependence by correlation of distances",
+    "szekely2013": "Székely and Rizzo 2013, The distance correlation t-test of independence in high dimension",
+    "yin2018": "Yin and Shen 2018, On the dimensionality of word embedding",
     "huh2024": "Huh et al. 2024, The platonic representation hypothesis",
     "kornblith2019": "Kornblith et al. 2019, Similarity of neural network representations revisited",
     "kriegeskorte2008": "Kriegeskorte et al. 2008, Representational similarity analysis",

@@ -7,7 +7,7 @@ from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .sites import SilentSite, Site, SiteError, UnknownSite, select
-from .structure import BadBatch, count_inputs, cut
+from .structure import BadBatch, count_inputs, cut, input_rows
 from .watch import Seen, Sink, watch
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "check_rule",
     "count_inputs",
     "cut",
+    "input_rows",
     "mask_of",
     "model_arguments",
     "open_activations",

@@ -150,3 +150,16 @@ def _pad_tokens(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - own))
         found.append(padded)
     return found
+
+
+def input_rows(batch: Any, count: int) -> Tensor:
+    """What the networks are given as (inputs, numbers): the first tensor of the batch that holds real numbers."""
+    leaves: list[Any] = []
+    rebuild(leaves.append, batch)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf) == count:
+            return leaf.detach().reshape(count, -1)
+    raise BadBatch(
+        "a measure that regresses the inputs out needs data with real numbers in it (images, say): "
+        f"found {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
+    )

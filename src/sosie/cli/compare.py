@@ -37,6 +37,9 @@ def compare(
     precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampled rows and of models without weights.")] = 0,
+    null: Annotated[str | None, typer.Option(help="permutation: what chance gives, and p-values.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Shuffles that p-values rest on.")] = 200,
+    interval: Annotated[bool, typer.Option("--interval", help="A 95 % interval for every measure.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
@@ -64,6 +67,9 @@ def compare(
         precision=precision,
         memory=memory,
         seed=seed,
+        null=null,
+        draws=draws,
+        interval=interval,
         resume=resume,
     )
     # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.

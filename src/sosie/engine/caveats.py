@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from ..measures import Measure
-from ..results import Caveat, Side
+from ..results import Caveat, Side, Values
 from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
+from .chance import Chance
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
+NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
 FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
 
@@ -120,6 +122,23 @@ def of_nan(value: np.ndarray, explained: list[Caveat], side_a: Side, side_b: Sid
 
 def _explains(caveat: Caveat) -> bool:
     return caveat.text.startswith(("undefined", "features do not vary"))
+
+
+def of_chance(
+    measure: Measure, values: Values, by_chance: Chance | None, draws: int, side_a: Side, side_b: Side
+) -> Iterator[Caveat]:
+    """Where chance cannot be told, rests on fewer rows, or makes the interval doubtful."""
+    if draws and not measure.paired:
+        yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
+    if by_chance is not None and by_chance.rows is not None:
+        yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
+    if values.low is None or values.null is None or values.null_spread is None:
+        return
+    near = np.abs(values.value - values.null) < NEAR_CHANCE * values.null_spread
+    for i, j in zip(*np.nonzero(near), strict=True):
+        yield Caveat(
+            "close to what chance gives, where the interval is not to be relied on", side_a.sites[i], side_b.sites[j]
+        )
 
 
 def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:

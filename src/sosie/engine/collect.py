@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk
+from ..capture import Chunk, input_rows
 from ..progress import Progress
 from ..results import Side
 from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved
@@ -64,11 +64,15 @@ class Pass:
         *,
         seed: int,
         precision: str | None,
+        draws: int = 0,
+        inputs: bool = False,
     ) -> None:
         self.sources, self.twins, self.sides, self.plan = sources, twins, sides, plan
+        self.seed, self.draws, self.inputs = seed, draws, inputs
         self.precision, self.tf32 = precision, allows_tf32(precision)
         lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
         self._makers = [self._make(lottery) for _ in sources]
+        self._lottery = lottery
         self._inspector = Inspector()
         self._blocks: int | None = None
         self._device: torch.device | None = None
@@ -100,9 +104,10 @@ class Pass:
             bar.advance(done)
             for chunk in chunks:
                 start = next(iter(totals.values())).rows
+                given = self._given(chunk, start)
                 read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
                 with products():
-                    self._join([read[k] for k in self.twins], totals, chunk)
+                    self._join([read[k] for k in self.twins], totals, chunk, given)
                 bar.advance(chunk.count)
                 each()
         self._inspector.finish()
@@ -133,7 +138,16 @@ class Pass:
                 if source == name:
                     self._makers[k]["grams"].notice(site, offset)
 
-    def _join(self, sides: list[dict[Kind, Any]], totals: dict[Pair, Totals], chunk: Chunk) -> None:
+    def _given(self, chunk: Chunk, start: int) -> Tensor | None:
+        """The sampled rows of what the networks are given, where a measure needs them."""
+        if not self.inputs or self._lottery is None:
+            return None
+        rows = input_rows(chunk.batch, chunk.count)
+        return rows[torch.from_numpy(self._lottery.draw(start, chunk.count) - start).to(rows.device)]
+
+    def _join(
+        self, sides: list[dict[Kind, Any]], totals: dict[Pair, Totals], chunk: Chunk, given: Tensor | None
+    ) -> None:
         rows = blocks = 0
         if self._blocks is None:  # on resuming, or for a later part of the data, blocks go on counting
             self._blocks = next(iter(totals.values())).rows // self.plan.block
@@ -142,10 +156,12 @@ class Pass:
                 a, b = sides[i][kind], sides[j][kind]
                 joined: Statistic
                 if kind == "grams":
-                    joined = Grams.join(a, b, block=self.plan.block, first_block=self._blocks)
+                    joined = Grams.join(
+                        a, b, block=self.plan.block, first_block=self._blocks, draws=self.draws, seed=self.seed
+                    )
                     blocks = a.blocks
                 else:
-                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b)
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, given)
                 total.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
             total.inputs += chunk.count

@@ -20,6 +20,7 @@ from ..results import Comparison, Comparisons, Side
 from ..stats import BLOCK, is_statistics
 from .collect import Pair, Pass, Totals
 from .digest import digest_of
+from .evaluate import Doubt
 from .partial import Partial, merge_files
 from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
@@ -43,6 +44,7 @@ class Settings:
     block: int
     seed: int
     first_row: int
+    doubt: Doubt
 
 
 def compare(
@@ -65,6 +67,9 @@ def compare(
     block: int = BLOCK,
     seed: int = 0,
     first_row: int = 0,
+    null: str | None = None,
+    draws: int = 200,
+    interval: bool = False,
     resume: str | os.PathLike[str] | None = None,
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
@@ -80,6 +85,11 @@ def compare(
     budget for that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32",
     "float64". `resume`: a file that the statistics are saved to on the way, and read from if it is there.
     `first_row`: the index of the first input where the data are one part of a larger set.
+
+    `null="permutation"`: p-values from `draws` shuffles of which row belongs to which (seeded by `seed`), within
+    blocks or of sampled rows, without another pass; also corrected for the search over all pairs of sites. What
+    chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
+    measure, also where that means computing it twenty times.
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
@@ -91,7 +101,10 @@ def compare(
         raise ValueError("no measures asked for; `sosie measures` lists them")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    settings = Settings(chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row)
+    doubt = Doubt(_draws(null, draws), seed, interval)
+    settings = Settings(
+        chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
+    )
     if len(things) > 2 and (sites_b is not None or prepare_b is not None):
         raise ValueError(
             "with more than two models, sites_a and prepare_a are for all of them; leave sites_b and prepare_b out"
@@ -104,6 +117,14 @@ def compare(
     ]
     _tell_apart(sources)
     return _compare(sources, data, settings, resume)
+
+
+def _draws(null: str | None, draws: int) -> int:
+    if null not in (None, "permutation"):
+        raise ValueError(f"null={null!r}: chance is told by 'permutation', or not at all (None)")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    return 0 if null is None else draws
 
 
 def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
@@ -180,10 +201,22 @@ def _compare(
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
         each = rows_per_input([sources[k] for k in looks])
+        inputs = any("inputs" in measure.needs for measure in settings.measures)
+        if inputs and each != 1:
+            raise ValueError("measures that regress the inputs out need one row an input, not rows='positions'")
         # A part of the data must get the plan that every other part gets, however many rows it has.
         rows = None if known is None or resume is not None else known * each
         plan = _plan(sides, rows, settings, pairs=len(pairs), blocks=each == 1)
-        run = Pass(sources, twins, sides, plan, seed=settings.seed, precision=settings.precision)
+        run = Pass(
+            sources,
+            twins,
+            sides,
+            plan,
+            seed=settings.seed,
+            precision=settings.precision,
+            draws=settings.doubt.draws,
+            inputs=inputs,
+        )
         made_with = _made_with(sources, stream, settings) if resume is not None else {}
         totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}
 
@@ -248,6 +281,7 @@ def _partial(
         shortage=f"max_rows={settings.max_rows}, but the data had {total.inputs} inputs" if short else None,
         strained=run.strained(),
         made_with=made_with,
+        doubt=settings.doubt,
     )
 
 
@@ -261,11 +295,15 @@ def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) ->
 
 
 def _as_text(settings: Settings) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "block": settings.block,
         "exact": settings.exact,
         "seed": settings.seed,
         "precision": settings.precision or "default",
         "device": str(settings.device or "each model's own"),
     }
-    return {**found, **({} if settings.max_rows is None else {"max_rows": settings.max_rows})}
+    if settings.max_rows is not None:
+        found["max_rows"] = settings.max_rows
+    if settings.doubt.draws:
+        found["null"] = f"permutation, {settings.doubt.draws} draws"
+    return found

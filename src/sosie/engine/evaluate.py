@@ -1,8 +1,9 @@
-"""From statistics to values: every measure over every pair of sites, with its interval and its caveats."""
+"""From statistics to values: every measure over every pair of sites, with its doubt beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,60 +11,140 @@ from torch import Tensor
 
 from ..measures import Measure, settled
 from ..results import Caveat, Side, Values
-from ..stats import Alignment, Grams, Statistic
-from . import caveats
+from ..stats import Alignment, Grams, Sample, Statistic
+from . import caveats, chance, data_caveats, interval
 from .pairwise import by_pair
 
-FEWEST_GROUPS = 8  # groups of blocks below which a jackknife interval says too little
-CONFIDENCE = 0.95
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
 
+Array = np.ndarray
 
-def evaluate(measures: Sequence[Measure], statistic: Statistic, side_a: Side, side_b: Side) -> dict[str, Values]:
-    """The values of measures that read one statistic, (sites of A, sites of B) each."""
+
+@dataclass(frozen=True)
+class Doubt:
+    """How much work doubt is worth: draws of shuffled rows, and intervals where they are not nearly free."""
+
+    draws: int = 0
+    seed: int = 0
+    interval: bool = False
+
+
+NO_DOUBT = Doubt()
+
+
+def evaluate(
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    side_a: Side,
+    side_b: Side,
+    *,
+    sample: Sample | None = None,
+    doubt: Doubt = NO_DOUBT,
+) -> dict[str, Values]:
+    """The values of measures that read one statistic, (sites of A, sites of B) each.
+
+    `sample` holds rows where the statistic itself does not: intervals and chance can be had from them.
+    """
+    if not measures:
+        return {}
     constant_a, constant_b = (_constant(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True))
-    one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
-    found = by_pair(one_by_one, statistic, ~constant_a, ~constant_b)
+    found = by_pair([m for m in measures if not issubclass(m.reads, Alignment)], statistic, ~constant_a, ~constant_b)
+    exact = {*side_a.dtypes, *side_b.dtypes} == {"float64"}
+    arrays, undefined = {}, {}
+    for measure in measures:
+        one_by_one = found.get(measure.name)
+        value = (
+            measure(statistic.alignment(measure.reads))
+            if one_by_one is None
+            else one_by_one.matrix((len(constant_a), len(constant_b)))
+        )
+        value = settled(value, measure, torch.float64 if exact else torch.float32)
+        arrays[measure.name] = array = value.detach().cpu().double().numpy().copy()
+        array[constant_a, :] = array[:, constant_b] = np.nan
+        undefined[measure.name] = {} if one_by_one is None else one_by_one.undefined
+    rows = statistic if isinstance(statistic, Sample) else sample
+    by_chance = _chance(measures, statistic, rows, (~constant_a, ~constant_b), doubt)
+    reach = _intervals(measures, statistic, rows, arrays, doubt)
     values = {}
     for measure in measures:
-        if measure.name in found:
-            value, undefined = (
-                found[measure.name].matrix((len(constant_a), len(constant_b))),
-                found[measure.name].undefined,
-            )
-        else:
-            value, undefined = measure(statistic.alignment(measure.reads)), {}
-        exact = {*side_a.dtypes, *side_b.dtypes} == {"float64"}
-        value = settled(value, measure, torch.float64 if exact else torch.float32)
-        array = value.detach().cpu().double().numpy().copy()
-        array[constant_a, :] = np.nan
-        array[:, constant_b] = np.nan
+        array = arrays[measure.name]
+        made = _values(measure, statistic, array, by_chance.get(measure.name), reach.get(measure.name, (None, None)))
         doubts = [
             *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
-            *caveats.of_undefined(undefined, side_a, side_b),
-            *caveats.of_widths(measure, statistic, side_a, side_b),
-            *caveats.of_order(statistic, side_a, side_b),
-            *caveats.of_statistic(measure, statistic),
+            *caveats.of_undefined(undefined[measure.name], side_a, side_b),
+            *_words(measure, statistic, rows, side_a, side_b),
             *caveats.of_bounds(measure, array),
+            *caveats.of_chance(measure, made, by_chance.get(measure.name), doubt.draws, side_a, side_b),
         ]
         doubts += caveats.of_nan(array, doubts, side_a, side_b)
-        values[measure.name] = _values(measure, statistic, array, doubts)
+        values[measure.name] = replace(made, caveats=tuple(doubts))
     return values
 
 
-def _values(measure: Measure, statistic: Statistic, array: np.ndarray, doubts: Sequence[Caveat]) -> Values:
-    low, high = _interval(measure, statistic, array)
+def _words(measure: Measure, statistic: Statistic, rows: Sample | None, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """Doubts that have a rule."""
+    yield from caveats.of_widths(measure, statistic, side_a, side_b)
+    yield from caveats.of_order(statistic, side_a, side_b)
+    yield from caveats.of_statistic(measure, statistic)
+    yield from data_caveats.of_one_direction(measure, statistic, side_a, side_b)
+    yield from data_caveats.of_one_row(measure, statistic, rows, side_a, side_b)
+    yield from data_caveats.of_hardly_varying(statistic, side_a, side_b)
+    yield from data_caveats.of_neighbours(measure, statistic)
+
+
+def _chance(
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    rows: Sample | None,
+    defined: tuple[Array, Array],
+    doubt: Doubt,
+) -> dict[str, chance.Chance]:
+    """Formulas for mean and spread where there are any; p-values by draws if asked for."""
+    found = {}
+    if doubt.draws:
+        found = chance.by_draws(measures, statistic, rows, defined, draws=doubt.draws, seed=doubt.seed)
+    for measure in measures:
+        formula = chance.by_formula(measure, statistic)
+        if formula is not None:
+            drawn = found.get(measure.name, formula)
+            found[measure.name] = replace(drawn, null=formula.null, spread=formula.spread)
+    return found
+
+
+def _intervals(
+    measures: Sequence[Measure], statistic: Statistic, rows: Sample | None, values: dict[str, Array], doubt: Doubt
+) -> dict[str, tuple[Array | None, Array | None]]:
+    if isinstance(statistic, Grams):
+        return {m.name: interval.by_blocks(m, statistic, values[m.name]) for m in measures}
+    if rows is None or rows.n < 4:
+        return {}
+    return interval.by_rows(measures, statistic, rows, values, every=doubt.interval)
+
+
+def _values(
+    measure: Measure,
+    statistic: Statistic,
+    array: Array,
+    by_chance: chance.Chance | None,
+    reach: tuple[Array | None, Array | None],
+) -> Values:
+    def where_defined(found: Array | None) -> Array | None:
+        return None if found is None else np.where(np.isnan(array), np.nan, found)
+
     return Values(
         value=array,
-        low=low,
-        high=high,
+        low=where_defined(reach[0]),
+        high=where_defined(reach[1]),
+        null=None if by_chance is None else where_defined(by_chance.null),
+        null_spread=None if by_chance is None else where_defined(by_chance.spread),
+        p=None if by_chance is None else where_defined(by_chance.p),
+        p_search=None if by_chance is None else where_defined(by_chance.p_search),
         n=statistic.n,
         statistic=statistic.describe(),
         closer=measure.closer,
         bounds=(_number(measure.bounds[0]), _number(measure.bounds[1])),
         same=_number(measure.same),
-        caveats=tuple(doubts),
     )
 
 
@@ -71,29 +152,7 @@ def _number(bound: float | None) -> float | None:
     return None if bound is None else float(bound)
 
 
-def _constant(spread: Tensor, side: Side) -> np.ndarray:
+def _constant(spread: Tensor, side: Side) -> Array:
     """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
     limits = [CONSTANT.get(dtype, CONSTANT_IN_FLOAT32) for dtype in side.dtypes] or [CONSTANT_IN_FLOAT32]
     return ~(spread.detach().cpu().numpy() > np.array(limits))
-
-
-def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Delete-one-group jackknife over blocks of rows, with Student's t."""
-    if not isinstance(statistic, Grams) or not issubclass(measure.reads, Alignment):
-        return None, None
-    groups = statistic.groups
-    count = int(groups.sum())
-    if count < FEWEST_GROUPS:
-        return None, None
-    from scipy.special import stdtrit
-
-    left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
-    error = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
-    reach = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * error
-    low, high = value - reach, value + reach
-    bottom, top = measure.bounds
-    # An interval may end at a bound of the measure, since no value lies beyond; the value itself is not touched.
-    return (
-        low if bottom is None else np.maximum(low, bottom),
-        high if top is None else np.minimum(high, top),
-    )

@@ -36,6 +36,8 @@ def by_pair(
 ) -> dict[str, Found]:
     """All measures on one pair before the next, so that they share its factorisations; a site's own are made once."""
     found = {measure.name: Found() for measure in measures}
+    if not measures:
+        return found
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
     names = ", ".join(found)
     for i, j in track(pairs, names, len(pairs), "pairs of sites"):

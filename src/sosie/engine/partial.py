@@ -10,9 +10,9 @@ from typing import Any
 
 from ..measures import find
 from ..results import Caveat, Comparison, DamagedFile, Side, Values, side_from_json
-from ..stats import Statistic, load_statistics, save_statistics
+from ..stats import Sample, Statistic, load_statistics, save_statistics
 from . import caveats
-from .evaluate import evaluate
+from .evaluate import NO_DOUBT, Doubt, evaluate
 from .plan import Kind
 from .precision import products
 
@@ -32,6 +32,7 @@ class Partial:
     shortage: str | None = None  # fewer inputs than asked for
     made_with: dict[str, str] = field(default_factory=dict)  # digests of models, first batch and settings
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
+    doubt: Doubt = NO_DOUBT
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
@@ -39,11 +40,17 @@ class Partial:
         for kind, statistic in self.statistics.items():
             measures = [find(name) for name, read in self.kinds.items() if read == kind]
             with products():
-                found |= evaluate(measures, statistic, self.side_a, self.side_b)
+                found |= evaluate(
+                    measures, statistic, self.side_a, self.side_b, sample=self._rows_beside(), doubt=self.doubt
+                )
         values = {
             name: replace(found[name], caveats=(*found[name].caveats, *self._doubts(name))) for name in self.kinds
         }
         return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
+
+    def _rows_beside(self) -> Sample | None:
+        sample = self.statistics.get("sample")
+        return sample if isinstance(sample, Sample) and sample.folded is None else None
 
     def _doubts(self, name: str) -> Iterator[Caveat]:
         """What the pass has to say about the values of one measure."""
@@ -57,7 +64,7 @@ class Partial:
 
     def differs_from(self, other: Partial, *, in_data: bool) -> str | None:
         """What keeps two from being of one comparison, in words; parts of the data may differ in their data."""
-        for what in ("side_a", "side_b", "kinds", "rows_rule"):
+        for what in ("side_a", "side_b", "kinds", "rows_rule", "doubt"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 return f"{what} is {mine} and {theirs}"
@@ -97,6 +104,7 @@ class Partial:
             rows=self.rows,
             notes=self.notes,
             made_with=self.made_with,
+            doubt=asdict(self.doubt),
         )
 
     @classmethod
@@ -114,6 +122,7 @@ class Partial:
                 rows=int(about["rows"]),
                 notes=dict(about["notes"]),
                 made_with=dict(about["made_with"]),
+                doubt=Doubt(**about["doubt"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error

@@ -55,10 +55,12 @@ class Plan:
     sample_rows: int = ROWS
     widest: int | None = None
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
+    rows_beside: bool = False  # whether rows are sampled too, only to tell how far values can be trusted
 
     @property
     def statistics(self) -> list[Kind]:
-        return list(dict.fromkeys(self.kinds.values()))
+        kinds: list[Kind] = [*self.kinds.values(), *(("sample",) if self.rows_beside else ())]
+        return list(dict.fromkeys(kinds))
 
 
 def make_plan(
@@ -91,6 +93,7 @@ def make_plan(
         sample_rows=rows,
         widest=widest,
         notes=_notes(measures, kinds, widths, budget),
+        rows_beside="moments" in kinds.values() and widest is None and _room_for_rows(widths, budget),
     )
 
 
@@ -107,6 +110,10 @@ def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: 
         few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
         return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
     return "sample"
+
+
+def _room_for_rows(widths: Widths, budget: int) -> bool:
+    return widths.moments_bytes + widths.sample_bytes(min(ROWS, widths.rows or ROWS)) <= budget
 
 
 def _sample_size(widths: Widths, budget: int, exact: bool) -> tuple[int, int | None]:

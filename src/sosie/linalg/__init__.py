@@ -3,9 +3,12 @@
 from . import gram_cuda
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .hsic import block_stacks, diagonal_part, gram_stack
-from .spectra import Spectrum, inverse_root, nuclear_norm, rank_tolerance
+from .permuted import Invariants, permuted_moments
+from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance
 
 __all__ = [
+    "RANK_TOLERANCE",
+    "Invariants",
     "Spectrum",
     "block_stacks",
     "centred",
@@ -16,6 +19,7 @@ __all__ = [
     "gram_stack",
     "inverse_root",
     "nuclear_norm",
+    "permuted_moments",
     "rank_tolerance",
     "u_centred",
     "without_diagonal",

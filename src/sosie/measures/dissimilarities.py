@@ -1,12 +1,15 @@
-"""Representational similarity analysis: correlate two sides' dissimilarities between rows."""
+"""Representational similarity analysis: compare two sides' dissimilarities between rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..stats import PairedRows
+from ..linalg import Spectrum, double_centred
+from ..stats import PairedRows, SiteRows
 from .define import define
+
+ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a tie, not a rank
 
 
 @define(
@@ -17,16 +20,20 @@ from .define import define
     invariant={"permutation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="kriegeskorte2008",
+    paper="kriegeskorte2008, nili2014, diedrichsen2020",
     cost="n² (p + q + log n)",
-    chance="0",
+    chance="0; by cosine above 0",
 )
 def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "spearman") -> Tensor:
-    """Correlation between the two sides' dissimilarities of all pairs of rows.
+    """How alike the two sides' dissimilarities of all pairs of rows are.
 
-    Dissimilarity: 1 − Pearson correlation of two rows ("correlation") or "euclidean" distance; compared by
-    "spearman" (average ranks for ties) or "pearson". Toolboxes differ in what they take by default:
-    Kriegeskorte et al. take the first of each, as here; rsatoolbox compares by cosine.
+    Dissimilarity of two rows: 1 − Pearson correlation ("correlation"), "euclidean", "squared_euclidean",
+    1 − cosine ("cosine"), or "mahalanobis" (Euclidean after whitening by the covariance of the rows). Compared
+    by "spearman" (average ranks for ties), "pearson", "kendall" (τ-a, which ties pull down), "cosine", or
+    "whitened_cosine": the cosine after the correlations that dissimilarities have by sharing rows are taken
+    out; with squared Euclidean ones that is linear CKA. Toolboxes differ in what they take by default: Kriegeskorte et
+    al. take correlation and Spearman, as here; rsatoolbox compares by cosine; whitening by a noise covariance
+    of repeated trials, which it offers, needs trials.
     """
     if dissimilarity not in DISSIMILARITIES or compare not in COMPARATORS:
         raise ValueError(
@@ -35,28 +42,72 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
         )
     if len(rows.x.rows) < 3:
         raise ValueError(f"rsa needs at least 3 rows, got {len(rows.x.rows)}")
+    if compare == "kendall":
+        return _kendall(*(_triangle(side, dissimilarity) for side in (rows.x, rows.y)))
+    x, y = (
+        side.memo(
+            ("rsa", dissimilarity, compare),
+            lambda r: _unit(COMPARATORS[compare](_upper(DISSIMILARITIES[dissimilarity](r)), len(r))),
+            "square" if compare == "whitened_cosine" else "triangle",
+        )
+        for side in (rows.x, rows.y)
+    )
+    return (x * y).sum()
 
-    def vector(x: Tensor) -> Tensor:
-        upper = torch.triu_indices(len(x), len(x), 1, device=x.device)
-        found = COMPARATORS[compare](DISSIMILARITIES[dissimilarity](x)[upper[0], upper[1]])
-        found = found - found.mean()
-        length = found.norm()
-        if not bool(length > 0):
-            raise ValueError("rsa is undefined: all rows are equally far apart")
-        return found / length
 
-    x, y = (side.memo(("rsa", dissimilarity, compare), vector) for side in (rows.x, rows.y))
-    return x @ y
+@define(
+    reads=PairedRows,
+    bounds=(0, 2),
+    same=0,
+    closer="down",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="yin2018, klabunde2023",
+    cost="n² (p + q)",
+    chance="above 0: the root of both matrices' spread",
+)
+def rsm_norm_difference(rows: PairedRows) -> Tensor:
+    """Root mean square difference of the two sides' cosine similarities of all pairs of rows.
+
+    ‖S − S′‖ / n with the Frobenius norm, which others print without the n; their S may be inner products or
+    distances instead of cosines, and then scale matters.
+    """
+    x, y = (side.memo("cosines", lambda r: 1 - _cosine(r), "square") for side in (rows.x, rows.y))
+    return (x - y).norm() / len(x)
+
+
+def _triangle(side: SiteRows, dissimilarity: str) -> Tensor:
+    key = ("dissimilarities", dissimilarity)
+    return side.memo(key, lambda r: _upper(DISSIMILARITIES[dissimilarity](r)), "triangle")
+
+
+def _upper(square: Tensor) -> Tensor:
+    """The upper triangle, in steps of the rounding error: pairs that differ by that alone are ties."""
+    i, j = torch.triu_indices(len(square), len(square), 1, device=square.device)
+    found = square[i, j]
+    step = ROUNDING * found.abs().amax()
+    return torch.where(step > 0, torch.round(found / step) * step, found)
+
+
+def _unit(found: Tensor) -> Tensor:
+    length = found.norm()
+    if not bool(length > 0):
+        raise ValueError("rsa is undefined: all rows are equally far apart")
+    return found / length
 
 
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
-    x = x - x.mean(1, keepdim=True)
+    return _cosine(x - x.mean(1, keepdim=True), "rows that vary", "constant")
+
+
+def _cosine(x: Tensor, wanted: str = "rows that point somewhere", found: str = "zero") -> Tensor:
     lengths = x.norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
         raise ValueError(
-            f"rsa by correlation needs rows that vary, but {int((lengths == 0).sum())} rows are constant; "
+            f"cosines need {wanted}, but {int((lengths == 0).sum())} rows are {found}; "
             "use rsa(dissimilarity='euclidean')"
         )
     units = x / lengths
@@ -67,12 +118,62 @@ def _euclidean(x: Tensor) -> Tensor:
     return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _ranks(values: Tensor) -> Tensor:
-    """Average ranks."""
+def _mahalanobis(x: Tensor) -> Tensor:
+    x = x - x.mean(0)
+    spectrum = Spectrum.of(x.T @ x / len(x))
+    if spectrum.rank >= len(x) - 1:
+        raise ValueError(
+            f"rsa by Mahalanobis distance needs more rows than dimensions: {len(x)} rows of {spectrum.rank} "
+            "dimensions are all equally far apart"
+        )
+    return _euclidean(x @ spectrum.whitening)
+
+
+def _ranks(values: Tensor, _: int) -> Tensor:
+    """Average ranks, less their mean."""
     _, inverse, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(values.dtype)
-    return (last - (counts.to(values.dtype) - 1) / 2)[inverse]
+    ranks = (last - (counts.to(values.dtype) - 1) / 2)[inverse]
+    return ranks - ranks.mean()
 
 
-DISSIMILARITIES = {"correlation": _correlation, "euclidean": _euclidean}
-COMPARATORS = {"spearman": _ranks, "pearson": lambda values: values}
+def _whitened(values: Tensor, n: int) -> Tensor:
+    """The doubly centred matrix of dissimilarities: what whitening by their shared rows comes to."""
+    square = values.new_zeros(n, n)
+    i, j = torch.triu_indices(n, n, 1, device=values.device)
+    square[i, j] = square[j, i] = values
+    return double_centred(square)
+
+
+def _kendall(x: Tensor, y: Tensor) -> Tensor:
+    """τ-a: concordant less discordant pairs, over all pairs; ties count as neither."""
+    from scipy.stats import kendalltau
+
+    a, b = (side.cpu().numpy() for side in (x, y))
+    tau_b = float(kendalltau(a, b, variant="b").statistic)
+    if tau_b != tau_b:
+        raise ValueError("rsa is undefined: all rows are equally far apart")
+    untied = [1 - _tied(side) for side in (x, y)]
+    return x.new_tensor(tau_b * (untied[0] * untied[1]) ** 0.5)
+
+
+def _tied(values: Tensor) -> float:
+    """Share of pairs of entries that are equal."""
+    counts = values.unique(return_counts=True)[1].double()
+    return float((counts * (counts - 1)).sum()) / (len(values) * (len(values) - 1))
+
+
+DISSIMILARITIES = {
+    "correlation": _correlation,
+    "euclidean": _euclidean,
+    "squared_euclidean": lambda x: _euclidean(x).square(),
+    "cosine": _cosine,
+    "mahalanobis": _mahalanobis,
+}
+COMPARATORS = {
+    "spearman": _ranks,
+    "pearson": lambda values, _: values - values.mean(),
+    "kendall": lambda values, _: values,
+    "cosine": lambda values, _: values,
+    "whitened_cosine": _whitened,
+}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import double_centred
-from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
+from ..linalg import RANK_TOLERANCE, double_centred, u_centred
+from ..stats import Alignment, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
 from .define import define
 
 
@@ -90,8 +90,139 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     exp(−d² / (2 bandwidth² m)), m the median of all n² squared distances (the zeros of the diagonal among
     them, as in the demo of Kornblith et al.). Biased upwards like linear CKA.
     """
-    k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth)) for side in (rows.x, rows.y))
+    k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
     return (k * l).sum() / (k.norm() * l.norm())
+
+
+@define(
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    differentiable=False,
+    needs={"inputs"},
+    paper="cui2022",
+    cost="n² (p + q) + n³",
+    chance="above 0, like linear CKA",
+    few_rows="biased",
+)
+def deconfounded_cka(rows: PairedRows) -> Tensor:
+    """Linear CKA of what is left of each Gram matrix once that of the inputs is regressed out.
+
+    K − α K₀ with α = ⟨K₀, K⟩ / ⟨K₀, K₀⟩, K₀ the Gram matrix of the inputs, negative eigenvalues dropped, then
+    CKA. Rows and inputs are centred first, as linear CKA does; uncentred kernels, which the formula also
+    admits, would let the means decide.
+    """
+    assert rows.inputs is not None
+    given = rows.inputs.memo("centred gram", _linear)
+    k, l = (
+        side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "square") for side in (rows.x, rows.y)
+    )
+    return (k * l).sum() / (k.norm() * l.norm())
+
+
+@define(
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    differentiable=False,
+    paper="szekely2007, szekely2013",
+    cost="n² (p + q)",
+    chance="above 0, towards 1 as p grows past n; unbiased: 0",
+)
+def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
+    """Correlation of the two sides' Euclidean distances between rows, zero only for independence.
+
+    √(⟨A, B⟩ / (‖A‖ ‖B‖)) for doubly centred distance matrices, between 0 and 1. `unbiased=True` U-centres them
+    and takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and
+    sometimes negative. Packages differ in which of the two, and whether the square, they call by this name.
+    """
+    centre = u_centred if unbiased else double_centred
+    if unbiased and len(rows.x.rows) < 4:
+        raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
+    a, b = (side.memo(("distances", unbiased), lambda x: centre(_distances(x)), "square") for side in (rows.x, rows.y))
+    cosine = (a * b).sum() / (a.norm() * b.norm())
+    if unbiased:
+        return cosine
+    return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
+
+
+@define(
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="huh2024",
+    cost="n² (p + q)",
+    chance="k / (n − 1), or less",
+)
+def cknna(rows: PairedRows, k: int = 10) -> Tensor:
+    """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
+
+    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of
+    the same with either side alone; K̄ is the Gram matrix of unit rows less the mean of each row. That is the
+    paper's formula; its authors' code masks first and then takes an unbiased HSIC of what is left.
+    """
+    n = len(rows.x.rows)
+    if not 1 <= k < n:
+        raise ValueError(f"cknna(k={k}) needs 1 ≤ k < n neighbours, got {n} rows")
+    (a, near_a), (b, near_b) = (_kernel_and_neighbours(side, k) for side in (rows.x, rows.y))
+    both = ((a * b) * (near_a * near_b)).sum()
+    return both / ((a.square() * near_a).sum() * (b.square() * near_b).sum()).sqrt()
+
+
+def _linear(x: Tensor) -> Tensor:
+    x = x - x.mean(0, keepdim=True)
+    return x @ x.T
+
+
+def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
+    """What the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
+    strength = given.square().sum()
+    if not bool(strength > 0):
+        raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
+    values, vectors = torch.linalg.eigh(k - (given * k).sum() / strength * given)
+    kept = values > RANK_TOLERANCE * k.diagonal().sum()
+    if not bool(kept.any()):
+        raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
+    return (vectors[:, kept] * values[kept]) @ vectors[:, kept].T
+
+
+def _distances(x: Tensor) -> Tensor:
+    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _kernel_and_neighbours(side: SiteRows, k: int) -> tuple[Tensor, Tensor]:
+    return (
+        side.memo("row-centred cosines", lambda x: _row_centred(_cosines(x)), "square"),
+        side.memo(("nearest", k), lambda x: _nearest(_cosines(x), k), "square"),
+    )
+
+
+def _cosines(x: Tensor) -> Tensor:
+    lengths = x.norm(dim=1, keepdim=True)
+    if not bool((lengths > 0).all()):
+        raise ValueError(f"cknna compares directions, but {int((lengths == 0).sum())} rows are all zero")
+    units = x / lengths
+    return units @ units.T
+
+
+def _row_centred(kernel: Tensor) -> Tensor:
+    return kernel - kernel.mean(1, keepdim=True)
+
+
+def _nearest(kernel: Tensor, k: int) -> Tensor:
+    """(n, n): 1 where j is among the k nearest others of i."""
+    nearest = kernel.clone().fill_diagonal_(-torch.inf).topk(k, dim=1).indices
+    return torch.zeros_like(kernel).scatter_(1, nearest, 1.0)
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
@@ -101,8 +232,8 @@ def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
     distances = lengths[:, None] + lengths[None, :] - 2 * x @ x.T
     off = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
     distances = torch.where(off & (distances > 0), distances, torch.zeros_like(distances))
-    flat = distances.flatten().sort().values
-    middle = (flat[(len(flat) - 1) // 2] + flat[len(flat) // 2]) / 2
+    flat, count = distances.flatten(), distances.numel()
+    middle = (flat.kthvalue((count + 1) // 2).values + flat.kthvalue(count // 2 + 1).values) / 2
     if not bool(middle > 0):
         raise ValueError(f"rbf_cka needs rows that differ: the median distance of {len(x)} rows is 0")
     return double_centred(torch.exp(-distances / (2 * bandwidth**2 * middle)))

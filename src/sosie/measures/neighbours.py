@@ -29,7 +29,7 @@ def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     n = len(rows.x.rows)
     if not 1 <= k < n:
         raise ValueError(f"mutual_knn(k={k}) needs more than k rows, got {n}")
-    x, y = (side.memo(("neighbours", k), lambda r: _nearest(r, k)) for side in (rows.x, rows.y))
+    x, y = (side.memo(("neighbours", k), lambda r: _nearest(r, k), "neighbours") for side in (rows.x, rows.y))
     both = torch.zeros(n, n, dtype=torch.bool, device=x.device).scatter_(1, x, True)
     return both.gather(1, y).sum(1).double().mean() / k
 

@@ -4,6 +4,7 @@ from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .moments import MomentMaker, Moments, MomentSide
 from .sample import ROWS, Lottery, Sample, SampleMaker, SampleSide
+from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
 from .views import (
     Alignment,
@@ -38,6 +39,7 @@ __all__ = [
     "SampleMaker",
     "SampleSide",
     "Scatter",
+    "Shuffle",
     "SiteRows",
     "Statistic",
     "UncentredAlignment",

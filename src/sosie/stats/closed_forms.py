@@ -38,7 +38,7 @@ def debiased_alignment(m: Moments) -> DebiasedAlignment:
     if m.n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {m.n}")
     biased = centred_alignment(m)
-    trace_a, trace_b = _traces(m.a, m.n)[:, None], _traces(m.b, m.n)[None, :]
+    trace_a, trace_b = traces(m.a, m.n)[:, None], traces(m.b, m.n)[None, :]
     return DebiasedAlignment(
         xx=biased.xx - diagonal_part(_own_kappa(m.a, m.n)[:, None], trace_a, trace_a, m.n),
         yy=biased.yy - diagonal_part(_own_kappa(m.b, m.n)[None, :], trace_b, trace_b, m.n),
@@ -83,13 +83,14 @@ def _own_norms(side: SideSums, shift: Tensor, n: int) -> Tensor:
     return torch.stack(found)
 
 
-def _traces(side: SideSums, n: int) -> Tensor:
+def traces(side: SideSums, n: int) -> Tensor:
+    """Σ‖x − μ‖² for each site."""
     return side.length - side.membership.T @ side.total.square() / n
 
 
 def spread(side: SideSums, n: int) -> Tensor:
     """Σ‖x − μ‖² over Σ‖x‖² for each site."""
-    trace = _traces(side, n)
+    trace = traces(side, n)
     mean = side.centre + side.total / n
     return trace / (trace + n * side.membership.T @ mean.square())
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import Spectrum, centred, diagonal_part
+from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 STRIP = 512  # rows of a Gram matrix made at a time
@@ -22,6 +23,7 @@ class Coordinates:
 
     rows: Tensor  # (n, r)
     scatter: Scatter
+    _before: tuple[Coordinates, Shuffle] | None = field(default=None, repr=False)  # where shuffled rows come from
 
     @classmethod
     def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
@@ -38,9 +40,15 @@ class Coordinates:
     @cached_property
     def basis(self) -> Tensor:
         """(n, k): orthonormal columns that span what the neurons span, a quiet one counting like a loud one."""
+        if self._before is not None:
+            original, shuffle = self._before
+            return original.basis[shuffle.order]
         if isinstance(self.scatter, WideScatter):
             return self.scatter.basis
         return (self.rows / self.scatter.scale) @ self.scatter.inverse_root / self.scatter.n**0.5
+
+    def shuffled(self, shuffle: Shuffle) -> Coordinates:
+        return Coordinates(self.rows[shuffle.order], self.scatter, (self, shuffle))
 
 
 @dataclass
@@ -95,7 +103,7 @@ def covariances(x: Coordinates, y: Coordinates) -> Covariances:
 def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]) -> Alignment:
     """Inner products of the Gram matrices of all rows, for every pair of sites."""
     if kind is not UncentredAlignment:
-        xs, ys = [_centred(x) for x in xs], [_centred(y) for y in ys]
+        xs, ys = [without_mean(x) for x in xs], [without_mean(y) for y in ys]
     found = inner_products(xs, ys)
     if kind is not DebiasedAlignment:
         return kind(*found)
@@ -119,19 +127,23 @@ def _without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
 
 
-def _centred(rows: Tensor) -> Tensor:
+def without_mean(rows: Tensor) -> Tensor:
     """Less the mean, which is taken in float64 so that a large offset costs no digits."""
     return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+
+
+def columns_are_cheaper(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
+    """Whether products of columns (covariances) take less work than products of rows (Gram matrices)."""
+    n, p, q = len(xs[0]), [x.shape[1] for x in xs], [y.shape[1] for y in ys]
+    by_columns = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
+    return by_columns <= n * (sum(p) + sum(q) + len(p) * len(q))
 
 
 def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """⟨Kx, Kx⟩ (A, 1), ⟨Ky, Ky⟩ (1, B) and ⟨Kx, Ky⟩ (A, B) for K = X Xᵀ."""
     dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
-    n, p, q = len(xs[0]), [x.shape[1] for x in xs], [y.shape[1] for y in ys]
-    by_features = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
-    by_rows = n * (sum(p) + sum(q) + len(p) * len(q))
-    if by_features <= by_rows:
+    if columns_are_cheaper(xs, ys):
         xx = torch.stack([(x.T @ x).double().square().sum() for x in xs])
         yy = torch.stack([(y.T @ y).double().square().sum() for y in ys])
         xy = torch.stack([torch.stack([(x.T @ y).double().square().sum() for y in ys]) for x in xs])

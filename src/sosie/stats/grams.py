@@ -6,6 +6,7 @@ sites come out of one matrix product. Sums are kept for a few groups of blocks: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..linalg import diagonal_part
 from .drift import Drift
 from .gram_parts import BLOCK, GramMaker, GramSide
+from .gram_shuffles import ShuffledSums
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
@@ -47,6 +49,22 @@ class PairSums:
         return xx[..., :, None], yy[..., None, :], xy
 
 
+class _Drawn(PairSums):
+    """Sums whose xy (D, A, B) are draws of shuffled rows, not groups of blocks."""
+
+    def total(self, jackknife: bool) -> tuple[Tensor, Tensor, Tensor]:
+        return self.xx.sum(0)[:, None], self.yy.sum(0)[None, :], self.xy
+
+
+def _variance(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    """Σ over blocks of 2 ‖K‖² ‖L‖² / (b (b − 3)): exact for U-centred matrices whose rows are shuffled."""
+    found = []
+    for x, y in zip(xs, ys, strict=True):
+        b = math.isqrt(x.shape[-1])
+        found.append(2 / (b * (b - 3)) * x.square().sum(-1).T @ y.square().sum(-1))
+    return torch.stack(found).sum(0)
+
+
 def _grouped(blocks: Tensor, groups: Tensor) -> Tensor:
     return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
 
@@ -69,17 +87,28 @@ class Grams:
     length_a: Tensor  # (A,) Σ ‖x‖²
     length_b: Tensor  # (B,)
     pairs: Tensor  # (G,) Σ b (b − 3): what the debiased sums are to be divided by
+    variance: Tensor  # (A, B) of the debiased sum when the rows of each block are shuffled, in closed form
+    heaviest_a: Tensor  # (A,) the largest Σⱼ Kᵢⱼ² of one row
+    heaviest_b: Tensor
     drift_a: Drift
     drift_b: Drift
     raw: PairSums | None = None
     raw_diagonal: PairSums | None = None
     raw_pairs: Tensor | None = None  # (G,) Σ b (b − 1)
+    shuffled: ShuffledSums | None = None  # the same sums with rows shuffled within blocks, if chance was asked for
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment})  # the last only if it was asked for
 
     @classmethod
     def of(
-        cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, block: int = BLOCK, uncentred: bool = True
+        cls,
+        x: Tensor | Sequence[Tensor],
+        y: Tensor | Sequence[Tensor],
+        *,
+        block: int = BLOCK,
+        uncentred: bool = True,
+        draws: int = 0,
+        seed: int = 0,
     ) -> Grams:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
         sides = []
@@ -87,10 +116,12 @@ class Grams:
             maker = GramMaker(block, uncentred)
             sites = [rows] if isinstance(rows, Tensor) else rows
             sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
-        return cls.join(*sides, block=block)
+        return cls.join(*sides, block=block, draws=draws, seed=seed)
 
     @classmethod
-    def join(cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0) -> Grams:
+    def join(
+        cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0, draws: int = 0, seed: int = 0
+    ) -> Grams:
         """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
         if a.sizes != b.sizes:
             raise ValueError(f"need paired rows, got {a.rows} and {b.rows}")
@@ -108,11 +139,15 @@ class Grams:
             length_a=a.length,
             length_b=b.length,
             pairs=_grouped(each * (each - 3), groups),
+            variance=_variance(a.debiased, b.debiased),
+            heaviest_a=a.heaviest,
+            heaviest_b=b.heaviest,
             drift_a=a.drift,
             drift_b=b.drift,
             raw=PairSums.of(a.raw, b.raw, groups) if a.raw else None,
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
             raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
+            shuffled=ShuffledSums.of(a, b, draws=draws, seed=seed, first_block=first_block) if draws else None,
         )
 
     @property
@@ -131,6 +166,16 @@ class Grams:
         return self.trace_a.sum(0) / self.length_a, self.trace_b.sum(0) / self.length_b
 
     @property
+    def traces(self) -> tuple[Tensor, Tensor]:
+        """For each site an estimate of the trace of the centred Gram matrix of all rows."""
+        return self.trace_a.sum(0) * (1 - 1 / self.n), self.trace_b.sum(0) * (1 - 1 / self.n)
+
+    @property
+    def heaviest_row(self) -> tuple[Tensor, Tensor]:
+        """For each site the share of ‖K‖² that one row makes up: its row and its column."""
+        return 2 * self.heaviest_a / self.debiased.xx.sum(0), 2 * self.heaviest_b / self.debiased.yy.sum(0)
+
+    @property
     def drift(self) -> tuple[Tensor, Tensor]:
         """For each site, variance between blocks over variance within: about 1 unless rows come in an order."""
         return self.drift_a.ratios(self.n, self.blocks), self.drift_b.ratios(self.n, self.blocks)
@@ -143,25 +188,33 @@ class Grams:
     def merge(self, other: Grams) -> Grams:
         if self.block != other.block:
             raise ValueError(f"these Grams have blocks of {self.block} and of {other.block} rows")
-        if self.debiased.xy.shape != other.debiased.xy.shape or (self.raw is None) != (other.raw is None):
+        unlike = (self.raw is None) != (other.raw is None) or (self.shuffled is None) != (other.shuffled is None)
+        if self.debiased.xy.shape != other.debiased.xy.shape or unlike:
             raise ValueError(
                 f"these Grams are of other sites: {tuple(self.debiased.xy.shape[1:])} and "
-                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps uncentred sums"
+                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps uncentred or shuffled sums"
             )
         added: dict[str, Any] = {}
         for spec in fields(self):
             mine, theirs = getattr(self, spec.name), getattr(other, spec.name)
-            if spec.name != "block" and mine is not None:
+            if spec.name.startswith("heaviest"):
+                added[spec.name] = torch.maximum(mine, theirs)
+            elif spec.name != "block" and mine is not None:
                 added[spec.name] = mine + theirs
         return replace(self, **added)
 
-    def alignment(self, kind: type[Alignment] = Alignment, *, jackknife: bool = False) -> Alignment:
+    def alignment(
+        self, kind: type[Alignment] = Alignment, *, jackknife: bool = False, shuffled: bool = False
+    ) -> Alignment:
         """Inner products of Gram matrices for every pair of sites, scaled to all n rows.
 
         The debiased ones are sums over the blocks. The biased and uncentred ones add what the diagonals
         contribute at n rows, so that they estimate the value on the whole data, bias and all. With
-        `jackknife` there is a dimension in front: the same with each group of blocks left out in turn.
+        `jackknife` there is a dimension in front: the same with each group of blocks left out in turn. With
+        `shuffled` xy has a dimension in front: one draw of shuffled rows each.
         """
+        if shuffled:
+            return self._by_chance(kind)
         if kind is UncentredAlignment:
             return self._uncentred(jackknife)
         scale = _aside(self.n * (self.n - 3) / _sum(self.pairs, jackknife))
@@ -186,6 +239,23 @@ class Grams:
         share = self._share(jackknife)
         beside, on = self.raw.total(jackknife), self.raw_diagonal.total(jackknife)
         return UncentredAlignment(*(scale * x + y / share for x, y in zip(beside, on, strict=True)))
+
+    def _by_chance(self, kind: type[Alignment]) -> Alignment:
+        """The sums of pairs of sites replaced by those of shuffled rows."""
+        if self.shuffled is None:
+            raise ValueError("these Grams were made without shuffled sums")
+        drawn = self.shuffled
+
+        def swapped(sums: PairSums | None, xy: Tensor | None) -> PairSums | None:
+            return None if sums is None or xy is None else _Drawn(sums.xx, sums.yy, xy)
+
+        debiased, diagonal = swapped(self.debiased, drawn.debiased), swapped(self.diagonal, drawn.diagonal)
+        assert debiased is not None
+        assert diagonal is not None
+        raw, raw_diagonal = swapped(self.raw, drawn.raw), swapped(self.raw_diagonal, drawn.raw_diagonal)
+        return replace(
+            self, debiased=debiased, diagonal=diagonal, raw=raw, raw_diagonal=raw_diagonal, shuffled=None
+        ).alignment(kind)
 
     def _share(self, jackknife: bool) -> Tensor:
         """Which part of the rows is left, by its pairs: all blocks but the last are of one size."""

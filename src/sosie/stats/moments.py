@@ -195,6 +195,12 @@ class Moments:
         a, b = (closed_forms.spread(side, self.n) for side in (self.a, self.b))
         return a, b
 
+    @property
+    def traces(self) -> tuple[Tensor, Tensor]:
+        """For each site the trace of its centred Gram matrix."""
+        a, b = (closed_forms.traces(side, self.n) for side in (self.a, self.b))
+        return a, b
+
     def describe(self) -> str:
         return f"moments of all {self.n} rows"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..linalg import centred
 from . import from_rows
+from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, PairedRows, Scatter, SiteRows, UncentredAlignment
 
 ROWS = 2048  # rows kept by default
@@ -135,6 +136,7 @@ class Sample:
     seed: int = 0
     folded: int | None = None  # width that wider rows were projected to
     inputs: Tensor | None = None  # (n, d) what the networks were given, where a measure needs it
+    _before: tuple[Sample, Shuffle] | None = field(default=None, repr=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons, PairedRows})
 
@@ -200,6 +202,33 @@ class Sample:
         inputs = torch.cat(given)[take.to(given[0].device)] if given else None
         return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=seen, most=most, inputs=inputs)
 
+    def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
+        """xy (D, A, B): the inner products of each draw of shuffled rows."""
+        from .shuffled_rows import shuffled_alignment
+
+        return shuffled_alignment(self.xs, self.ys, kind, shuffles)
+
+    @property
+    def traces(self) -> tuple[Tensor, Tensor]:
+        """For each site the trace of its centred Gram matrix."""
+        a, b = (
+            torch.stack([from_rows.without_mean(rows).square().sum(dtype=torch.float64) for rows in side])
+            for side in (self.xs, self.ys)
+        )
+        return a, b
+
+    def shuffled(self, shuffle: Shuffle) -> Sample:
+        """Each row of x beside another row of y; what was made of either side's rows alone is not made again."""
+        return replace(self, ys=tuple(rows[shuffle.order] for rows in self.ys), _before=(self, shuffle))
+
+    def without(self, rows: Tensor) -> Sample:
+        """The same without those rows."""
+        kept = torch.ones(self.n, dtype=torch.bool)
+        kept[rows] = False
+        xs, ys = (tuple(site[kept.to(site.device)] for site in side) for side in (self.xs, self.ys))
+        inputs = None if self.inputs is None else self.inputs[kept.to(self.inputs.device)]
+        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs)
+
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
         """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
@@ -212,6 +241,9 @@ class Sample:
 
     @cached_property
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
+        if self._before is not None:
+            original, shuffle = self._before
+            return original._sites[0], [site.shuffled(shuffle) for site in original._sites[1]]
         a, b = ([SiteRows(rows) for rows in side] for side in (self.xs, self.ys))
         return a, b
 
@@ -229,6 +261,9 @@ class Sample:
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
+        if self._before is not None:
+            original, shuffle = self._before
+            return original._coordinates[0], [site.shuffled(shuffle) for site in original._coordinates[1]]
         grad = any(rows.requires_grad for rows in (*self.xs, *self.ys))
         a, b = ([from_rows.Coordinates.of(rows, differentiable=grad) for rows in side] for side in (self.xs, self.ys))
         return a, b

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ..results import DamagedFile, write_atomically
 from .drift import Drift
+from .gram_shuffles import ShuffledSums
 from .grams import Grams, PairSums
 from .moments import Moments, SideSums
 from .sample import Sample
 
 FORMAT = "sosie-statistics"
 VERSION = 1
-_CLASSES = {cls.__name__: cls for cls in (Drift, Grams, PairSums, Moments, SideSums, Sample)}
+_CLASSES = {cls.__name__: cls for cls in (Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)}
 
 
 def save_statistics(statistics: dict[str, Any], path: str | os.PathLike[str], **about: Any) -> Path:
@@ -107,7 +108,8 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         tensors[key] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         return {"tensor": key}
     if is_dataclass(value):
-        found = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in fields(value)}
+        kept = [f for f in fields(value) if f.metadata.get("kept", True)]
+        found = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in kept}
         return {"class": type(value).__name__, "fields": found}
     if isinstance(value, tuple):
         return {"tuple": [_encode(item, f"{key}.{i}", tensors) for i, item in enumerate(value)]}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import Spectrum, inverse_root, nuclear_norm
+from .shuffle import Moves, Shuffle
 
 T = TypeVar("T")
 
@@ -119,12 +120,23 @@ class SiteRows:
 
     rows: Tensor  # (n, p)
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
+    _before: tuple[SiteRows, Shuffle] | None = field(default=None, repr=False)  # where shuffled rows come from
 
-    def memo(self, key: object, make: Callable[[Tensor], T]) -> T:
-        """`make(rows)`, made once however many pairs ask for it; in float64, or as they are if a gradient is wanted."""
+    def memo(self, key: object, make: Callable[[Tensor], T], moves: Moves | None = None) -> T:
+        """`make(rows)`, made once however many pairs ask for it; in float64, or as they are if a gradient is wanted.
+
+        `moves` says how the result follows when the rows are shuffled, so that it need not be made again.
+        """
         if key not in self._kept:
-            self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
+            if self._before is not None and moves is not None:
+                original, shuffle = self._before
+                self._kept[key] = shuffle(original.memo(key, make, moves), moves)  # type: ignore[arg-type]
+            else:
+                self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
         return self._kept[key]  # type: ignore[return-value]
+
+    def shuffled(self, shuffle: Shuffle) -> SiteRows:
+        return SiteRows(self.rows[shuffle.order], _before=(self, shuffle))
 
 
 @dataclass

@@ -1,0 +1,145 @@
+"""What chance gives: values under shuffled pairing, in closed form where it is known, by draws where it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..linalg import Invariants, permuted_moments
+from ..measures import Measure
+from ..progress import Progress
+from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffle, Statistic
+from .pairwise import by_pair
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Mean and spread of shuffled values, and how often they come as close as the value itself."""
+
+    null: Array
+    spread: Array | None
+    p: Array | None = None
+    p_search: Array | None = None
+    rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
+
+
+def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
+    """Exact mean and spread over all shuffles, for the cosines of Gram matrices."""
+    if statistic.n < 4:
+        return None
+    if measure.reads is DebiasedAlignment:
+        view = statistic.alignment(DebiasedAlignment)
+        mean = torch.zeros_like(view.xy)
+        if isinstance(statistic, Grams):
+            spread = statistic.variance.sqrt() * (statistic.n * (statistic.n - 3) / statistic.pairs.sum())
+        else:
+            spread = (view.xx * view.yy * 2 / (statistic.n * (statistic.n - 3))).sqrt()
+    elif measure.reads is Alignment and not isinstance(statistic, Grams):
+        view = statistic.alignment(Alignment)
+        x, y = _invariants(statistic, view)
+        mean, variance = permuted_moments(x, y, statistic.n)
+        spread = variance.sqrt()
+    else:
+        return None
+    # These measures are proportional to xy, so that its mean and spread give theirs.
+    return Chance(_array(measure(replace(view, xy=mean))), _array(measure(replace(view, xy=spread))))
+
+
+def _invariants(statistic: Moments | Sample, biased: Alignment) -> tuple[Invariants, Invariants]:
+    """Of each site's centred Gram matrix; Σ Kᵢᵢ² is what tells the biased from the debiased norm."""
+    n, unbiased = statistic.n, statistic.alignment(DebiasedAlignment)
+    trace_x, trace_y = statistic.traces[0][:, None], statistic.traces[1][None, :]
+
+    def diagonal(gap: Tensor, trace: Tensor) -> Tensor:
+        return (gap + trace.square() / ((n - 1) * (n - 2))) * (n - 2) / n
+
+    return (
+        Invariants(trace_x, biased.xx, diagonal(biased.xx - unbiased.xx, trace_x)),
+        Invariants(trace_y, biased.yy, diagonal(biased.yy - unbiased.yy, trace_y)),
+    )
+
+
+def by_draws(
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    sample: Sample | None,
+    defined: tuple[Array, Array],
+    *,
+    draws: int,
+    seed: int,
+) -> dict[str, Chance]:
+    """For each measure that pairing matters to: from shuffles within blocks, or of sampled rows."""
+    measures = [m for m in measures if m.paired]
+    found: dict[str, Chance] = {}
+    if isinstance(statistic, Grams):
+        for measure in measures:
+            value = _array(measure(statistic.alignment(measure.reads)))
+            found[measure.name] = _judged(
+                measure, value, _array(measure(statistic.alignment(measure.reads, shuffled=True)))
+            )
+        return found
+    rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
+    if rows is None:
+        return {}
+    fewer = rows.n if rows.n < statistic.n else None
+    for name, (value, drawn) in _drawn(measures, rows, defined, draws, seed).items():
+        measure = next(m for m in measures if m.name == name)
+        found[name] = replace(_judged(measure, value, drawn), rows=fewer)
+    return found
+
+
+def _drawn(
+    measures: Sequence[Measure], rows: Sample, defined: tuple[Array, Array], draws: int, seed: int
+) -> dict[str, tuple[Array, Array]]:
+    """For each measure its value on these rows (A, B), and the draws (D, A, B)."""
+    shape = (len(rows.xs), len(rows.ys))
+    shuffles = [Shuffle.draw(rows.n, seed, number, rows.xs[0].device) for number in range(draws)]
+    found: dict[str, tuple[Array, Array]] = {}
+    for measure in measures:
+        if issubclass(measure.reads, Alignment):
+            value = _array(measure(rows.alignment(measure.reads)))
+            found[measure.name] = value, _array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
+    others = [m for m in measures if m.name not in found]
+    if not others:
+        return found
+    as_they_are = by_pair(others, rows, *defined)
+    drawn: dict[str, list[Array]] = {m.name: [] for m in others}
+    with Progress(f"chance for {', '.join(drawn)}", draws, "draws") as bar:
+        for shuffle in shuffles:
+            values = by_pair(others, rows.shuffled(shuffle), *defined)
+            for name, each in values.items():
+                drawn[name].append(_array(each.matrix(shape)))
+            bar.advance()
+    for measure in others:
+        found[measure.name] = _array(as_they_are[measure.name].matrix(shape)), np.stack(drawn[measure.name])
+    return found
+
+
+def _judged(measure: Measure, value: Array, drawn: Array) -> Chance:
+    """Mean, spread, and p-values; the observed value counts as one of the draws, so that p is never 0.
+
+    For the search over all pairs each pair is put on its own scale, and the closest of all pairs is what a value
+    has to beat (Westfall and Young's max statistic).
+    """
+    sign = 1.0 if measure.closer == "up" else -1.0
+    everything = sign * np.concatenate([value[None], drawn])
+    own = everything[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        p = (everything >= own).mean(0)
+        standard = (everything - everything.mean(0)) / everything.std(0)
+        closest = np.nanmax(np.where(np.isfinite(standard), standard, -np.inf), axis=(1, 2))
+        p_search = (closest[:, None, None] >= standard[0]).mean(0)
+    unknown = ~np.isfinite(value) | ~np.isfinite(drawn).all(0)
+    for array in (p, p_search):
+        array[unknown] = np.nan
+    return Chance(drawn.mean(0), drawn.std(0, ddof=1) if len(drawn) > 1 else None, p, p_search)
+
+
+def _array(value: Tensor) -> Array:
+    return value.detach().cpu().double().numpy()
