@@ -27,10 +27,10 @@ def activations(model: nn.Sequential, x: Tensor) -> list[Tensor]:
     return found
 
 
-def defined(name: str, left: Tensor, right: Tensor) -> tuple[float, str]:
+def defined(name: str, left: Tensor, right: Tensor, x: Tensor) -> tuple[float, str]:
     """The value, or why there is none: a row of zeros after a ReLU has no direction."""
     try:
-        return sosie.measure(name, left, right), ""
+        return sosie.measure(name, left, right, inputs=x if "inputs" in MEASURES[name].needs else None), ""
     except ValueError as error:
         return float("nan"), str(error)
 
@@ -45,7 +45,7 @@ def test_every_measure_at_every_pair_of_sites() -> None:
         assert found.shape == (5, 5)
         for i, left in enumerate(rows_a):
             for j, right in enumerate(rows_b):
-                expected, reason = defined(name, left, right)
+                expected, reason = defined(name, left, right, x)
                 assert found[i, j] == pytest.approx(expected, abs=2e-5, nan_ok=True), f"{name} at {i}, {j}"
                 assert any(reason in caveat.text for caveat in c[name].caveats) or not reason
 

@@ -49,7 +49,7 @@ def test_what_is_alike_is_told_from_chance(memory: int | None) -> None:
         alike, noise = row(c, name, "near", "near"), row(c, name, "noise", "noise")
         assert alike["p"] == pytest.approx(0.01), name
         assert alike["p_search"] == pytest.approx(0.01), name
-        assert 0.2 < alike["score"] < 1, name
+        assert 0.1 < alike["score"] < 1, name
         assert noise["p"] > 0.02, name
         assert noise["p_search"] >= noise["p"], name
         assert abs(noise["value"] - noise["null"]) < 4 * noise["null_spread"], name
@@ -129,10 +129,12 @@ def test_intervals_come_free_for_cka_and_on_request_for_all() -> None:
 
 def test_an_interval_from_sampled_rows_shrinks_with_all_rows() -> None:
     """2048 rows are kept: with four times as many, the interval is half as wide."""
-    few, many = (sosie.compare(*related(n), measures="linear_cka") for n in (2048, 8192))
-    width = [c["linear_cka"].high[0, 0] - c["linear_cka"].low[0, 0] for c in (few, many)]
-    assert width[1] / width[0] == pytest.approx(0.5, abs=0.15)
-    assert many["linear_cka"].n == 8192
+    widths = []
+    for n in (2048, 8192):
+        found = [sosie.compare(*related(n, seed), measures="linear_cka")["linear_cka"] for seed in range(6)]
+        assert found[0].n == n
+        widths.append(np.mean([values.high[0, 0] - values.low[0, 0] for values in found]))
+    assert widths[1] / widths[0] == pytest.approx(0.5, abs=0.12)
 
 
 def test_close_to_chance_an_interval_is_not_relied_on() -> None:
@@ -147,9 +149,11 @@ def test_chance_on_fewer_rows_is_said() -> None:
     assert "p-values rest on a sample of 2048 of 3000 rows" in c.rows()[0]["caveats"]
 
 
-def test_doubt_survives_saving_merging_and_resuming(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [None, 3000], ids=["all rows", "blocks"])
+def test_doubt_survives_saving_merging_and_resuming(memory: int | None, tmp_path: Path) -> None:
     x = inputs(300)
-    options = {"measures": ["debiased_cka", "mutual_knn"], "null": "permutation", "draws": 19, "memory": "1MB"}
+    names = ["debiased_cka", "mutual_knn"] if memory is None else ["debiased_cka"]
+    options = {"measures": names, "null": "permutation", "draws": 19, "memory": memory}
     whole = sosie.compare(mlp(0), mlp(1), x, **options)
     whole.save(tmp_path / "c.json")
     again = sosie.load(tmp_path / "c.json")
@@ -158,7 +162,7 @@ def test_doubt_survives_saving_merging_and_resuming(tmp_path: Path) -> None:
         parts.append(str(tmp_path / f"{k}.safetensors"))
         sosie.compare(mlp(0), mlp(1), x[start:stop], **options, first_row=start, resume=parts[-1])
     merged = sosie.compare(parts)
-    for name in options["measures"]:
+    for name in names:
         assert np.array_equal(whole[name].p, again[name].p)
         assert np.array_equal(whole[name].score, again[name].score)
         assert np.allclose(whole[name].p, merged[name].p)
