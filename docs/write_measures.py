@@ -131,7 +131,8 @@ def _papers() -> str:
 
 def _range(measure: Measure) -> str:
     low, high = measure.bounds
-    return f"{'−∞' if low is None else _number(low)} … {'∞' if high is None else _number(high)}"
+    ends = "−∞" if low is None else _number(low), "∞" if high is None else _number(high)
+    return "\N{NO-BREAK SPACE}…\N{NO-BREAK SPACE}".join(ends)
 
 
 def _number(value: float) -> str:
