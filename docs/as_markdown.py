@@ -19,11 +19,11 @@ def prose(docstring: str | None) -> str:
 
 
 def plain(line: str) -> str:
-    """Text without the signs that Markdown reads as emphasis or HTML; what stands in backticks is left alone."""
+    """Text without the signs that Markdown reads as emphasis, links or HTML; what stands in backticks is left alone."""
     parts = re.split(r"(`[^`]*`)", line)
     # An underscore inside a word, as in mean_cca, is no emphasis.
     return "".join(
-        part if part.startswith("`") else re.sub(r"\*|\b_\B|\B_\b", r"\\\g<0>", part).replace("<", "&lt;")
+        part if part.startswith("`") else re.sub(r"[*\[]|\b_\B|\B_\b", r"\\\g<0>", part).replace("<", "&lt;")
         for part in parts
     )
 

@@ -140,7 +140,7 @@ def _number(value: float) -> str:
 
 
 def _same(value: float | None) -> str:
-    return "depends on the rows" if value is None else _number(value)
+    return "no fixed value" if value is None else _number(value)
 
 
 def _yes(fact: bool) -> str:

@@ -143,8 +143,8 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
 
 def test_docstrings_do_not_turn_into_markup() -> None:
     with docs_script("as_markdown") as script:
-        assert script.prose("A *b* of _c_ and mean_cca < 1, `a < b`:\n    x * y\nEnd.") == (
-            "A \\*b\\* of \\_c\\_ and mean_cca &lt; 1, `a < b`:\n\n    x * y\n\nEnd.\n"
+        assert script.prose("A *b* of _c_ and mean_cca < 1, `a < b` in [0]:\n    x * y\nEnd.") == (
+            "A \\*b\\* of \\_c\\_ and mean_cca &lt; 1, `a < b` in \\[0]:\n\n    x * y\n\nEnd.\n"
         )
 
 
