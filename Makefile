@@ -11,7 +11,7 @@ help:
 	@echo "make test   run the tests"
 	@echo "make check  lint, format and types"
 	@echo "make bench  speed and memory against peers: a table, and bench/results/*.json"
-	@echo "make docs   the table of measures, docs/measures.md, from the registry"
+	@echo "make docs   write the pages made from the code, build the site into site/"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sosie needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -47,8 +47,15 @@ check: $(VENV)/dev
 bench: $(VENV)/bench
 	@$(BIN)/python bench/run.py
 
-docs: $(VENV)/core
-	@$(BIN)/python docs/write_measures.py
+$(VENV)/docs: $(VENV)/core
+	@echo "installing what builds the pages …"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/docs
+	@$(BIN)/python docs/write_pages.py
+	@$(BIN)/zensical build --strict --clean
+	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

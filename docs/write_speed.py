@@ -1,0 +1,84 @@
+"""Write docs/speed.md from what the benchmark measured: bench/results/*.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from as_markdown import plain, table
+
+PATH = Path(__file__).parent / "speed.md"
+RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
+
+INTRODUCTION = """# Speed
+
+What `make bench` measured last. This page is made from `bench/results/*.json` by `make docs`; no number is copied by
+hand. The ways of computing take turns within one run and medians are kept, so the ratios mean more than the seconds.
+How each was measured, and against which truth the errors are, is written in `bench/README.md`.
+
+What to expect:
+
+- Debiased CKA costs a fraction of the forward passes it needs; `linear_cka` and `kernel_alignment` read the same Gram
+  matrices.
+- Measures that factorise covariances (Procrustes, CCA, regression) or that read rows (`rsa`, `mutual_knn`, `rbf_cka`)
+  take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. Choose
+  sites, or pool with `rows="mean"`. Their cost in n, p and q is in the [table of measures](measures.md).
+- Memory does not grow with the number of rows.
+- On a GPU, Gram matrices are made of TF32 products unless you say `precision="float32"`.
+"""
+
+TITLES = {
+    "cpu": "On a CPU",
+    "gpu": "On a GPU",
+    "rows": "As the number of rows grows",
+    "startup": "Starting up",
+}
+
+
+def page() -> str:
+    """The whole page; files this script does not know get a section too, in order of their names."""
+    known = [RESULTS / f"{stem}.json" for stem in TITLES]
+    others = sorted(set(RESULTS.glob("*.json")) - set(known))
+    return "\n".join([INTRODUCTION, *(_section(path) for path in [*known, *others] if path.exists())])
+
+
+def _section(path: Path) -> str:
+    found = json.loads(path.read_text("utf-8"))
+    lines = [f"## {TITLES.get(path.stem, path.stem.replace('_', ' ').capitalize())}", ""]
+    if "what" in found:
+        lines += [" ".join(found.pop("what").split()), ""]
+    if "machine" in found:
+        lines += [f"*Measured on {_machine(found.pop('machine'))}.*", ""]
+    for title, value in found.items():
+        if title != "rows":
+            lines += [f"**{title}**", ""]
+        lines.append(_table(value))
+    return "\n".join(lines)
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    where = f"{facts['on']}, {facts['threads']} threads" if {"on", "threads"} <= set(facts) else ""
+    rest = [f"{key} {value}" for key, value in facts.items() if not where or key not in ("on", "threads")]
+    return ", ".join(filter(None, [where, *rest]))
+
+
+def _table(value: Any) -> str:
+    """A list of records as a table, one record as a table of one line, anything else as text."""
+    records = value if isinstance(value, list) else [value]
+    if not records or not all(isinstance(record, dict) for record in records):
+        return ", ".join(_cell("", item) for item in records) + "\n"
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    cells = ([_cell(column, record.get(column)) for column in columns] for record in records)
+    return table(columns, cells, numbers=True)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        text = f"{value:.1e}" if "error" in column else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+        return f"{text}×" if column.startswith("of the ") else text
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return plain(str(value))
