@@ -24,7 +24,7 @@ def evaluate(measures: Sequence[Measure], statistic: Statistic, side_a: Side, si
     """The values of measures that read one statistic, (sites of A, sites of B) each."""
     constant_a, constant_b = (_constant(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True))
     one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
-    found = by_pair(one_by_one, statistic, ~constant_a, ~constant_b)
+    found = by_pair(one_by_one, statistic, (side_a.widths, side_b.widths), ~constant_a, ~constant_b)
     values = {}
     for measure in measures:
         if measure.name in found:
