@@ -143,7 +143,8 @@ def _check_neurons(sampled: Sequence[Measure], widths: Widths, widest: int | Non
     too_wide = [w for w in (*widths.a, *widths.b) if widest is not None and w > widest]
     if matching and too_wide:
         raise ValueError(
-            f"{', '.join(matching)} would read rows of {max(too_wide)} neurons projected to {widest} columns, {NO_NEURONS}"
+            f"{', '.join(matching)} would read rows of {max(too_wide)} neurons projected to {widest} columns, "
+            f"{NO_NEURONS}"
         )
 
 

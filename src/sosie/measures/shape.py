@@ -131,19 +131,19 @@ def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor]:
     return mapped, ((mapped @ scatter.matrix) * mapped).sum().sqrt()
 
 
-def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor) -> Tensor:
+def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor, rounding: float = 0) -> Tensor:
     """√(length_x + length_y − 2 product) of two squared lengths and an inner product, safe against rounding."""
     mean = (length_x + length_y) / 2
-    return mean.sqrt() * distance_from(product / mean)
+    return mean.sqrt() * distance_from(product / mean, rounding)
 
 
-def distance_from(overlap: Tensor) -> Tensor:
-    """√(2 − 2 overlap), where an overlap that rounding put above 1 counts as 1."""
+def distance_from(overlap: Tensor, rounding: float = 0) -> Tensor:
+    """√(2 − 2 overlap), where an overlap that rounding put above 1 counts as 1; `rounding` if it is more than usual."""
     squared = 2 - 2 * overlap
-    slack = 1e-12 if overlap.dtype == torch.float64 else 1e-6
-    rounding = (squared <= 0) & (squared >= -2 * slack)
-    safe = torch.where(rounding, torch.ones_like(squared), squared)
-    return torch.where(rounding, torch.zeros_like(squared), safe.sqrt())
+    slack = max(rounding, 1e-12 if overlap.dtype == torch.float64 else 1e-6)
+    nothing = (squared <= 0) & (squared >= -2 * slack)
+    safe = torch.where(nothing, torch.ones_like(squared), squared)
+    return torch.where(nothing, torch.zeros_like(squared), safe.sqrt())
 
 
 def _angle_from(overlap: Tensor) -> Tensor:

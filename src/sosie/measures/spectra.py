@@ -59,7 +59,8 @@ def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
         raise ValueError(f"gulp needs a penalty lam of at least {SMALLEST_RIDGE:g} (of a variance of 1), got {lam!r}")
     (x, length_x), (y, length_y) = (side.memo(("ridge", lam), lambda s: _ridge(s, lam)) for side in (c.x, c.y))
     product = _between(x, c.xy / (c.x.trace.sqrt() * c.y.trace.sqrt()), y).square().sum()
-    return distance_between(length_x, length_y, product)
+    # Inverting C + λ makes rounding larger by 1/λ.
+    return distance_between(length_x, length_y, product, rounding=10 * torch.finfo(product.dtype).eps / lam)
 
 
 def _ridge(scatter: Scatter, lam: float) -> tuple[Tensor, Tensor]:
