@@ -26,7 +26,7 @@ STEPS = 10**8  # of the network simplex, far beyond what the largest allowed pro
     paper="williams2021",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
-    chance="below √2 by the best of many matches, about √(2 − 2 √(2 log p / n))",
+    chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))",
 )
 def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best one-to-one match of neurons.
@@ -92,7 +92,7 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     paper="li2015",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
-    chance="above 0, about √(2 log p / n)",
+    chance="above 0, at most about √(2 log p / n)",
 )
 def hard_correlation_match(neurons: Neurons) -> Tensor:
     """Mean correlation of matched neurons under the best one-to-one match, as many as the narrower side has.
@@ -113,7 +113,7 @@ def hard_correlation_match(neurons: Neurons) -> Tensor:
     paper="li2015",
     cost="n p q",
     few_rows="biased",
-    chance="above 0, about √(2 log q / n)",
+    chance="above 0, at most about √(2 log q / n)",
 )
 def soft_correlation_match(neurons: Neurons) -> Tensor:
     """Correlation of each neuron of x with its most correlated neuron of y, averaged over the neurons of x.

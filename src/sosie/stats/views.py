@@ -148,7 +148,7 @@ class PairedRows:
             raise ValueError(f"need paired rows, got {len(self.x.rows)} and {len(self.y.rows)}")
 
 
-MOST_PAIRS = 4096**2  # of neurons that are matched: 128 MiB of covariances, and seconds to assign
+MOST_PAIRS = 4096**2  # of neurons that are matched: 128 MiB of covariances, some ten seconds to assign
 
 
 def check_pairs(p: int, q: int) -> None:
