@@ -13,6 +13,9 @@ from sosie.measures.define import IMPLIED, TRANSFORMATIONS
 PATH = Path(__file__).parent / "measures.md"
 
 PAPERS = {
+    "bhatia2019": "Bhatia et al. 2019, On the Bures–Wasserstein distance between positive definite matrices",
+    "boixadsera2022": "Boix-Adserà et al. 2022, GULP: a prediction-based metric between representations",
+    "bures1969": "Bures 1969, An extension of Kakutani's theorem on infinite product measures",
     "cristianini2001": "Cristianini et al. 2001, On kernel-target alignment",
     "cui2022": "Cui et al. 2022, Deconfounded representation similarity for comparison of neural networks",
     "diedrichsen2020": "Diedrichsen et al. 2020, Comparing representational geometries using whitened distances",
@@ -21,9 +24,13 @@ PAPERS = {
     "szekely2007": "Székely et al. 2007, Measuring and testing dependence by correlation of distances",
     "szekely2013": "Székely and Rizzo 2013, The distance correlation t-test of independence in high dimension",
     "yin2018": "Yin and Shen 2018, On the dimensionality of word embedding",
+    "hamilton2016": "Hamilton et al. 2016, Cultural shift or linguistic drift?",
     "huh2024": "Huh et al. 2024, The platonic representation hypothesis",
+    "khosla2024": "Khosla and Williams 2024, Soft matching distance",
     "kornblith2019": "Kornblith et al. 2019, Similarity of neural network representations revisited",
     "kriegeskorte2008": "Kriegeskorte et al. 2008, Representational similarity analysis",
+    "li2015": "Li et al. 2015, Convergent learning",
+    "may2019": "May et al. 2019, On the downstream performance of compressed word embeddings",
     "morcos2018": "Morcos et al. 2018, Insights on representational similarity with canonical correlation",
     "raghu2017": "Raghu et al. 2017, SVCCA",
     "schonemann1966": "Schönemann 1966, A generalized solution of the orthogonal Procrustes problem",

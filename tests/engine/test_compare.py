@@ -28,10 +28,10 @@ def activations(model: nn.Sequential, x: Tensor) -> list[Tensor]:
 
 
 def defined(name: str, left: Tensor, right: Tensor, x: Tensor) -> tuple[float, str]:
-    """The value, or why there is none: a row of zeros after a ReLU has no direction."""
+    """The value, or why there is none: a row of zeros after a ReLU has no direction, or an extra is missing."""
     try:
         return sosie.measure(name, left, right, inputs=x if "inputs" in MEASURES[name].needs else None), ""
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         return float("nan"), str(error)
 
 

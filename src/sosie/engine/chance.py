@@ -13,7 +13,7 @@ from ..linalg import Invariants, permuted_moments
 from ..measures import Measure
 from ..progress import Progress
 from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffle, Statistic
-from .pairwise import by_pair
+from .pairwise import Widths, by_pair
 
 Array = np.ndarray
 
@@ -69,6 +69,7 @@ def by_draws(
     measures: Sequence[Measure],
     statistic: Statistic,
     sample: Sample | None,
+    widths: Widths,
     defined: tuple[Array, Array],
     *,
     draws: int,
@@ -88,14 +89,14 @@ def by_draws(
     if rows is None:
         return {}
     fewer = rows.n if rows.n < statistic.n else None
-    for name, (value, drawn) in _drawn(measures, rows, defined, draws, seed).items():
+    for name, (value, drawn) in _drawn(measures, rows, widths, defined, draws, seed).items():
         measure = next(m for m in measures if m.name == name)
         found[name] = replace(_judged(measure, value, drawn), rows=fewer)
     return found
 
 
 def _drawn(
-    measures: Sequence[Measure], rows: Sample, defined: tuple[Array, Array], draws: int, seed: int
+    measures: Sequence[Measure], rows: Sample, widths: Widths, defined: tuple[Array, Array], draws: int, seed: int
 ) -> dict[str, tuple[Array, Array]]:
     """For each measure its value on these rows (A, B), and the draws (D, A, B)."""
     shape = (len(rows.xs), len(rows.ys))
@@ -108,11 +109,11 @@ def _drawn(
     others = [m for m in measures if m.name not in found]
     if not others:
         return found
-    as_they_are = by_pair(others, rows, *defined)
+    as_they_are = by_pair(others, rows, widths, *defined)
     drawn: dict[str, list[Array]] = {m.name: [] for m in others}
     with Progress(f"chance for {', '.join(drawn)}", draws, "draws") as bar:
         for shuffle in shuffles:
-            values = by_pair(others, rows.shuffled(shuffle), *defined)
+            values = by_pair(others, rows.shuffled(shuffle), widths, *defined)
             for name, each in values.items():
                 drawn[name].append(_array(each.matrix(shape)))
             bar.advance()

@@ -13,7 +13,7 @@ from ..measures import Measure, settled
 from ..results import Caveat, Side, Values
 from ..stats import Alignment, Grams, Sample, Statistic
 from . import caveats, chance, data_caveats, interval
-from .pairwise import by_pair
+from .pairwise import Widths, by_pair
 
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
@@ -49,23 +49,25 @@ def evaluate(
     if not measures:
         return {}
     constant_a, constant_b = (_constant(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True))
-    found = by_pair([m for m in measures if not issubclass(m.reads, Alignment)], statistic, ~constant_a, ~constant_b)
+    widths = side_a.widths, side_b.widths
+    one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
+    found = by_pair(one_by_one, statistic, widths, ~constant_a, ~constant_b)
     exact = {*side_a.dtypes, *side_b.dtypes} == {"float64"}
     arrays, undefined = {}, {}
     for measure in measures:
-        one_by_one = found.get(measure.name)
+        pairs = found.get(measure.name)
         value = (
             measure(statistic.alignment(measure.reads))
-            if one_by_one is None
-            else one_by_one.matrix((len(constant_a), len(constant_b)))
+            if pairs is None
+            else pairs.matrix((len(constant_a), len(constant_b)))
         )
         value = settled(value, measure, torch.float64 if exact else torch.float32)
         arrays[measure.name] = array = value.detach().cpu().double().numpy().copy()
         array[constant_a, :] = array[:, constant_b] = np.nan
-        undefined[measure.name] = {} if one_by_one is None else one_by_one.undefined
+        undefined[measure.name] = {} if pairs is None else pairs.undefined
     rows = statistic if isinstance(statistic, Sample) else sample
-    by_chance = _chance(measures, statistic, rows, (~constant_a, ~constant_b), doubt)
-    reach = _intervals(measures, statistic, rows, arrays, doubt)
+    by_chance = _chance(measures, statistic, rows, widths, (~constant_a, ~constant_b), doubt)
+    reach = _intervals(measures, statistic, rows, widths, arrays, doubt)
     values = {}
     for measure in measures:
         array = arrays[measure.name]
@@ -97,13 +99,14 @@ def _chance(
     measures: Sequence[Measure],
     statistic: Statistic,
     rows: Sample | None,
+    widths: Widths,
     defined: tuple[Array, Array],
     doubt: Doubt,
 ) -> dict[str, chance.Chance]:
     """Formulas for mean and spread where there are any; p-values by draws if asked for."""
     found = {}
     if doubt.draws:
-        found = chance.by_draws(measures, statistic, rows, defined, draws=doubt.draws, seed=doubt.seed)
+        found = chance.by_draws(measures, statistic, rows, widths, defined, draws=doubt.draws, seed=doubt.seed)
     for measure in measures:
         formula = chance.by_formula(measure, statistic)
         if formula is not None:
@@ -113,13 +116,18 @@ def _chance(
 
 
 def _intervals(
-    measures: Sequence[Measure], statistic: Statistic, rows: Sample | None, values: dict[str, Array], doubt: Doubt
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    rows: Sample | None,
+    widths: Widths,
+    values: dict[str, Array],
+    doubt: Doubt,
 ) -> dict[str, tuple[Array | None, Array | None]]:
     if isinstance(statistic, Grams):
         return {m.name: interval.by_blocks(m, statistic, values[m.name]) for m in measures}
     if rows is None or rows.n < 4:
         return {}
-    return interval.by_rows(measures, statistic, rows, values, every=doubt.interval)
+    return interval.by_rows(measures, statistic, rows, widths, values, every=doubt.interval)
 
 
 def _values(

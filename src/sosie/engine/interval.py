@@ -13,7 +13,7 @@ import torch
 from ..measures import Measure
 from ..progress import Progress
 from ..stats import Alignment, Grams, Sample, Statistic
-from .pairwise import by_pair
+from .pairwise import Widths, by_pair
 
 FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
 SMALLEST_GROUP = 4  # rows
@@ -34,7 +34,13 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> tuple[Array |
 
 
 def by_rows(
-    measures: Sequence[Measure], statistic: Statistic, sample: Sample, values: dict[str, Array], *, every: bool
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    sample: Sample,
+    widths: Widths,
+    values: dict[str, Array],
+    *,
+    every: bool,
 ) -> dict[str, tuple[Array | None, Array | None]]:
     """From the rows themselves, each group left out in turn; for cosines of Gram matrices, or for every measure."""
     cheap = work(sample) <= CHEAP
@@ -48,7 +54,7 @@ def by_rows(
         for group in range(count):
             part = sample.without(torch.arange(group, sample.n, count))
             pairwise = [m for m in wanted if not issubclass(m.reads, Alignment)]
-            found = by_pair(pairwise, part, *defined)
+            found = by_pair(pairwise, part, widths, *defined)
             for measure in wanted:
                 if measure.name in found:
                     value = found[measure.name].matrix((len(part.xs), len(part.ys)))

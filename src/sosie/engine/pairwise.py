@@ -13,6 +13,8 @@ from ..measures import Measure
 from ..progress import track
 from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, Statistic
 
+Widths = tuple[tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass
 class Found:
@@ -32,9 +34,12 @@ class Found:
 
 
 def by_pair(
-    measures: Sequence[Measure], statistic: Statistic, defined_a: np.ndarray, defined_b: np.ndarray
+    measures: Sequence[Measure], statistic: Statistic, widths: Widths, defined_a: np.ndarray, defined_b: np.ndarray
 ) -> dict[str, Found]:
-    """All measures on one pair before the next, so that they share its factorisations; a site's own are made once."""
+    """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
+
+    `widths` are those of the sites: rows that were projected no longer tell.
+    """
     found = {measure.name: Found() for measure in measures}
     if not measures:
         return found
@@ -44,20 +49,18 @@ def by_pair(
         views: dict[type, Covariances | Neurons | PairedRows] = {}
         for measure in measures:
             try:
-                _check_widths(measure, statistic, i, j)
+                _check_widths(measure, widths[0][i], widths[1][j])
                 if measure.reads not in views:
                     views[measure.reads] = _view(measure.reads, statistic, i, j)
                 found[measure.name].values[i, j] = measure(views[measure.reads])
-            except (ValueError, torch.linalg.LinAlgError) as error:
+            except (ValueError, ImportError, torch.linalg.LinAlgError) as error:
                 found[measure.name].undefined[i, j] = str(error)
     return found
 
 
-def _check_widths(measure: Measure, statistic: Statistic, i: int, j: int) -> None:
-    if measure.same_width and not isinstance(statistic, Grams):
-        x, y = statistic.widths[0][i], statistic.widths[1][j]
-        if x != y:
-            raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+def _check_widths(measure: Measure, x: int, y: int) -> None:
+    if measure.same_width and x != y:
+        raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
 
 def _view(kind: type, statistic: Statistic, i: int, j: int) -> Covariances | Neurons | PairedRows:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ..measures import Measure
-from ..stats import BLOCK, ROWS, Covariances, Grams, Moments, UncentredAlignment
+from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
 
 Kind = Literal["moments", "grams", "sample"]
 
@@ -84,6 +84,7 @@ def make_plan(
         kinds[measure.name] = _kind(measure, widths, budget, exact=exact or not blocks, block=block)
     if exact and "sample" in kinds.values():
         _check_exact(widths, budget)
+    _check_neurons([m for m in measures if kinds[m.name] == "sample"], widths, widest)
     precise = precision == "float64" or any(m.precise and kinds[m.name] == "moments" for m in measures)
     return Plan(
         kinds=kinds,
@@ -143,13 +144,24 @@ def _check_exact(widths: Widths, budget: int) -> None:
         )
 
 
+def _check_neurons(sampled: Sequence[Measure], widths: Widths, widest: int | None) -> None:
+    """Measures that match neurons with neurons cannot read projected rows."""
+    matching = [m.name for m in sampled if issubclass(m.reads, Neurons)]
+    too_wide = [w for w in (*widths.a, *widths.b) if widest is not None and w > widest]
+    if matching and too_wide:
+        raise ValueError(
+            f"{', '.join(matching)} would read rows of {max(too_wide)} neurons projected to {widest} columns, "
+            f"{NO_NEURONS}"
+        )
+
+
 def _notes(measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int) -> dict[str, str]:
     if widths.moments_bytes <= budget:
         return {}
     text = (
         f"covariances of all rows would take {size_text(widths.moments_bytes)}, over the budget of {size_text(budget)}"
     )
-    return {m.name: text for m in measures if issubclass(m.reads, Covariances) and kinds[m.name] == "sample"}
+    return {m.name: text for m in measures if issubclass(m.reads, Covariances | Neurons) and kinds[m.name] == "sample"}
 
 
 def parse_size(text: str | int | None) -> int | None:

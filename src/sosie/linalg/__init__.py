@@ -1,6 +1,7 @@
-"""Centring, Gram matrices, spectra with a stated tolerance."""
+"""Centring, Gram matrices, spectra with a stated tolerance, assignments."""
 
 from . import gram_cuda
+from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
@@ -10,6 +11,7 @@ __all__ = [
     "RANK_TOLERANCE",
     "Invariants",
     "Spectrum",
+    "best_assignment",
     "block_stacks",
     "centred",
     "centred_diagonal",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..stats import Covariances
+from ..linalg import inverse_root, nuclear_norm
+from ..stats import Covariances, Scatter
 from .define import define
 
 
@@ -51,7 +52,7 @@ def procrustes_distance(c: Covariances) -> Tensor:
 
     The distance itself, not its square, which other code often prints under the same name.
     """
-    return _distance_from(_overlap(c))
+    return distance_from(_overlap(c))
 
 
 @define(
@@ -69,17 +70,85 @@ def procrustes_distance(c: Covariances) -> Tensor:
 )
 def procrustes_angle(c: Covariances) -> Tensor:
     """Angle between the two sets of rows after the best rotation: arccos of normalized_bures; a metric."""
-    # arccos loses half the digits near 1; the angle of a chord of length d does not.
-    return 2 * torch.asin(_distance_from(_overlap(c)) / 2)
+    return _angle_from(_overlap(c))
 
 
-def _distance_from(overlap: Tensor) -> Tensor:
-    """√(2 − 2 overlap), where an overlap that rounding put above 1 counts as 1."""
+@define(
+    reads=Covariances,
+    bounds=(0, None),
+    same=0,
+    closer="down",
+    invariant={"rotation", "shift"},
+    symmetric=True,
+    paper="schonemann1966",
+    cost="n p q + p q min(p, q)",
+    precise=True,
+    few_rows="biased",
+    chance="below √(‖X‖² + ‖Y‖²)",
+)
+def raw_procrustes_distance(c: Covariances) -> Tensor:
+    """Distance after centring and the best rotation, sizes as they are: √(‖X‖² + ‖Y‖² − 2 ‖XᵀY‖₊).
+
+    Summed over the rows, not averaged: it grows with √n and with the scale of the activations.
+    """
+    return distance_between(c.x.n * c.x.trace, c.y.n * c.y.trace, c.x.n * c.nuclear)
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, torch.pi / 2),
+    same=0,
+    closer="down",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    paper="williams2021",
+    cost="n p q + p³ + q³",
+    precise=True,
+    few_rows="biased",
+    chance="below π/2, towards 0 as p grows past n",
+)
+def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
+    """Angle after the best rotation of partly whitened rows, X (αI + (1 − α) C^(-1/2)): from CCA (0) to Procrustes (1).
+
+    C is the covariance of X scaled so that its eigenvalues, as many as its rank, are 1 on average; without that (as
+    in the authors' netrep) a value between would depend on the units. alpha=1 is procrustes_angle; alpha=0 is the
+    arccos of Σρ / √(rank x · rank y), with ρ the canonical correlations: for equal ranks, of mean_cca. Directions
+    with less than 1e-10 of the largest variance are no part of C^(-1/2).
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"shape_angle goes from CCA (alpha=0) to Procrustes (alpha=1), got alpha={alpha!r}")
+    (x, size_x), (y, size_y) = (
+        side.memo(("partly whitened", alpha), lambda s: _partly_whitened(s, alpha)) for side in (c.x, c.y)
+    )
+    return _angle_from(nuclear_norm(x @ c.xy @ y) / (size_x * size_y))
+
+
+def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor]:
+    """The map of one side's neurons, and the norm of the rows that it gives, over √n."""
+    unit = (scatter.spectrum.rank / scatter.trace).sqrt()
+    identity = torch.eye(len(scatter.matrix), dtype=unit.dtype, device=unit.device)
+    mapped = alpha * unit * identity + (1 - alpha) * inverse_root(scatter.matrix)
+    return mapped, ((mapped @ scatter.matrix) * mapped).sum().sqrt()
+
+
+def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor, rounding: float = 0) -> Tensor:
+    """√(length_x + length_y − 2 product) of two squared lengths and an inner product, safe against rounding."""
+    mean = (length_x + length_y) / 2
+    return mean.sqrt() * distance_from(product / mean, rounding)
+
+
+def distance_from(overlap: Tensor, rounding: float = 0) -> Tensor:
+    """√(2 − 2 overlap), where an overlap that rounding put above 1 counts as 1; `rounding` if it is more than usual."""
     squared = 2 - 2 * overlap
-    slack = 1e-12 if overlap.dtype == torch.float64 else 1e-6
-    rounding = (squared <= 0) & (squared >= -2 * slack)
-    safe = torch.where(rounding, torch.ones_like(squared), squared)
-    return torch.where(rounding, torch.zeros_like(squared), safe.sqrt())
+    slack = max(rounding, 1e-12 if overlap.dtype == torch.float64 else 1e-6)
+    nothing = (squared <= 0) & (squared >= -2 * slack)
+    safe = torch.where(nothing, torch.ones_like(squared), squared)
+    return torch.where(nothing, torch.zeros_like(squared), safe.sqrt())
+
+
+def _angle_from(overlap: Tensor) -> Tensor:
+    # arccos loses half the digits near 1; the angle of a chord of length d does not.
+    return 2 * torch.asin(distance_from(overlap) / 2)
 
 
 @define(

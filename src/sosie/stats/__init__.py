@@ -3,7 +3,7 @@
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .moments import MomentMaker, Moments, MomentSide
-from .sample import ROWS, Lottery, Sample, SampleMaker, SampleSide
+from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
 from .views import (
@@ -22,6 +22,7 @@ Statistic = Moments | Grams | Sample
 
 __all__ = [
     "BLOCK",
+    "NO_NEURONS",
     "ROWS",
     "Alignment",
     "Covariances",

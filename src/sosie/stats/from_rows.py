@@ -29,7 +29,7 @@ class Coordinates:
     def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
         n, width = rows.shape
         # With gradients in the rows' own precision, which both sides share.
-        rows = _without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
+        rows = without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
         if width <= n or differentiable:
             return cls(rows, Scatter(rows.T @ rows / n, n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
@@ -119,7 +119,7 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     )
 
 
-def _without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
     digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
     noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)

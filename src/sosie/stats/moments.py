@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import closed_forms
-from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment
+from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
@@ -224,6 +224,8 @@ class Moments:
         return closed_forms.covariances(self, i, j, (self.scatters[0][i], self.scatters[1][j]))
 
     def neurons(self, i: int = 0, j: int = 0) -> Neurons:
+        """Variances and covariances of the neurons of site i of A and site j of B."""
+        check_pairs(self.a.widths[i], self.b.widths[j])
         found = self.covariances(i, j)
         return Neurons(found.x.matrix.diagonal(), found.y.matrix.diagonal(), found.xy)
 

@@ -10,12 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import centred
 from . import from_rows
 from .shuffle import Shuffle
-from .views import Alignment, Covariances, DebiasedAlignment, Neurons, PairedRows, Scatter, SiteRows, UncentredAlignment
+from .views import (
+    Alignment,
+    Covariances,
+    DebiasedAlignment,
+    Neurons,
+    PairedRows,
+    Scatter,
+    SiteRows,
+    UncentredAlignment,
+    check_pairs,
+)
 
 ROWS = 2048  # rows kept by default
+NO_NEURONS = (  # why projected rows are of no use to what matches neurons, and what to do
+    "which are no neurons any more: pool with rows='mean', raise memory=, or take narrower sites"
+)
 
 
 def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
@@ -255,8 +267,13 @@ class Sample:
         return PairedRows(self._sites[0][i], self._sites[1][j], self._inputs)
 
     def neurons(self, i: int = 0, j: int = 0) -> Neurons:
-        """Variances and covariances of the neurons of site i of A and site j of B."""
-        x, y = self._sites[0][i].memo("centred", centred), self._sites[1][j].memo("centred", centred)
+        """Variances and covariances of the neurons of site i of A and site j of B, in float64."""
+        sites = self._sites[0][i], self._sites[1][j]
+        p, q = (site.rows.shape[1] for site in sites)
+        if self.folded is not None and max(p, q) >= self.folded:
+            raise ValueError(f"these rows were projected to {self.folded} columns, {NO_NEURONS}")
+        check_pairs(p, q)
+        x, y = (_centred_neurons(site) for site in sites)
         return Neurons(x.square().mean(0), y.square().mean(0), x.T @ y / self.n)
 
     @cached_property
@@ -277,6 +294,11 @@ class Sample:
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
         return from_rows.covariances(self._coordinates[0][i], self._coordinates[1][j])
+
+
+def _centred_neurons(site: SiteRows) -> Tensor:
+    # Not from what memo passes on: how much rounding there is depends on the precision the rows came in.
+    return site.memo("centred", lambda _: from_rows.without_rounding(site.rows, torch.float64))
 
 
 def _spread(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, inverse_root, nuclear_norm
+from ..linalg import Spectrum, best_assignment, inverse_root, nuclear_norm
 from .shuffle import Moves, Shuffle
 
 T = TypeVar("T")
@@ -44,7 +44,13 @@ class Scatter:
 
     matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
     n: int
-    _roots: dict[float, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
+    _kept: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
+        """`make(self)`, made once however many pairs ask for it."""
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        return self._kept[key]  # type: ignore[return-value]
 
     @cached_property
     def trace(self) -> Tensor:
@@ -56,10 +62,12 @@ class Scatter:
 
     def leading_root(self, share: float) -> tuple[Tensor, int]:
         """Inverse square root on the fewest leading directions that hold this share of the variance; their number."""
-        if share not in self._roots:
-            count = self.spectrum.leading(share).rank
-            self._roots[share] = inverse_root(self.matrix, self.spectrum.cut_after(count)), count
-        return self._roots[share]
+
+        def make(scatter: Scatter) -> tuple[Tensor, int]:
+            count = scatter.spectrum.leading(share).rank
+            return inverse_root(scatter.matrix, scatter.spectrum.cut_after(count)), count
+
+        return self.memo(("leading", share), make)
 
     @cached_property
     def scale(self) -> Tensor:
@@ -152,6 +160,18 @@ class PairedRows:
             raise ValueError(f"need paired rows, got {len(self.x.rows)} and {len(self.y.rows)}")
 
 
+MOST_PAIRS = 4096**2  # of neurons that are matched: 128 MiB of covariances, some ten seconds to assign
+
+
+def check_pairs(p: int, q: int) -> None:
+    """Refuse to match neurons where there are too many pairs of them, before their covariances are made."""
+    if p * q > MOST_PAIRS:
+        raise ValueError(
+            f"matching {p} neurons with {q} means {p * q:,} pairs, more than {MOST_PAIRS:,}: pool with rows='mean', "
+            "or take narrower sites"
+        )
+
+
 @dataclass
 class Neurons:
     """How the neurons of two sites vary together, neuron by neuron."""
@@ -165,6 +185,16 @@ class Neurons:
         """(p, q); 0 for a neuron that never varies."""
         x, y = (torch.where(v > 0, v, torch.inf).rsqrt() for v in (self.x, self.y))
         return self.xy * x[:, None] * y[None, :]
+
+    @cached_property
+    def matched(self) -> Tensor:
+        """Covariances of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
+        return self.xy[best_assignment(self.xy)]
+
+    @cached_property
+    def matched_correlations(self) -> Tensor:
+        """Correlations of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
+        return self.correlations[best_assignment(self.correlations)]
 
 
 View = Alignment | Covariances | PairedRows | Neurons

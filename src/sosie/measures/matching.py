@@ -1,0 +1,164 @@
+"""Measures that match neurons with neurons, and rows with rows after the best rotation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..stats import Neurons, PairedRows
+from .define import define
+from .shape import distance_from
+
+STEPS = 10**8  # of the network simplex, far beyond what the largest allowed problem takes
+
+
+@define(
+    reads=Neurons,
+    bounds=(0, 2),
+    same=0,
+    closer="down",
+    invariant={"permutation", "scale", "shift"},
+    symmetric=True,
+    precise=True,
+    paper="williams2021",
+    cost="n p q + p q min(p, q)",
+    few_rows="biased",
+    chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))",
+)
+def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
+    """Distance after centring, scaling each side to unit norm, and the best one-to-one match of neurons.
+
+    The narrower side is padded with neurons that are always 0, so that surplus neurons count in full. Above √2 where
+    even the best match is negative. At most 4096² pairs of neurons. The gradient is that of the match as it stands.
+    """
+    return distance_from(neurons.matched.sum() / (neurons.x.sum().sqrt() * neurons.y.sum().sqrt()))
+
+
+@define(
+    reads=Neurons,
+    bounds=(0, 2),
+    same=0,
+    closer="down",
+    invariant={"permutation", "scale", "shift"},
+    symmetric=True,
+    precise=True,
+    paper="khosla2024",
+    cost="n p q + p q (p + q)",
+    few_rows="biased",
+    chance="below √2 by the best of many matches",
+)
+def soft_match_distance(neurons: Neurons) -> Tensor:
+    """Distance under the best transport of neurons to neurons, where each neuron of a side weighs the same.
+
+    √(min Σ Tᵢⱼ ‖xᵢ − yⱼ‖²) over T ≥ 0 with row sums 1/p and column sums 1/q; neurons are centred and each side
+    scaled so that ‖xᵢ‖² is 1 on average. For equal widths just permutation_procrustes_distance. Unequal widths need
+    POT (`pip install 'sosie[transport]'`). At most 4096² pairs of neurons.
+    """
+    p, q = neurons.xy.shape
+    size = neurons.x.mean().sqrt() * neurons.y.mean().sqrt()
+    if p == q:
+        return distance_from(neurons.matched.mean() / size)
+    x, y = (side.detach() / side.detach().mean() for side in (neurons.x, neurons.y))
+    cost = x[:, None] + y[None, :] - 2 * neurons.xy.detach() / size.detach()
+    plan = torch.from_numpy(_transport(cost.cpu().numpy())).to(cost)
+    return distance_from((plan * neurons.xy).sum() / size)
+
+
+def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The cheapest plan (p, q) between uniform weights; exact."""
+    p, q = cost.shape
+    try:
+        import ot
+    except ImportError as error:
+        raise ImportError(
+            f"soft_match_distance of unequal widths ({p} and {q}) needs POT: pip install 'sosie[transport]'"
+        ) from error
+    plan, log = ot.emd(np.full(p, 1 / p), np.full(q, 1 / q), np.ascontiguousarray(cost), numItermax=STEPS, log=True)
+    if log["warning"] is not None:
+        raise ValueError(f"soft_match_distance found no optimal transport of {p} to {q} neurons: {log['warning']}")
+    return np.asarray(plan)
+
+
+@define(
+    reads=Neurons,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"permutation", "stretch", "shift"},
+    symmetric=True,
+    paper="li2015",
+    cost="n p q + p q min(p, q)",
+    few_rows="biased",
+    chance="above 0, at most about √(2 log p / n)",
+)
+def hard_correlation_match(neurons: Neurons) -> Tensor:
+    """Mean correlation of matched neurons under the best one-to-one match, as many as the narrower side has.
+
+    Signed: a neuron and its negative do not match. A neuron that never varies has correlation 0 and counts, so rows
+    with such neurons give less than 1 with themselves. At most 4096² pairs of neurons.
+    """
+    return neurons.matched_correlations.mean()
+
+
+@define(
+    reads=Neurons,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"permutation", "stretch", "shift"},
+    symmetric=False,
+    paper="li2015",
+    cost="n p q",
+    few_rows="biased",
+    chance="above 0, at most about √(2 log q / n)",
+)
+def soft_correlation_match(neurons: Neurons) -> Tensor:
+    """Correlation of each neuron of x with its most correlated neuron of y, averaged over the neurons of x.
+
+    Signed, and several neurons of x may take the same one of y. A neuron that never varies has correlation 0 and
+    counts. At most 4096² pairs of neurons.
+    """
+    return neurons.correlations.amax(1).mean()
+
+
+@define(
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="hamilton2016, klabunde2023",
+    cost="n p q + p q min(p, q)",
+    few_rows="biased",
+    chance="above 0, towards 1 as p grows past n; a common mean adds to it",
+)
+def aligned_cosine(rows: PairedRows) -> Tensor:
+    """Cosine between row i of XQ and row i of Y, averaged over rows, with Q the best rotation of X onto Y.
+
+    Rows as they are, not centred, so a common mean counts as likeness. The narrower side is padded with zeros. Only
+    directions in which X and Y have something in common are turned onto each other: where XᵀY is singular the rest of
+    Q is arbitrary, and adds nothing here.
+    """
+    (x, length_x), (y, length_y) = (side.memo("row coordinates", _row_coordinates) for side in (rows.x, rows.y))
+    u, shared, v = torch.linalg.svd(x.T @ y, full_matrices=False)
+    known = shared > max(x.shape[1], y.shape[1]) * torch.finfo(shared.dtype).eps * shared[0]
+    products = ((x @ u[:, known]) * (y @ v[known].T)).sum(1)
+    return (products / (length_x * length_y)).mean()
+
+
+def _row_coordinates(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows up to a rotation, in no more columns than there are rows, and their lengths."""
+    rows = rows.detach().double()
+    lengths = rows.norm(dim=1)
+    if not bool((lengths > 0).all()):
+        raise ValueError(
+            f"aligned_cosine compares directions, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero"
+        )
+    if rows.shape[1] > len(rows):
+        rows = torch.linalg.qr(rows.T, mode="r").R.T
+    return rows, lengths
