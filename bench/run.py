@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import coverage
 import cpu
 import gpu
 import rows
@@ -21,6 +22,7 @@ def main() -> None:
             os.environ.setdefault(variable, str(SHARED / folder))
     startup.main()
     rows.main()
+    coverage.main()
     try:
         cpu.main()
     except FileNotFoundError as error:
