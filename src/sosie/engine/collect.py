@@ -17,6 +17,7 @@ from .inspect import Inspector
 from .plan import Kind, Plan
 from .precision import allows_tf32, products
 from .sources import Source
+from .stream import check_positions
 
 Pair = tuple[int, int]
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
@@ -101,6 +102,7 @@ class Pass:
             for chunk in chunks:
                 start = next(iter(totals.values())).rows
                 read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
+                check_positions([self.sources[k] for k in read])
                 with products():
                     self._join([read[k] for k in self.twins], totals, chunk)
                 bar.advance(chunk.count)
