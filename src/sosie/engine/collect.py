@@ -122,6 +122,7 @@ class Pass:
                 return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 
         found = self.sources[k].read(chunk, sink)
+        check_positions([self.sources[k]])
         sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
         self._inspect(k, sides)
         return sides

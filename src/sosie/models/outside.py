@@ -63,6 +63,11 @@ def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | No
         has_words = (path / "tokenizer.json").is_file()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"hf:{folder} comes with code of its own, which sosie does not run: where you trust it, open the model "
+                "yourself and compare the module"
+            ) from error
         raise ValueError(f"hf:{folder} cannot be opened: {error}") from error
     # A pooler is often not saved, and nothing but the model's pooled output rests on it.
     random = sorted(name for name in facts["missing_keys"] if "pooler" not in name.split("."))
