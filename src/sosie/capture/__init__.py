@@ -1,7 +1,8 @@
 """Capture: from a model and data to activations, and from activations to rows."""
 
-from .arguments import mask_of, model_arguments
+from .arguments import model_arguments
 from .batches import Batches, Chunk, NoData, recut
+from .masks import Masks, mask_of
 from .names import unwrap
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
@@ -16,6 +17,7 @@ __all__ = [
     "BadBatch",
     "Batches",
     "Chunk",
+    "Masks",
     "NoData",
     "Rule",
     "SavedActivations",

@@ -76,11 +76,12 @@ def compare(
 
     `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz,
     .safetensors), or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all
-    pairs in one pass. `data`: anything that yields tensors, (x, y) pairs or dicts of keyword arguments, or a
-    data specification.
+    pairs in one pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists
+    of strings, or a data specification.
 
     `sites_a`, `sites_b`: names, globs, types; None takes blocks or layers. `rows`: how activations become
-    rows. `prepare_a`, `prepare_b`: each model's own normalisation. `inputs`: batch → model arguments.
+    rows. `prepare_a`, `prepare_b`: each model's own normalisation, or tokeniser of text. `inputs`: batch →
+    model arguments.
     `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the
     budget for that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32",
     "float64". `resume`: a file that the statistics are saved to on the way, and read from if it is there.
