@@ -10,7 +10,7 @@ from sosie.results import write_atomically
 PAPERS = {
     "barannikov2022": "Barannikov et al. 2022, Representation topology divergence",
     "cristianini2001": "Cristianini et al. 2001, On kernel-target alignment",
-    "facco2017": "Facco et al. 2017, Estimating the intrinsic dimension of datasets by a minimal neighborhood information",
+    "facco2017": "Facco et al. 2017, Estimating the intrinsic dimension of datasets",
     "hamilton2016": "Hamilton et al. 2016, Cultural shift or linguistic drift?",
     "huh2024": "Huh et al. 2024, The platonic representation hypothesis",
     "klabunde2023": "Klabunde et al. 2023, Similarity of neural network models: a survey",
@@ -24,7 +24,7 @@ PAPERS = {
     "tang2020": "Tang et al. 2020, Similarity of neural networks with gradients",
     "tsitsulin2020": "Tsitsulin et al. 2020, The shape of data: intrinsic distance for data distributions",
     "wang2020": "Wang et al. 2020, Towards understanding the instability of network embedding",
-    "wang_isola2020": "Wang and Isola 2020, Understanding contrastive representation learning through alignment and uniformity",
+    "wang_isola2020": "Wang and Isola 2020, Alignment and uniformity on the hypersphere",
     "williams2021": "Williams et al. 2021, Generalized shape metrics on neural representations",
 }
 

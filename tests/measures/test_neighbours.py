@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def cycle(x: np.ndarray, y: np.ndarray, k: int) -> float:
 
 def longest_common(x: np.ndarray, y: np.ndarray, k: int) -> float:
     def length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-        @lru_cache(maxsize=None)
+        @cache
         def of(i: int, j: int) -> int:
             if i == len(a) or j == len(b):
                 return 0
@@ -93,7 +93,10 @@ def test_by_hand() -> None:
         angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
         return torch.stack([angle.cos(), angle.sin()], 1)
 
-    x, y = circle(0, 10, 30, 70), circle(0, 30, 10, 70)  # nearest two in x: 1 2, 0 2, 1 0, 2 1; in y: 2 1, 2 0, 0 1, 1 2
+    x, y = (
+        circle(0, 10, 30, 70),
+        circle(0, 30, 10, 70),
+    )  # nearest two in x: 1 2, 0 2, 1 0, 2 1; in y: 2 1, 2 0, 0 1, 1 2
     expected = {
         "mutual_knn": 1.0,
         "jaccard": 1.0,
@@ -111,7 +114,7 @@ def test_order_between_the_measures() -> None:
     for k in (2, 5, 10):
         shared = sosie.measure("mutual_knn", x, y, k=k)
         assert sosie.measure("jaccard", x, y, k=k) < shared
-        assert sosie.measure("lcs_knn", x, y, k=k) < shared
+        assert sosie.measure("lcs_knn", x, y, k=k) <= shared
 
 
 def test_rows_with_themselves_need_not_return() -> None:
@@ -144,7 +147,7 @@ def by_chance(name: str, k: int, n: int) -> float:
     [("mutual_knn", 10), ("jaccard", 10), ("rank_similarity", 5), ("cycle_knn", 10), ("lcs_knn", 5)],
 )
 def test_independent_rows_give_what_is_declared(name: str, k: int) -> None:
-    values = [float(MEASURES[name].using(k=k).of(*independent(400, 3, seed))) for seed in range(6)]
+    values = [float(MEASURES[name].using(k=k).of(*independent(400, 3, seed))) for seed in range(60)]
     assert np.mean(values) == pytest.approx(by_chance(name, k, 400), rel=0.12)
 
 

@@ -157,7 +157,8 @@ def intrinsic_dimension_difference(rows: PairedRows, discard: float = 0.1) -> Te
 
     The slope through the origin of −log(1 − F(μ)) against log μ, μ the distance to the second nearest row over
     that to the nearest and F its empirical distribution; the largest `discard` of the ratios are left out, as in
-    the paper. Others take the maximum likelihood, (n − 1) / Σ log μ. Low for dimensions above ten or so.
+    the paper. Others take the maximum likelihood, (n − 1) / Σ log μ. Edges make it low: about 4.7 for 2000
+    rows in a cube of 5 dimensions, 8.7 for 10.
     """
     if not 0 <= discard < 1:
         raise ValueError(f"intrinsic_dimension_difference leaves out a share from 0 to below 1, got discard={discard}")
@@ -205,7 +206,7 @@ def rtd(paired: PairedRows, rows: int = 400, seed: int = 0) -> Tensor:
     The sum of the bars of R-Cross-Barcode₁, averaged over both directions; distances are Euclidean, each side's
     divided by the 0.9 quantile of all n² of them. Beyond `rows` rows a subset drawn with `seed` is compared, once
     (the authors average ten draws of 500); the value grows with their number, so compare it at equal numbers only.
-    Needs `pip install 'sosie[topology]'`.
+    Takes seconds for each pair of sites. Needs `pip install 'sosie[topology]'`.
     """
     n = len(paired.x.rows)
     if n < 2 or rows < 2:
