@@ -2,8 +2,16 @@
 
 from .correlations import cca_r2, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, settled
-from .dissimilarities import rsa
-from .kernels import debiased_cka, kernel_alignment, linear_cka, rbf_cka
+from .dissimilarities import rsa, rsm_norm_difference
+from .geometry import (
+    concentricity_difference,
+    imd,
+    intrinsic_dimension_difference,
+    magnitude_difference,
+    rtd,
+    uniformity_difference,
+)
+from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
     aligned_cosine,
     hard_correlation_match,
@@ -11,7 +19,7 @@ from .matching import (
     soft_correlation_match,
     soft_match_distance,
 )
-from .neighbours import mutual_knn
+from .neighbours import cknna, cycle_knn, jaccard, lcs_knn, mutual_knn, rank_similarity, second_order_cosine
 from .shape import (
     normalized_bures,
     procrustes_angle,
@@ -29,14 +37,24 @@ __all__ = [
     "aligned_cosine",
     "bures_distance",
     "cca_r2",
+    "cknna",
+    "concentricity_difference",
+    "cycle_knn",
     "debiased_cka",
+    "deconfounded_cka",
     "define",
+    "distance_correlation",
     "eigenspace_overlap",
     "find",
     "gulp",
     "hard_correlation_match",
+    "imd",
+    "intrinsic_dimension_difference",
+    "jaccard",
     "kernel_alignment",
+    "lcs_knn",
     "linear_cka",
+    "magnitude_difference",
     "mean_cca",
     "mutual_knn",
     "normalized_bures",
@@ -44,13 +62,18 @@ __all__ = [
     "procrustes_angle",
     "procrustes_distance",
     "pwcca",
+    "rank_similarity",
     "raw_procrustes_distance",
     "rbf_cka",
     "regression_r2",
     "rsa",
+    "rsm_norm_difference",
+    "rtd",
+    "second_order_cosine",
     "settled",
     "shape_angle",
     "soft_correlation_match",
     "soft_match_distance",
     "svcca",
+    "uniformity_difference",
 ]

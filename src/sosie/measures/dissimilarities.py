@@ -8,6 +8,7 @@ from torch import Tensor
 from ..linalg import Spectrum, double_centred
 from ..stats import PairedRows, SiteRows
 from .define import define
+from .neighbours import cosines
 
 ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a tie, not a rank
 
@@ -73,7 +74,7 @@ def rsm_norm_difference(rows: PairedRows) -> Tensor:
     ‖S − S′‖ / n with the Frobenius norm, which others print without the n; their S may be inner products or
     distances instead of cosines, and then scale matters.
     """
-    x, y = (side.memo("cosines", lambda r: 1 - _cosine(r), "square") for side in (rows.x, rows.y))
+    x, y = (side.memo("cosines", cosines, "square") for side in (rows.x, rows.y))
     return (x - y).norm() / len(x)
 
 
@@ -100,18 +101,13 @@ def _unit(found: Tensor) -> Tensor:
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
-    return _cosine(x - x.mean(1, keepdim=True), "rows that vary", "constant")
-
-
-def _cosine(x: Tensor, wanted: str = "rows that point somewhere", found: str = "zero") -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    if not bool((lengths > 0).all()):
+    x = x - x.mean(1, keepdim=True)
+    if not bool((x != 0).any(1).all()):
         raise ValueError(
-            f"cosines need {wanted}, but {int((lengths == 0).sum())} rows are {found}; "
+            f"correlations need rows that vary, but {int((x == 0).all(1).sum())} rows are constant; "
             "use rsa(dissimilarity='euclidean')"
         )
-    units = x / lengths
-    return 1 - units @ units.T
+    return 1 - cosines(x)
 
 
 def _euclidean(x: Tensor) -> Tensor:
@@ -167,7 +163,7 @@ DISSIMILARITIES = {
     "correlation": _correlation,
     "euclidean": _euclidean,
     "squared_euclidean": lambda x: _euclidean(x).square(),
-    "cosine": _cosine,
+    "cosine": lambda x: 1 - cosines(x),
     "mahalanobis": _mahalanobis,
 }
 COMPARATORS = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import RANK_TOLERANCE, double_centred, u_centred
-from ..stats import Alignment, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
+from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
 
@@ -152,33 +152,6 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
 
 
-@define(
-    reads=PairedRows,
-    bounds=(-1, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q)",
-    chance="k / (n − 1), or less",
-)
-def cknna(rows: PairedRows, k: int = 10) -> Tensor:
-    """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
-
-    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of
-    the same with either side alone; K̄ is the Gram matrix of unit rows less the mean of each row. That is the
-    paper's formula; its authors' code masks first and then takes an unbiased HSIC of what is left.
-    """
-    n = len(rows.x.rows)
-    if not 1 <= k < n:
-        raise ValueError(f"cknna(k={k}) needs 1 ≤ k < n neighbours, got {n} rows")
-    (a, near_a), (b, near_b) = (_kernel_and_neighbours(side, k) for side in (rows.x, rows.y))
-    both = ((a * b) * (near_a * near_b)).sum()
-    return both / ((a.square() * near_a).sum() * (b.square() * near_b).sum()).sqrt()
-
-
 def _linear(x: Tensor) -> Tensor:
     x = x - x.mean(0, keepdim=True)
     return x @ x.T
@@ -198,31 +171,6 @@ def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
 
 def _distances(x: Tensor) -> Tensor:
     return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _kernel_and_neighbours(side: SiteRows, k: int) -> tuple[Tensor, Tensor]:
-    return (
-        side.memo("row-centred cosines", lambda x: _row_centred(_cosines(x)), "square"),
-        side.memo(("nearest", k), lambda x: _nearest(_cosines(x), k), "square"),
-    )
-
-
-def _cosines(x: Tensor) -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    if not bool((lengths > 0).all()):
-        raise ValueError(f"cknna compares directions, but {int((lengths == 0).sum())} rows are all zero")
-    units = x / lengths
-    return units @ units.T
-
-
-def _row_centred(kernel: Tensor) -> Tensor:
-    return kernel - kernel.mean(1, keepdim=True)
-
-
-def _nearest(kernel: Tensor, k: int) -> Tensor:
-    """(n, n): 1 where j is among the k nearest others of i."""
-    nearest = kernel.clone().fill_diagonal_(-torch.inf).topk(k, dim=1).indices
-    return torch.zeros_like(kernel).scatter_(1, nearest, 1.0)
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:

@@ -100,7 +100,8 @@ def _bullets(console: Console, texts: list[str], style: str = "") -> None:
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
     low_high = tuple(fact["bounds"])
-    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {fact['same']:g} with itself"
+    same = "no fixed value" if fact["same"] is None else f"{fact['same']:g}"
+    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {same} with itself"
     traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
