@@ -110,7 +110,7 @@ def _fade(axes: Axes, chance: np.ndarray | None) -> None:
     from matplotlib.path import Path as Outline
 
     corners = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
-    cells = [corners + (j, i) for i, j in np.argwhere(chance)]
+    cells = [corners + np.array([j, i]) for i, j in np.argwhere(chance)]
     codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * len(cells)
     look: dict[str, Any] = {"facecolor": "#8c8f986b", "edgecolor": "#ffffffa0", "hatch": "/////", "linewidth": 0}
     axes.add_patch(PathPatch(Outline(np.concatenate(cells), codes), gid="by-chance", **look))

@@ -139,17 +139,20 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
     found = summarise(result, measure)
     names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
     shown = _shown(len(result.side_a.sites), full)
-    for digits in (3, 2):  # one digit less where names would have to be cut for it
+    crowded = len(_titles(result[measure])) > 3
+    gap = 2 if crowded else 3
+    visible_in_two = np.nanmax(np.abs(found.best), initial=0) >= 0.1
+    for digits in (3, 2)[: 1 + visible_in_two]:  # one digit less where names would have to be cut for it
         heads = [names[0], f"best in {names[1]}", *_titles(result[measure])]
         rows = [_row(result, found, i, console, digits) for i in shown]
         plain = [[str(cell) for cell in row] for row in rows]
         lines = [[max(map(len, head.split("\n")), default=0) for head in heads], *([len(c) for c in r] for r in plain)]
         widths = [max(column) for column in zip(*lines, strict=True)]
-        room = console.width - sum(widths[2:]) - 3 * len(heads)
-        if "chance" not in heads or sum(max(len(row[k]) for row in plain) for k in (0, 1)) <= room:
+        room = console.width - sum(widths[2:]) - gap * len(heads)
+        if not crowded or sum(max(len(row[k]) for row in plain) for k in (0, 1)) <= room:
             break
     rooms = _rooms(widths[0], widths[1], room)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if crowded else (0, 1))
     for k, title in enumerate(heads):
         name = shorten(title, rooms[k]) if k < 2 else title
         head = Text(name if "\n" in name else _letters(console, name))
@@ -205,8 +208,8 @@ def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
         cells.append("" if j is None else f"{_number(values.null[i, j], digits)}{spread}")
     if p is not None:
         known = np.nan if j is None else float(p[i, j])
-        number = f"{written_p(known)} " if digits > 2 and np.isfinite(known) else ""
-        cells.append(number + stars(known))
+        marks = stars(known)
+        cells.append(f"{written_p(known)} {marks:<4}" if marks and digits > 2 else marks)
     return cells
 
 

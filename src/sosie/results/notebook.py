@@ -34,8 +34,9 @@ def as_html(comparison: Comparison) -> str:
 
 
 def _doubt_titles(values: Values) -> list[str]:
-    given = (values.low is not None and values.high is not None, values.null is not None, decisive_p(values) is not None)
-    return [title for title, there in zip(("95 % interval", "chance", "p"), given, strict=True) if there]
+    ranged = ["95 % interval"] if values.low is not None and values.high is not None else []
+    chance = ["chance"] if values.null is not None else []
+    return [*ranged, *chance, *(["p"] if decisive_p(values) is not None else [])]
 
 
 def _doubt(values: Values, i: int, j: int | None) -> list[str]:

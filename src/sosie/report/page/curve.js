@@ -113,10 +113,14 @@ function band(found, plan, kind, className) {
   return ribbon(plan, (i) => valueAt(found, kind, i, "low"), (i) => valueAt(found, kind, i, "high"), className);
 }
 
+// A layer between two undefined ones, or all alone, has a band just wide enough to be seen.
 function ribbon(plan, low, high, className) {
-  const edge = (value, order) => order.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
-  const paths = runs(plan, (i) => low(i) !== null && high(i) !== null).map((run) =>
-    shape("path", { class: "band", d: `M${[...edge(high, run), ...edge(low, [...run].reverse())].join("L")}Z` }));
+  const paths = runs(plan, (i) => low(i) !== null && high(i) !== null).map((run) => {
+    const alone = () => [-4, 4].map((aside) => [run[0], plan.x(run[0]) + aside]);
+    const places = run.length > 1 ? run.map((i) => [i, plan.x(i)]) : alone();
+    const edge = (value) => places.map(([i, x]) => `${x.toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
+    return shape("path", { class: "band", d: `M${[...edge(high), ...edge(low).reverse()].join("L")}Z` });
+  });
   return shape("g", { class: className }, paths);
 }
 
