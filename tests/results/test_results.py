@@ -227,6 +227,7 @@ def test_p_values_are_written_so_that_the_level_can_be_told() -> None:
 def test_undefined_values_are_neither_chance_nor_clear() -> None:
     c = doubted(p_search=np.full((3, 2), 0.5))
     assert by_chance(c["linear_cka"]).tolist() == [[True, True], [False, True], [True, True]]
+    assert by_chance(doubted()["linear_cka"]).tolist() == [[True, False], [False, True], [False, True]]  # 0.05 is clear
     assert by_chance(comparison()["linear_cka"]) is None
 
 

@@ -95,7 +95,7 @@ function faded(grid, plan) {
     const { x, y, width, height } = box(plan, i, j);
     if (grid.byChance(i, j)) parts.push(`M${x} ${y}h${width}v${height}h${-width}z`);
   }));
-  const place = plan.legendBelow ? { x: 0, y: 50 } : { x: BAR + 28, y: 17 };
+  const place = plan.legendBelow ? { x: 0, y: 53 } : { x: BAR + 28, y: 17 };
   return shape("g", { class: "faded" }, [
     shape("path", { class: "by-chance", fill: "url(#chance)", d: parts.join("") }),
     shape("rect", { ...place, width: 22, height: 10, fill: palette[Math.round(LEVELS * 0.2)] }),
