@@ -11,13 +11,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..results import Comparison, Comparisons, Summary, summarise
+from ..results import (
+    LEVEL,
+    Comparison,
+    Comparisons,
+    Summary,
+    Values,
+    by_chance,
+    correction,
+    decisive_p,
+    stars,
+    summarise,
+    written_p,
+)
 from .contents import sentences
 from .words import direction, doubts, extent, sentence, shorten, size, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
+_UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
 _NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
+_PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
 
 def print_comparison(result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False) -> None:
@@ -34,6 +48,7 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
             console.print()
         console.print(_text(console, sentence(result, measure), "bold"))
         console.print(_matches(result, measure, console, full))
+        _legend(result[measure], console)
         found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
         hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
         _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
@@ -87,7 +102,7 @@ def _letters(console: Console, text: str) -> str:
     encoding = console.encoding or "utf-8"
     if encoding.startswith("utf"):
         return visible(text)
-    return visible(text).replace("…", "~").encode(encoding, "backslashreplace").decode(encoding)
+    return visible(text).translate(_PLAINER).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _bullets(console: Console, texts: list[str], style: str = "") -> None:
@@ -113,43 +128,89 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _legend(values: Values, console: Console) -> None:
+    """What p and the sign mean, where there is a p."""
+    if decisive_p(values) is not None:
+        levels = f"* p ≤ {LEVEL:g}, ** p ≤ 0.01, *** p ≤ 0.001"
+        text = f"{levels}; {_UNCLEAR} and n.s.: not distinguishable from chance (p {correction(values)})."
+        console.print(_text(console, text, "dim"))
+
+
 def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
-    values, found = result[measure], summarise(result, measure)
-    ranged = values.low is not None and values.high is not None
+    found = summarise(result, measure)
     names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
-    titles = [names[0], f"best in {names[1]}", "value", "same depth"]
-    if ranged:
-        titles.insert(3, "interval")
-    rows = [_row(result, found, i, console) for i in _shown(len(result.side_a.sites), full)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    rooms = _rooms(widths[0], widths[1], console.width - sum(widths[2:]) - 3 * len(titles))
-    for k, title in enumerate(titles):
+    shown = _shown(len(result.side_a.sites), full)
+    crowded = len(_titles(result[measure])) > 3
+    gap = 2 if crowded else 3
+    visible_in_two = np.nanmax(np.abs(found.best), initial=0) >= 0.1
+    for digits in (3, 2)[: 1 + visible_in_two]:  # one digit less where names would have to be cut for it
+        heads = [names[0], f"best in {names[1]}", *_titles(result[measure])]
+        rows = [_row(result, found, i, console, digits) for i in shown]
+        plain = [[str(cell) for cell in row] for row in rows]
+        lines = [[max(map(len, head.split("\n")), default=0) for head in heads], *([len(c) for c in r] for r in plain)]
+        widths = [max(column) for column in zip(*lines, strict=True)]
+        room = console.width - sum(widths[2:]) - gap * len(heads)
+        if not crowded or sum(max(len(row[k]) for row in plain) for k in (0, 1)) <= room:
+            break
+    rooms = _rooms(widths[0], widths[1], room)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if crowded else (0, 1))
+    for k, title in enumerate(heads):
         name = shorten(title, rooms[k]) if k < 2 else title
-        table.add_column(_text(console, name), justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
-    for row in rows:
-        cells = (_text(console, shorten(name, room)) if name else "" for name, room in zip(row, rooms, strict=False))
-        table.add_row(*cells, *row[2:], style="dim" if not row[1] else "")
+        head = Text(name if "\n" in name else _letters(console, name))
+        table.add_column(head, justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
+    for row, text in zip(rows, plain, strict=True):
+        cells = (_text(console, shorten(name, most)) if name else "" for name, most in zip(text, rooms, strict=False))
+        table.add_row(*cells, *row[2:], style="dim" if not text[1] else "")
     return table
 
 
-def _row(result: Comparison, found: Summary, i: int | None, console: Console) -> list[str]:
-    """A layer of A, its best match, the value, its interval if there are any, the value at the same depth."""
+def _titles(values: Values) -> list[str]:
+    """Of the columns of numbers: value, what is known of its doubt, and the value at the same depth."""
+    ranged = ["interval"] if values.low is not None and values.high is not None else []
+    chance = ["chance"] if values.null is not None else []
+    p = ["p"] if decisive_p(values) is not None else []
+    return ["value", *ranged, *chance, *p, "same\ndepth" if chance or p else "same depth"]
+
+
+def _row(result: Comparison, found: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
+    """A layer of A, its best match, the numbers in the order of their titles."""
     values = result[found.measure]
-    ranged = values.low is not None and values.high is not None
     if i is None:
         hidden = len(result.side_a.sites) - MOST_ROWS
-        return [f"… {hidden} more", *[""] * (4 if ranged else 3)]
+        return [Text(f"… {hidden} more"), *[Text()] * (1 + len(_titles(values)))]
     j = found.best_partner[i]
-    cells = [
-        _letters(console, result.side_a.sites[i]),
-        "none" if j is None else _letters(console, result.side_b.sites[j]),
-        _number(found.best[i]),
-        _number(found.diagonal[i]),
+    names = [result.side_a.sites[i], "none" if j is None else result.side_b.sites[j]]
+    return [
+        *(Text(_letters(console, name)) for name in names),
+        _value(values, i, j, digits),
+        *(Text(_letters(console, cell)) if cell else Text() for cell in _doubt(values, i, j, digits)),
+        _value(values, i, found.depth_partner[i], digits),
     ]
+
+
+def _value(values: Values, i: int, j: int | None, digits: int) -> Text:
+    """Dimmed and marked where chance could have given it; the mark has its own column of letters."""
+    chance = by_chance(values)
+    text = _number(float("nan") if j is None else values.value[i, j], digits)
+    if chance is None:
+        return Text(text)
+    unclear = j is not None and chance[i, j]
+    return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
+
+
+def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
+    """Interval, chance and p of a pair, those that there are."""
+    cells, p = [], decisive_p(values)
     if values.low is not None and values.high is not None:
-        between = "" if j is None else f"{_number(values.low[i, j])} to {_number(values.high[i, j])}"
-        cells.insert(3, between)
+        low, high = (np.nan if j is None else bound[i, j] for bound in (values.low, values.high))
+        cells.append(f"[{_number(low, digits)}, {_number(high, digits)}]" if np.isfinite([low, high]).all() else "")
+    if values.null is not None:
+        spread = "" if j is None or values.null_spread is None else f"±{_number(values.null_spread[i, j], digits)}"
+        cells.append("" if j is None else f"{_number(values.null[i, j], digits)}{spread}")
+    if p is not None:
+        known = np.nan if j is None else float(p[i, j])
+        marks = stars(known)
+        cells.append(f"{written_p(known)} {marks:<4}" if marks and digits > 2 else marks)
     return cells
 
 
@@ -171,10 +232,12 @@ def _shown(count: int, full: bool) -> list[int | None]:
     return [*range(half), None, *range(count - half, count)]
 
 
-def _number(value: float) -> str:
+def _number(value: float, digits: int = 3) -> str:
     if not np.isfinite(value):
         return "undefined"
-    return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
+    if digits == 2 and abs(value) < 5e-3:
+        return "0.00"
+    return f"{value:.{digits}f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
 
 
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .comparison import Array, Comparison, closest
+from .chance import LEVEL, by_chance, correction, distinguishable
+from .comparison import Array, Comparison, Values, closest
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The same-depth curve, the best-match curve, and a sentence that says what was found."""
+    """The same-depth curve, the best-match curve, and a sentence or two that say what was found."""
 
     measure: str
     depth_partner: tuple[int, ...]  # for each site of A, the site of B at the same relative depth
@@ -38,7 +39,7 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         best=best,
         diagonal_mean=_mean(diagonal),
         best_mean=_mean(best),
-        sentence=_sentence(comparison, measure, diagonal, best_partner, partner),
+        sentence=_sentence(comparison, measure, diagonal, best_partner, partner) + _chance(values, best_partner),
     )
 
 
@@ -75,6 +76,20 @@ def _sentence(
     aligned = sum(p is not None and abs(p - q) <= 1 for p, q in zip(best_partner, partner, strict=True))
     count = len(partner)
     return f"{text}; {aligned} of {count} layers find their best match at the same depth, give or take one."
+
+
+def _chance(values: Values, best_partner: tuple[int | None, ...]) -> str:
+    """How many best matches chance would hardly give; nothing where no p-value of theirs is known."""
+    yes, no = distinguishable(values), by_chance(values)
+    places = [(i, j) for i, j in enumerate(best_partner) if j is not None]
+    if yes is None or no is None:
+        return ""
+    clear, known = sum(bool(yes[p]) for p in places), sum(bool(yes[p] or no[p]) for p in places)
+    if not known:
+        return ""
+    count = f"{clear} of {known}" if clear else f"None of {known}"
+    verb = "is" if clear == 1 else "are"
+    return f" {count} best matches {verb} distinguishable from chance (p ≤ {LEVEL:g}, {correction(values)})."
 
 
 def _close(diagonal: Array, same: float | None) -> bool:
