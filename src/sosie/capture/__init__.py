@@ -1,8 +1,10 @@
 """Capture: from a model and data to activations, and from activations to rows."""
 
-from .arguments import mask_of, model_arguments
+from .archives import read_npz, read_safetensors
+from .arguments import labels_of, mask_of, model_arguments
 from .batches import Batches, Chunk, NoData, recut
 from .names import unwrap
+from .outputs import answer_in
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
@@ -25,13 +27,17 @@ __all__ = [
     "Site",
     "SiteError",
     "UnknownSite",
+    "answer_in",
     "as_found",
     "check_rule",
     "count_inputs",
     "cut",
+    "labels_of",
     "mask_of",
     "model_arguments",
     "open_activations",
+    "read_npz",
+    "read_safetensors",
     "recut",
     "rows_per_input",
     "select",

@@ -82,12 +82,16 @@ def _interval(measure: Measure, statistic: Statistic, value: np.ndarray) -> tupl
     if not isinstance(statistic, Grams) or not issubclass(measure.reads, Alignment):
         return None, None
     groups = statistic.groups
-    count = int(groups.sum())
-    if count < FEWEST_GROUPS:
+    if int(groups.sum()) < FEWEST_GROUPS:
         return None, None
+    return jackknife(measure, measure(statistic.alignment(measure.reads, jackknife=True))[groups], value)
+
+
+def jackknife(measure: Measure, without: Tensor, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The interval from the values (groups, …) that are left when each group of rows is left out."""
     from scipy.special import stdtrit
 
-    left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
+    left, count = without.detach().cpu().numpy(), len(without)
     error = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
     reach = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * error
     low, high = value - reach, value + reach

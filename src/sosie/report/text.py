@@ -29,6 +29,9 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     if isinstance(result, Comparisons):
         _print_models(result, console, full)
         return
+    if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
+        _print_one_pair(result, console)
+        return
     for k, measure in enumerate(result.values):
         if k:
             console.print()
@@ -39,6 +42,29 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
         _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
     if not result.values:
         console.print("Nothing was measured.")
+
+
+def _print_one_pair(result: Comparison, console: Console) -> None:
+    """One site a side, as outputs have it: a line for each measure."""
+    names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
+    count = next(iter(result.values.values())).n
+    console.print(_text(console, f"{names}, {count:,} inputs", "bold"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, title in enumerate(("measure", "value", "interval", "chance")):
+        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
+    found: dict[str, list[str]] = {}
+    for name, values in result.values.items():
+        ranged = values.low is not None and values.high is not None
+        low_high = [_number(bound.item()) for bound in (values.low, values.high) if bound is not None]
+        spread = "" if values.null_spread is None else f" ± {_number(values.null_spread.item())}"
+        chance = "" if values.null is None else f"{_number(values.null.item())}{spread}"
+        between = " to ".join(low_high) if ranged else ""
+        cells = (shorten(visible(name), 40), _number(values.value.item()), between, chance)
+        table.add_row(*(_text(console, cell) if cell else "" for cell in cells))
+        for doubt in doubts(result, name):
+            found.setdefault(doubt.text, []).append(name)
+    console.print(table)
+    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
 
 
 def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
