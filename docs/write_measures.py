@@ -9,10 +9,17 @@ from sosie.results import write_atomically
 
 PAPERS = {
     "cristianini2001": "Cristianini et al. 2001, On kernel-target alignment",
+    "geirhos2020": "Geirhos et al. 2020, Beyond accuracy: quantifying trial-by-trial behaviour of CNNs and humans",
     "huh2024": "Huh et al. 2024, The platonic representation hypothesis",
+    "klabunde2023": "Klabunde and Lemmerich 2023, On the prediction instability of graph neural networks",
+    "klabunde2025": "Klabunde et al. 2025, Similarity of neural network models: "
+    "a survey of functional and representational measures",
     "kornblith2019": "Kornblith et al. 2019, Similarity of neural network representations revisited",
     "kriegeskorte2008": "Kriegeskorte et al. 2008, Representational similarity analysis",
+    "lin1991": "Lin 1991, Divergence measures based on the Shannon entropy",
+    "milanifard2016": "Milani Fard et al. 2016, Launch and iterate: reducing prediction churn",
     "morcos2018": "Morcos et al. 2018, Insights on representational similarity with canonical correlation",
+    "pearson1895": "Pearson 1895, Note on regression and inheritance in the case of two parents",
     "raghu2017": "Raghu et al. 2017, SVCCA",
     "schonemann1966": "Schönemann 1966, A generalized solution of the orthogonal Procrustes problem",
     "song2012": "Song et al. 2012, Feature selection via dependence maximization",
@@ -26,7 +33,8 @@ def table() -> str:
     lines = [
         "# Measures",
         "",
-        "Made by `make docs` from the registry; each fact is tested, both ways, by `tests/measures/test_laws.py`.",
+        "Made by `make docs` from the registry; each fact is tested, both ways, by `tests/measures/test_laws.py`",
+        "and, for measures of outputs, `test_output_laws.py` (rows are then logits or numbers).",
         "n rows, p and q columns. *Invariant* is what may be done to either side without changing the value.",
         "",
         "| measure | what the number is | range | with itself | closer | invariant to | symmetric | gradient | cost |",

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..results import Comparison, Comparisons, Summary, summarise
+from ..results import Comparison, Comparisons, Summary, Values, summarise
 from .contents import sentences
 from .words import direction, doubts, extent, sentence, shorten, size, visible
 
@@ -49,22 +49,33 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
     console.print(_text(console, f"{names}, {count:,} inputs", "bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, title in enumerate(("measure", "value", "interval", "chance")):
-        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
+    rows: list[list[str]] = []
     found: dict[str, list[str]] = {}
     for name, values in result.values.items():
-        ranged = values.low is not None and values.high is not None
-        low_high = [_number(bound.item()) for bound in (values.low, values.high) if bound is not None]
-        spread = "" if values.null_spread is None else f" ± {_number(values.null_spread.item())}"
-        chance = "" if values.null is None else f"{_number(values.null.item())}{spread}"
-        between = " to ".join(low_high) if ranged else ""
-        cells = (shorten(visible(name), 40), _number(values.value.item()), between, chance)
-        table.add_row(*(_text(console, cell) if cell else "" for cell in cells))
+        rows.append([visible(name), *_one_pair_cells(values)])
         for doubt in doubts(result, name):
             found.setdefault(doubt.text, []).append(name)
+    titles = ["measure", "value", "interval", "chance"]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    room = max(console.width - sum(widths[1:]) - 3 * len(titles), _NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, title in enumerate(titles):
+        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
+    for name, *cells in rows:
+        table.add_row(_text(console, shorten(name, room)), *cells)
     console.print(table)
     _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
+
+
+def _one_pair_cells(values: Values) -> list[str]:
+    """Value, interval and chance; empty where there is none."""
+    between = chance = ""
+    if values.low is not None and values.high is not None:
+        between = f"{_number(values.low.item())} to {_number(values.high.item())}"
+    if values.null is not None:
+        spread = "" if values.null_spread is None else f" (sd {_number(values.null_spread.item())})"
+        chance = f"{_number(values.null.item())}{spread}"
+    return [_number(values.value.item()), between, chance]
 
 
 def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
