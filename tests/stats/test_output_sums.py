@@ -73,6 +73,8 @@ def test_of_several_largest_the_first_counts_and_is_counted() -> None:
     found = Reader("x").read(LOGITS)
     assert found.predicted.tolist() == [0, 1, 0, 2]
     assert found.ties == 1
+    part = OutputSums.of(LOGITS, LOGITS.argmax(1))
+    assert part.merge(part).ties == (2, 0)
 
 
 def test_outputs_that_are_not_finite_name_the_model() -> None:
