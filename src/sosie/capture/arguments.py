@@ -67,6 +67,18 @@ def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
     return found
 
 
+def labels_of(batch: Any) -> Tensor | None:
+    """The class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None if there are none."""
+    found = batch[1] if is_parts(batch) and len(batch) > 1 else batch[0] if is_parts(batch) and batch else batch
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in _TARGETS if key in found), None)
+    elif not (is_parts(batch) and len(batch) > 1):
+        return None
+    found = with_tensors(found)
+    whole = isinstance(found, Tensor) and found.ndim == 1 and not found.is_floating_point() and not found.is_complex()
+    return found if whole else None
+
+
 def _chosen(batch: Any) -> Any:
     if is_parts(batch):
         if not batch:

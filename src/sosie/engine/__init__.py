@@ -3,5 +3,6 @@
 from .comparing import compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
+from .outputs import compare_outputs
 
-__all__ = ["compare", "list_measures", "look_at", "measure", "open_source"]
+__all__ = ["compare", "compare_outputs", "list_measures", "look_at", "measure", "open_source"]

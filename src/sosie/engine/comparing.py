@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -100,6 +100,8 @@ def compare(
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
+    if answers := [measure.name for measure in chosen if measure.reads_outputs]:
+        raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     doubt = Doubt(_draws(null, draws), seed, interval)
@@ -116,7 +118,7 @@ def compare(
         _source(thing, site, prepare, settings, inputs)
         for thing, site, prepare in zip(things, sites, prepares, strict=True)
     ]
-    _tell_apart(sources)
+    tell_apart(sources)
     return _compare(sources, data, settings, resume)
 
 
@@ -177,7 +179,13 @@ def _source(
     return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
 
 
-def _tell_apart(sources: Sequence[ModelSource | SavedSource]) -> None:
+class Named(Protocol):
+    """Whatever has a name that a result shows."""
+
+    name: str
+
+
+def tell_apart(sources: Sequence[Named]) -> None:
     """Number sources that have one name."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):

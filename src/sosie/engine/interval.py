@@ -30,7 +30,7 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> tuple[Array |
     if int(groups.sum()) < FEWEST_GROUPS:
         return None, None
     left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
-    return _around(measure, value, left, 1.0)
+    return around(measure, value, left)
 
 
 def by_rows(
@@ -64,7 +64,7 @@ def by_rows(
             bar.advance()
     # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
     shrink = (sample.n / statistic.n) ** 0.5
-    return {m.name: _around(m, values[m.name], np.stack(left[m.name]), shrink) for m in wanted}
+    return {m.name: around(m, values[m.name], np.stack(left[m.name]), shrink) for m in wanted}
 
 
 def work(sample: Sample) -> int:
@@ -73,7 +73,7 @@ def work(sample: Sample) -> int:
     return GROUPS * sample.n * min(p * q, sample.n * (p + q))
 
 
-def _around(measure: Measure, value: Array, left: Array, shrink: float) -> tuple[Array, Array]:
+def around(measure: Measure, value: Array, left: Array, shrink: float = 1.0) -> tuple[Array, Array]:
     """The interval about a value, from the values with each group left out (groups, A, B)."""
     from scipy.special import stdtrit
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..stats import Alignment, Covariances, Neurons, PairedRows, Sample, View
+from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View
 
 MEASURES: dict[str, Measure] = {}
 
@@ -58,16 +58,38 @@ class Measure:
     few_rows: FewRows | None  # what goes wrong when a side has more neurons than there are rows
     paired: bool  # whether row i of x must belong to row i of y
     same_width: bool  # whether both sides must have equally many neurons
-    needs: frozenset[str]  # what it reads beside x and y: "inputs"
+    needs: frozenset[str]  # what it reads beside x and y: "inputs", "labels"
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
         """The value from a view: a scalar, or every pair of sites at once where the view broadcasts."""
         return self.function(view, **self.options)
 
-    def of(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """The value for two sets of paired rows; differentiable where the measure is."""
+    def of(
+        self,
+        x: Tensor,
+        y: Tensor,
+        inputs: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        kind: str = "auto",
+    ) -> Tensor:
+        """The value for two sets of paired rows; differentiable where the measure is.
+
+        `labels` and `kind` are for measures that read outputs: see `sosie.measure`.
+        """
+        if self.reads_outputs:
+            return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
         return self.from_sample(Sample.of(x, y, inputs=inputs))
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether it compares what models answer, and not rows of neurons."""
+        return issubclass(self.reads, Outputs)
+
+    def from_outputs(self, sums: OutputSums, *, jackknife: bool = False) -> Tensor:
+        """The value from sums over outputs; with `jackknife` one for each group of inputs left out."""
+        return self(sums.view(self.reads, jackknife=jackknife))
 
     def from_sample(self, sample: Sample) -> Tensor:
         """The value for the first site of each side of a sample."""

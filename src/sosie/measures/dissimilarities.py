@@ -64,7 +64,7 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
     invariant={"rotation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="yin2018, klabunde2023",
+    paper="yin2018, klabunde2025",
     cost="n² (p + q)",
     chance="above 0: the root of both matrices' spread",
 )

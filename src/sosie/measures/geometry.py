@@ -27,7 +27,7 @@ WEIGHTS = torch.exp(-2 * (TEMPERATURES + 1 / TEMPERATURES))
     invariant={"rotation"},
     symmetric=True,
     paired=False,
-    paper="wang2020, klabunde2023",
+    paper="wang2020, klabunde2025",
     cost="n (p + q)",
     chance="does not depend on the pairing",
 )
@@ -45,7 +45,7 @@ def magnitude_difference(rows: PairedRows) -> Tensor:
     invariant={"rotation", "scale"},
     symmetric=True,
     paired=False,
-    paper="wang2020, klabunde2023",
+    paper="wang2020, klabunde2025",
     cost="n (p + q)",
     chance="does not depend on the pairing",
 )
@@ -71,7 +71,7 @@ def _concentricity(rows: Tensor) -> Tensor:
     invariant={"rotation", "scale"},
     symmetric=True,
     paired=False,
-    paper="wang_isola2020, klabunde2023",
+    paper="wang_isola2020, klabunde2025",
     cost="n² (p + q)",
     chance="does not depend on the pairing",
 )

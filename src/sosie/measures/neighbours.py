@@ -37,7 +37,7 @@ def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     invariant={"rotation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="wang2020, klabunde2023",
+    paper="wang2020, klabunde2025",
     cost="n² (p + q)",
     chance="about k / (2 (n − 1) − k)",
 )
@@ -90,7 +90,7 @@ def second_order_cosine(rows: PairedRows, k: int = 10) -> Tensor:
     invariant={"rotation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="wang2020, klabunde2023",
+    paper="wang2020, klabunde2025",
     cost="n² (p + q) + n k²",
     chance="about Σ 2 / ((1 + |r − s|) (r + s)) / (n − 1) over all ranks r, s ≤ k; less than that when k² > n",
 )

@@ -43,6 +43,9 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     if isinstance(result, Comparisons):
         _print_models(result, console, full)
         return
+    if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
+        _print_one_pair(result, console)
+        return
     for k, measure in enumerate(result.values):
         if k:
             console.print()
@@ -54,6 +57,40 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
         _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
     if not result.values:
         console.print("Nothing was measured.")
+
+
+def _print_one_pair(result: Comparison, console: Console) -> None:
+    """One site a side, as outputs have it: a line for each measure."""
+    names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
+    count = next(iter(result.values.values())).n
+    console.print(_text(console, f"{names}, {count:,} inputs", "bold"))
+    rows: list[list[str]] = []
+    found: dict[str, list[str]] = {}
+    for name, values in result.values.items():
+        rows.append([visible(name), *_one_pair_cells(values)])
+        for doubt in doubts(result, name):
+            found.setdefault(doubt.text, []).append(name)
+    titles = ["measure", "value", "interval", "chance"]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    room = max(console.width - sum(widths[1:]) - 3 * len(titles), _NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, title in enumerate(titles):
+        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
+    for name, *cells in rows:
+        table.add_row(_text(console, shorten(name, room)), *cells)
+    console.print(table)
+    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
+
+
+def _one_pair_cells(values: Values) -> list[str]:
+    """Value, interval and chance; empty where there is none."""
+    between = chance = ""
+    if values.low is not None and values.high is not None:
+        between = f"{_number(values.low.item())} to {_number(values.high.item())}"
+    if values.null is not None:
+        spread = "" if values.null_spread is None else f" (sd {_number(values.null_spread.item())})"
+        chance = f"{_number(values.null.item())}{spread}"
+    return [_number(values.value.item()), between, chance]
 
 
 def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:

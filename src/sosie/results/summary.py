@@ -67,6 +67,10 @@ def _sentence(
     values = comparison[measure]
     if _close(diagonal, values.same):
         return f"By {measure}, {a.name} and {b.name} are the same at every depth ({values.same:g})."
+    if values.value.size == 1:
+        chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
+        toward = "higher" if values.closer == "up" else "lower"
+        return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
     sign = 1.0 if values.closer == "up" else -1.0
     most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
     text = (
