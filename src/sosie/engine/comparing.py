@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,25 +26,9 @@ from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
+from .settings import Settings, draws_of
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a comparison is made; see `compare`."""
-
-    measures: tuple[Measure, ...]
-    rows: Rule
-    device: str | torch.device | None
-    precision: str | None
-    memory: int | None
-    max_rows: int | None
-    exact: bool
-    block: int
-    seed: int
-    first_row: int
-    doubt: Doubt
 
 
 def compare(
@@ -104,7 +88,7 @@ def compare(
         raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    doubt = Doubt(_draws(null, draws), seed, interval)
+    doubt = Doubt(draws_of(null, draws), seed, interval)
     settings = Settings(
         chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
     )
@@ -120,14 +104,6 @@ def compare(
     ]
     tell_apart(sources)
     return _compare(sources, data, settings, resume)
-
-
-def _draws(null: str | None, draws: int) -> int:
-    if null not in (None, "permutation"):
-        raise ValueError(f"null={null!r}: chance is told by 'permutation', or not at all (None)")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    return 0 if null is None else draws
 
 
 def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
@@ -248,7 +224,7 @@ def _compare(
         )
         found = partials()
     checkpoint.save(lambda: found, now=True)
-    about = provenance(settings=_as_text(settings), models=[source.describe() for source in sources], data=data)
+    about = provenance(settings=settings.as_text(), models=[source.describe() for source in sources], data=data)
     finished = {pair: partial.finish(about) for pair, partial in found.items()}
     if len(sources) == 2:
         return finished[0, 1]
@@ -301,18 +277,3 @@ def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) ->
         "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
         "settings": f"block {settings.block}, seed {settings.seed}, precision {settings.precision or 'default'}",
     }
-
-
-def _as_text(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "block": settings.block,
-        "exact": settings.exact,
-        "seed": settings.seed,
-        "precision": settings.precision or "default",
-        "device": str(settings.device or "each model's own"),
-    }
-    if settings.max_rows is not None:
-        found["max_rows"] = settings.max_rows
-    if settings.doubt.draws:
-        found["null"] = f"permutation, {settings.doubt.draws} draws"
-    return found

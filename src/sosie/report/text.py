@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -25,12 +22,12 @@ from ..results import (
     written_p,
 )
 from .contents import sentences
-from .words import direction, doubts, extent, sentence, shorten, size, visible
+from .words import doubts, sentence, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
-_NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
+NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
 _PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
 
@@ -49,7 +46,7 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     for k, measure in enumerate(result.values):
         if k:
             console.print()
-        console.print(_text(console, sentence(result, measure), "bold"))
+        console.print(safe_text(console, sentence(result, measure), "bold"))
         console.print(_matches(result, measure, console, full))
         _legend(result[measure], console)
         found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
@@ -63,7 +60,7 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
     """One site a side, as outputs have it: a line for each measure."""
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
-    console.print(_text(console, f"{names}, {count:,} inputs", "bold"))
+    console.print(safe_text(console, f"{names}, {count:,} inputs", "bold"))
     rows: list[list[str]] = []
     found: dict[str, list[str]] = {}
     for name, values in result.values.items():
@@ -72,12 +69,12 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
             found.setdefault(doubt.text, []).append(name)
     titles = ["measure", "value", "interval", "chance"]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    room = max(console.width - sum(widths[1:]) - 3 * len(titles), _NARROWEST)
+    room = max(console.width - sum(widths[1:]) - 3 * len(titles), NARROWEST)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k, title in enumerate(titles):
         table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
     for name, *cells in rows:
-        table.add_row(_text(console, shorten(name, room)), *cells)
+        table.add_row(safe_text(console, shorten(name, room)), *cells)
     console.print(table)
     _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
 
@@ -93,43 +90,7 @@ def _one_pair_cells(values: Values) -> list[str]:
     return [_number(values.value.item()), between, chance]
 
 
-def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the facts of each measure: what it is, its range and direction, what leaves it unchanged."""
-    console = console or Console()
-    table = Table.grid(padding=(0, 2, 1, 0), collapse_padding=False)
-    table.add_column(no_wrap=True, overflow="crop")
-    table.add_column(overflow="fold")
-    for fact in facts:
-        lines = [
-            _text(console, fact["summary"] or "-"),
-            *(_text(console, line, "dim") for line in _facts(fact)),
-        ]
-        table.add_row(_text(console, fact["name"], "bold"), Text("\n").join(lines))
-    console.print(table)
-
-
-def print_sites(
-    name: str, sites: Sequence[tuple[str, tuple[int, ...], int, str]], console: Console | None = None
-) -> None:
-    """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
-    console = console or Console()
-    rows = [
-        (visible(label), size(shape), str(width), shorten(visible(kind), 24)) for label, shape, width, kind in sites
-    ]
-    columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
-    room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), _NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("site", no_wrap=True, overflow="crop")
-    table.add_column("shape", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("width", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("kind", no_wrap=True, overflow="crop")
-    for label, *others in rows:
-        table.add_row(_text(console, shorten(label, room)), *(_text(console, other) for other in others))
-    console.print(_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
-    console.print(table)
-
-
-def _text(console: Console, text: str, style: str = "") -> Text:
+def safe_text(console: Console, text: str, style: str = "") -> Text:
     """Text without markup."""
     return Text(_letters(console, text), style)
 
@@ -145,24 +106,9 @@ def _letters(console: Console, text: str) -> str:
 def _bullets(console: Console, texts: list[str], style: str = "") -> None:
     table = Table.grid(padding=(0, 1))
     for text in texts:
-        table.add_row("-", _text(console, text, style))
+        table.add_row("-", safe_text(console, text, style))
     if texts:
         console.print(table)
-
-
-def _facts(fact: Mapping[str, Any]) -> list[str]:
-    low_high = tuple(fact["bounds"])
-    same = "no fixed value" if fact["same"] is None else f"{fact['same']:g}"
-    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {same} with itself"
-    traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
-    traits.append("differentiable" if fact["differentiable"] else "not differentiable")
-    if fact["invariant"]:
-        traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
-    origin = [f"reads {fact['reads']}", f"cost {fact['cost']}" if fact["cost"] else "", fact["paper"] or ""]
-    lines = [reading, "; ".join(traits), "; ".join(part for part in origin if part)]
-    if fact["defaults"]:
-        lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
-    return lines
 
 
 def _legend(values: Values, console: Console) -> None:
@@ -170,7 +116,7 @@ def _legend(values: Values, console: Console) -> None:
     if decisive_p(values) is not None:
         levels = f"* p ≤ {LEVEL:g}, ** p ≤ 0.01, *** p ≤ 0.001"
         text = f"{levels}; {_UNCLEAR} and n.s.: not distinguishable from chance (p {correction(values)})."
-        console.print(_text(console, text, "dim"))
+        console.print(safe_text(console, text, "dim"))
 
 
 def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
@@ -196,7 +142,9 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
         head = Text(name if "\n" in name else _letters(console, name))
         table.add_column(head, justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
     for row, text in zip(rows, plain, strict=True):
-        cells = (_text(console, shorten(name, most)) if name else "" for name, most in zip(text, rooms, strict=False))
+        cells = (
+            safe_text(console, shorten(name, most)) if name else "" for name, most in zip(text, rooms, strict=False)
+        )
         table.add_row(*cells, *row[2:], style="dim" if not text[1] else "")
     return table
 
@@ -253,12 +201,12 @@ def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
 
 def _rooms(one: int, other: int, total: int) -> tuple[int, int]:
     """Share a line between two columns of names: the shorter takes what it needs, the longer the rest."""
-    half = max(total // 2, _NARROWEST)
+    half = max(total // 2, NARROWEST)
     if one + other <= total:
         return one, other
     if one <= half:
-        return one, max(total - one, _NARROWEST)
-    return (max(total - other, _NARROWEST), other) if other <= half else (half, half)
+        return one, max(total - one, NARROWEST)
+    return (max(total - other, NARROWEST), other) if other <= half else (half, half)
 
 
 def _shown(count: int, full: bool) -> list[int | None]:
@@ -279,7 +227,7 @@ def _number(value: float, digits: int = 3) -> str:
 
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
     for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
-        console.print(_text(console, text, "bold"))
+        console.print(safe_text(console, text, "bold"))
         console.print(_models(result, measure, console))
     if not full:
         _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
@@ -296,9 +244,9 @@ def _models(result: Comparisons, measure: str, console: Console) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True, overflow="crop")
     for name in result.names[:fitting]:
-        table.add_column(_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
+        table.add_column(safe_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
     if count > fitting:
-        table.add_column(_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
+        table.add_column(safe_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
     for name, row in zip(result.names, matrix, strict=True):
-        table.add_row(_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
+        table.add_row(safe_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
     return table

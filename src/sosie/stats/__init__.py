@@ -3,9 +3,10 @@
 from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
+from .lottery import ROWS, Lottery
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import OutputSums
-from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide
+from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
 from .views import (
