@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 import torch
 
+from sosie.measures import MEASURES
+
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ("measures", "speed", "reference")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -115,6 +117,13 @@ def test_an_example_that_is_not_run_says_why() -> None:
     for path in PAGES:
         excuses = [block.excuse for block in blocks(path.read_text("utf-8")) if block.excuse]
         assert all(re.fullmatch(r"not run( yet)?: \S.{5,}", excuse) for excuse in excuses), excuses
+
+
+def test_the_readme_names_every_measure() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    missing = [name for name in MEASURES if f"`{name}`" not in text]
+    assert not missing
+    assert f"**Measures**, {len(MEASURES)} of them" in text
 
 
 def test_links_lead_somewhere() -> None:
