@@ -135,7 +135,8 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
         room = console.width - sum(widths[2:]) - gap * len(heads)
         if not crowded or sum(max(len(row[k]) for row in plain) for k in (0, 1)) <= room:
             break
-    rooms = _rooms(widths[0], widths[1], room)
+    least = min(NARROWEST, max((len(row[k]) for row in plain for k in (0, 1)), default=NARROWEST))  # heads may be cut
+    rooms = _rooms(widths[0], widths[1], room, least)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if crowded else (0, 1))
     for k, title in enumerate(heads):
         name = shorten(title, rooms[k]) if k < 2 else title
@@ -199,14 +200,14 @@ def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
     return cells
 
 
-def _rooms(one: int, other: int, total: int) -> tuple[int, int]:
+def _rooms(one: int, other: int, total: int, least: int) -> tuple[int, int]:
     """Share a line between two columns of names: the shorter takes what it needs, the longer the rest."""
-    half = max(total // 2, NARROWEST)
+    half = max(total // 2, least)
     if one + other <= total:
         return one, other
     if one <= half:
-        return one, max(total - one, NARROWEST)
-    return (max(total - other, NARROWEST), other) if other <= half else (half, half)
+        return one, max(total - one, least)
+    return (max(total - other, least), other) if other <= half else (half, half)
 
 
 def _shown(count: int, full: bool) -> list[int | None]:
