@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..factory import parse_call
 from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View
 
 MEASURES: dict[str, Measure] = {}
@@ -209,24 +209,12 @@ def find(measure: str | Measure) -> Measure:
     """The measure of that name; options may follow as Python literals: "mutual_knn(k=5)"."""
     if isinstance(measure, Measure):
         return measure
-    name, options = _parse(measure)
+    name, options = parse_call(measure)
     if name not in MEASURES:
         near = [m for m in MEASURES if name and name in m] or difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
     return MEASURES[name].using(**options) if options else MEASURES[name]
-
-
-def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    if "(" not in text:
-        return text.strip(), {}
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError(text)
-        return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"cannot read {text!r}; options look like mutual_knn(k=5)") from error
 
 
 def settled(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
