@@ -15,6 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 import sosie
 from sosie.measures import MEASURES, cycle_knn, mutual_knn, second_order_cosine
 from sosie.measures import neighbours as module
+from sosie.measures.neighbours import nearest
 from sosie.stats import Sample
 
 K_MEASURES = ["mutual_knn", "jaccard", "second_order_cosine", "rank_similarity", "cycle_knn", "lcs_knn", "imd"]
@@ -162,18 +163,21 @@ def test_second_order_cosine_of_independent_rows() -> None:
 # Ties, shared work, refusals
 
 
-def test_ties_go_to_the_earlier_row() -> None:
-    random = torch.Generator().manual_seed(0)
-    score = torch.randint(0, 4, (50, 30), generator=random).double()
-    for k in (1, 4, 30):
-        expected = np.argsort(-score.numpy(), axis=1, kind="stable")[:, :k]
-        assert (module.nearest(score, k).numpy() == expected).all()
+def test_ties_are_broken_by_a_draw_that_the_rows_decide() -> None:
+    score = torch.tensor([[0.0, 3, 2, 2, 2, 1]], dtype=torch.float64)
+    x, y = correlated_rows(n=6)
+    assert torch.equal(nearest(score, 3, x), nearest(score, 3, x.clone()))
+    found = {tuple(nearest(score, 3, rows)[0].tolist()) for rows in (*(x + k for k in range(20)), y)}
+    assert len(found) > 1, "equal ones come in other orders for other rows"
+    assert all(columns[0] == 1 and set(columns[1:]) < {2, 3, 4} for columns in found)
+    near = score + torch.tensor([0, 0, 1e-16, -1e-16, 0, 0])
+    assert torch.equal(nearest(near, 3, x), nearest(score, 3, x)), "rounding is no order"
 
 
 def test_neighbours_are_found_once_for_all_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     honest = module.nearest
-    monkeypatch.setattr(module, "nearest", lambda score, k: calls.append(k) or honest(score, k))
+    monkeypatch.setattr(module, "nearest", lambda score, k, rows: calls.append(k) or honest(score, k, rows))
     x, y = correlated_rows(n=40)
     sample = Sample.of([x, x.flip(0)], [y, y.flip(0)])
     for name in ("mutual_knn", "jaccard", "second_order_cosine", "rank_similarity", "cycle_knn", "lcs_knn"):

@@ -200,7 +200,7 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
         return summarise(doubted(**changes), "linear_cka").sentence
 
     ending = " best matches are distinguishable from chance (p ≤ 0.05, corrected for the search)."
-    assert told().endswith("give or take one. 2 of 3" + ending)
+    assert told().endswith("at the same depth. 2 of 3" + ending)
     assert told(p=None).endswith("2 of 3" + ending)
     assert told(p_search=None).endswith("2 of 3" + ending.replace("corrected", "not corrected"))
     assert told(p_search=np.ones((3, 2))).endswith("None of 3" + ending)

@@ -31,6 +31,8 @@ def model_arguments(
     with one in it, `prepare` is the model's tokeniser: it gets all of that, and returns the arguments.
     """
     chosen = _chosen(batch) if inputs is None else inputs(batch)
+    if prepare is None and inputs is None and _has_text(chosen):
+        raise BadBatch("the data are texts, which a model cannot read: give its tokeniser as prepare_a= and prepare_b=")
     if prepare is not None and _has_text(chosen):
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):

@@ -16,11 +16,11 @@ from torch import nn
 from ..capture import Rule, SavedActivations, check_rule, cut, open_activations
 from ..measures import Measure, find
 from ..models import NamedModel, open_model
-from ..results import Comparison, Comparisons, Side
+from ..results import Comparison, Comparisons, DamagedFile, Side
 from ..stats import BLOCK, is_statistics
 from .collect import Pair, Pass, Totals
 from .digest import digest_of
-from .evaluate import Doubt
+from .doubt import Doubt
 from .partial import Partial, merge_files
 from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
@@ -30,13 +30,15 @@ from .settings import Settings, draws_of
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
+DEFAULT = "debiased_cka"
+
 
 def compare(
     model_a: Any,
     model_b: Any = None,
     data: Any = None,
     *,
-    measures: str | Measure | Sequence[str | Measure] = "debiased_cka",
+    measures: str | Measure | Sequence[str | Measure] = DEFAULT,
     sites_a: Any = None,
     sites_b: Any = None,
     rows: Rule = "flatten",
@@ -78,7 +80,14 @@ def compare(
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
-        return merge_files(things).finish(provenance())
+        if measures != DEFAULT or null is not None or interval:
+            raise ValueError(
+                "saved statistics are merged as they were collected: measures, null and interval are chosen then"
+            )
+        try:
+            return merge_files(things).finish(provenance())
+        except (RuntimeError, IndexError) as error:
+            raise DamagedFile(f"these statistics do not fit together: {error}") from error
     check_rule(rows)
     check_precision(precision)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))

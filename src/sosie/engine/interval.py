@@ -45,11 +45,14 @@ def by_rows(
     """From the rows themselves, each group left out in turn; for cosines of Gram matrices, or for every measure."""
     cheap = work(sample) <= CHEAP
     wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
+    # A measure that draws rows of its own would draw others for every group.
+    wanted = [m for m in wanted if not m.defaults.get("rows", sample.n) < sample.n]
     count = min(GROUPS, sample.n // SMALLEST_GROUP)
     if not wanted or count < FEWEST_GROUPS:
         return {}
     left: dict[str, list[Array]] = {m.name: [] for m in wanted}
-    defined = [np.isfinite(values[wanted[0].name]).any(axis) for axis in (1, 0)]
+    finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
+    defined = [finite.any(axis) for axis in (1, 0)]
     with Progress(f"intervals for {', '.join(left)}", count, "groups of rows") as bar:
         for group in range(count):
             part = sample.without(torch.arange(group, sample.n, count))

@@ -9,7 +9,7 @@ import torch
 
 from ..capture import Rule
 from ..measures import Measure
-from .evaluate import Doubt
+from .doubt import Doubt
 
 
 @dataclass(frozen=True)

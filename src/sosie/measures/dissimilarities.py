@@ -101,10 +101,12 @@ def _unit(found: Tensor) -> Tensor:
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
+    noise = 8 * torch.finfo(x.dtype).eps * x.abs().amax(1)
     x = x - x.mean(1, keepdim=True)
-    if not bool((x != 0).any(1).all()):
+    constant = x.abs().amax(1) <= noise
+    if bool(constant.any()):
         raise ValueError(
-            f"correlations need rows that vary, but {int((x == 0).all(1).sum())} rows are constant; "
+            f"correlations need rows that vary, but {int(constant.sum())} rows are constant; "
             "use rsa(dissimilarity='euclidean')"
         )
     return 1 - cosines(x)

@@ -58,7 +58,7 @@ def concentricity_difference(rows: PairedRows) -> Tensor:
 def _concentricity(rows: Tensor) -> Tensor:
     mean = rows.mean(0)
     length = mean.norm()
-    if not bool(length > 0):
+    if not bool(length > 1e-10 * rows.square().sum(1).mean().sqrt()):
         raise ValueError("concentricity_difference needs a mean row that is not zero; are these rows centred?")
     return (unit_rows(rows) @ mean).mean() / length
 
@@ -136,7 +136,7 @@ def nearest_euclidean(rows: Tensor, k: int) -> Tensor:
     """(n, k): the nearest other rows, nearest first."""
     x = centred(rows.detach())  # distances do not change, but their rounding does
     # −‖xᵢ − xⱼ‖² + ‖xᵢ‖²: the same order within a row
-    return nearest((2 * x @ x.T - x.square().sum(1)).fill_diagonal_(-torch.inf), k)
+    return nearest((2 * x @ x.T - x.square().sum(1)).fill_diagonal_(-torch.inf), k, x)
 
 
 @define(

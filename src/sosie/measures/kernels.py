@@ -90,6 +90,8 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     exp(−d² / (2 bandwidth² m)), m the median of all n² squared distances (the zeros of the diagonal among
     them, as in the demo of Kornblith et al.). Biased upwards like linear CKA.
     """
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not bandwidth > 0:
+        raise ValueError(f"rbf_cka(bandwidth={bandwidth!r}): a number above 0")
     k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
     return (k * l).sum() / (k.norm() * l.norm())
 
@@ -142,6 +144,8 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     and takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and
     sometimes negative. Packages differ in which of the two, and whether the square, they call by this name.
     """
+    if not isinstance(unbiased, bool):
+        raise ValueError(f"distance_correlation(unbiased={unbiased!r}): True or False")
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")

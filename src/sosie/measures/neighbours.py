@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
 from ..stats import PairedRows, SiteRows
 from .define import define
+
+ROUNDING = 1e-12  # of the largest score: what is nearer than that is a tie
 
 
 @define(
@@ -189,7 +193,9 @@ def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
     """(n, k) each: the nearest other rows by cosine, nearest first; made once a site for all measures."""
 
     def near(side: SiteRows) -> Tensor:
-        return side.memo(("neighbours", k), lambda r: nearest(cosines(r).fill_diagonal_(-torch.inf), k), "neighbours")
+        return side.memo(
+            ("neighbours", k), lambda r: nearest(cosines(r).fill_diagonal_(-torch.inf), k, r), "neighbours"
+        )
 
     check_k(name, k, len(rows.x.rows))
     return near(rows.x), near(rows.y)
@@ -218,15 +224,23 @@ def cosines(rows: Tensor) -> Tensor:
     return units @ units.T
 
 
-def nearest(score: Tensor, k: int) -> Tensor:
-    """(n, k): the columns with the largest scores, largest first; equal ones in the order of the columns."""
-    values, columns = score.topk(k, dim=1)
-    # Which of several equal ones topk takes is not said: sort what it took, and take all columns where it had a choice.
-    columns = columns.sort(dim=1).values
-    columns = columns.gather(1, score.gather(1, columns).argsort(dim=1, descending=True, stable=True))
-    choice = (score >= values[:, -1:]).sum(1) > k
-    if bool(choice.any()):
-        columns[choice] = score[choice].argsort(dim=1, descending=True, stable=True)[:, :k]
+def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
+    """(n, k): the columns with the largest scores, largest first.
+
+    Scores that differ by rounding alone are equal, and equal ones come in an order drawn at random: in the order of the
+    rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
+    with itself is the same.
+    """
+    finite = torch.where(score.isfinite(), score, torch.zeros_like(score))
+    step = ROUNDING * finite.abs().amax()
+    score = torch.where(score.isfinite() & (step > 0), torch.round(score / step) * step, score)
+    top = score.topk(min(k + 1, score.shape[1]), dim=1)
+    columns = top.indices[:, :k]
+    tied = (top.values[:, 1:] == top.values[:, :-1]).any(1)
+    if bool(tied.any()):
+        seed = zlib.crc32(rows.detach().cpu().contiguous().numpy().tobytes())
+        order = torch.randperm(score.shape[1], generator=torch.Generator().manual_seed(seed)).to(score.device)
+        columns[tied] = order[score[tied][:, order].argsort(dim=1, descending=True, stable=True)[:, :k]]
     return columns
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from .chance import LEVEL, by_chance, correction, distinguishable
 from .comparison import Array, Comparison, Values, closest
 
+MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -71,15 +73,19 @@ def _sentence(
         chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
         toward = "higher" if values.closer == "up" else "lower"
         return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
+    unclear = by_chance(values)
+    if unclear is not None and unclear[np.isfinite(values.value)].all():
+        return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
     text = (
         f"By {measure}, {a.name} and {b.name} are most alike at {a.sites[most]} ({diagonal[most]:.2f}) "
         f"and least alike at {a.sites[least]} ({diagonal[least]:.2f})"
     )
-    aligned = sum(p is not None and abs(p - q) <= 1 for p, q in zip(best_partner, partner, strict=True))
-    count = len(partner)
-    return f"{text}; {aligned} of {count} layers find their best match at the same depth, give or take one."
+    slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
+    aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))
+    near = ", give or take one" if slack else ""
+    return f"{text}; {aligned} of {len(partner)} layers find their best match at the same depth{near}."
 
 
 def _chance(values: Values, best_partner: tuple[int | None, ...]) -> str:
