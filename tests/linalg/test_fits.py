@@ -167,7 +167,7 @@ def test_procrustes_into_fewer_neurons_has_orthonormal_rows_and_the_best_scale()
     a, b = correlated_rows(p=7, q=3)
     plain, scaled = fit("procrustes", joint(a, b)), fit("procrustes(scale=True)", joint(a, b))
     assert torch.allclose(plain.weight @ plain.weight.T, torch.eye(3).double())
-    u, s, v = torch.linalg.svd((a - a.mean(0)).T @ (b - b.mean(0)), full_matrices=False)
+    u, _, v = torch.linalg.svd((a - a.mean(0)).T @ (b - b.mean(0)), full_matrices=False)
     assert torch.allclose(plain.weight, (u @ v).T)
     for factor in (0.99, 1.01):
         weight = scaled.weight * factor
@@ -276,10 +276,26 @@ def test_lasso_of_wide_and_collinear_neurons_meets_the_conditions_of_a_minimum()
     a = torch.relu(hidden @ torch.randn(8, 90, generator=random, dtype=torch.float64))  # 90 neurons of 8 causes
     a = torch.cat([a, a[:, :3], torch.zeros(150, 1).double()], dim=1)
     b = torch.relu(hidden @ torch.randn(8, 20, generator=random, dtype=torch.float64))
-    for alpha in (1e-3, 1e-1):
+    for alpha in (1e-4, 1e-3, 1e-1):
         found = fit(f"lasso(alpha={alpha})", joint(a, b))
         assert lasso_conditions_missed(a, b, found, alpha) < 1e-6
         assert 0 < found.report["iterations"] < 1000
+
+
+@pytest.mark.parametrize("alpha", [1e-8, 1e-5, 1e-2])
+def test_lasso_of_more_neurons_than_rows_and_unequal_sizes(alpha: float) -> None:
+    """Where coordinate descent alone is not done after a thousand sweeps."""
+    random = torch.Generator().manual_seed(7)
+    hidden = torch.randn(20, 4, generator=random, dtype=torch.float64)
+    a = torch.relu(hidden @ torch.randn(4, 60, generator=random, dtype=torch.float64))
+    a = a * 10 ** torch.linspace(-3, 3, 60, dtype=torch.float64)
+    b = torch.relu(hidden @ torch.randn(4, 3, generator=random, dtype=torch.float64))
+    found = fit(f"lasso(alpha={alpha})", joint(a, b))
+    assert found.report["iterations"] < 100
+    assert found.report["violation"] < 1e-7
+    slope, weight = (a - a.mean(0)).T @ (b - found(a)) / 20, found.weight.T
+    missed = torch.where(weight == 0, torch.relu(slope.abs() - alpha), (slope - alpha * weight.sign()).abs())
+    assert float((missed / (a.std(0)[:, None] * b.std(0))).nan_to_num().max()) < 1e-7
 
 
 @settings(max_examples=25, deadline=None)
