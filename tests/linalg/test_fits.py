@@ -123,6 +123,25 @@ def test_a_silent_output_is_its_mean() -> None:
             assert float(found.bias[2]) == pytest.approx(0.7), name
 
 
+def noisy(cov: Tensor, k: int) -> Tensor:
+    """The covariances, with rounding for what neuron k has."""
+    cov = cov.clone()
+    cov[k], cov[:, k] = 1e-17, 1e-17
+    cov[k, k] = 1e-33
+    return cov
+
+
+@pytest.mark.parametrize("name", ["least_squares", "ridge", "reduced_rank", "lasso"])
+def test_rounding_is_no_variation(name: str) -> None:
+    a, b = correlated_rows(p=5, q=5)
+    m = joint(a + 10, b + 10)
+    options = EXAMPLES[name] | ({"alpha": 1e-20} if name == "lasso" else {})
+    silent_a = replace(m, cov_aa=noisy(m.cov_aa, 1), cov_ab=m.cov_ab.index_fill(0, torch.tensor(1), 1e-17))
+    silent_b = replace(m, cov_bb=noisy(m.cov_bb, 1), cov_ab=m.cov_ab.index_fill(1, torch.tensor(1), 1e-17))
+    assert not FITS[name].using(**options)(silent_a).weight[:, 1].any()
+    assert not FITS[name].using(**options)(silent_b).weight[1].any()
+
+
 @pytest.mark.parametrize("strength", [1e-6, 0.1, 30])
 def test_ridge_is_that_of_scikit_learn(strength: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
@@ -323,6 +342,15 @@ def test_a_strong_penalty_leaves_no_weights_and_a_weak_one_least_squares() -> No
     assert apart(fit("lasso(alpha=1e-9)", m).weight, fit("least_squares", m).weight) < 1e-6
 
 
+def test_lasso_of_plain_neurons_needs_few_sweeps() -> None:
+    random = torch.Generator().manual_seed(0)
+    a = torch.randn(3000, 150, generator=random, dtype=torch.float64)
+    b = a[:, :100] @ torch.randn(100, 4, generator=random, dtype=torch.float64)
+    found = fit("lasso(alpha=0.05, tolerance=1e-6)", joint(a, b))
+    assert lasso_conditions_missed(a, b, found, 0.05) < 1e-4
+    assert found.report["iterations"] <= 16
+
+
 def test_lasso_says_when_it_is_not_done() -> None:
     a, b = correlated_rows(p=30)
     with pytest.raises(ValueError, match="not done after 1 sweeps"):
@@ -333,6 +361,7 @@ def test_identity_leaves_rows_as_they_are() -> None:
     a, _ = correlated_rows()
     found = fit("identity", joint(a, a))
     assert torch.equal(found(a), a)
+    assert torch.equal(fit("identity", joint(a, a + 1))(a), a)
     assert found.report["r2"] == pytest.approx(1)
 
 

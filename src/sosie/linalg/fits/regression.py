@@ -18,6 +18,7 @@ class _Solution:
 
     weight: Tensor  # (q, p)
     fitted: Tensor  # (rank, q): its Gram matrix is the second moment of the fitted values
+    live: Tensor  # (q, p): where both neurons vary; elsewhere a weight is rounding, and exactly none
     rank: int
     condition: float
 
@@ -30,15 +31,16 @@ def _solve(m: JointMoments, intercept: bool, tolerance: float) -> _Solution:
     size = aa.diagonal()[live_a].sqrt()
     spectrum = Spectrum.of(aa[live_a][:, live_a] / (size[:, None] * size[None, :]), tolerance)
     whitening = spectrum.whitening / size[:, None]
-    fitted = whitening.T @ (ab[live_a] * live_b)  # a constant output has no covariance but rounding
-    live = whitening @ fitted
+    fitted = whitening.T @ ab[live_a]
+    solution = whitening @ fitted
     if spectrum.rank < len(size):
         # Of all solutions the shortest, in A's own units: no part of it where A never goes.
         basis = torch.linalg.qr(size[:, None] * spectrum.vectors).Q
-        live = basis @ (basis.T @ live)
+        solution = basis @ (basis.T @ solution)
     weight = torch.zeros_like(ab)
-    weight[live_a] = live
-    return _Solution(weight.T, fitted, spectrum.rank, float(spectrum.values[0] / spectrum.values[-1]))
+    weight[live_a] = solution
+    live = live_b[:, None] & live_a
+    return _Solution(weight.T * live, fitted, live, spectrum.rank, float(spectrum.values[0] / spectrum.values[-1]))
 
 
 @define
@@ -74,7 +76,7 @@ def reduced_rank(
     else:
         leading = torch.linalg.svd(found.fitted, full_matrices=False).Vh[:k]
         weight = leading.T @ (leading @ found.weight)
-    return finished(m, weight, intercept=intercept, rank=min(k, found.rank), condition=found.condition)
+    return finished(m, weight * found.live, intercept=intercept, rank=min(k, found.rank), condition=found.condition)
 
 
 @define
@@ -86,8 +88,8 @@ def ridge(m: JointMoments, strength: float) -> Affine:
     strength = check_number("strength", strength)
     penalty = strength * m.cov_aa.diagonal().mean()
     system = m.cov_aa + penalty * torch.eye(len(m.cov_aa), dtype=penalty.dtype, device=penalty.device)
-    varies = m.varies_a[:, None] & m.varies_b  # elsewhere a covariance is rounding
-    weight = torch.cholesky_solve(m.cov_ab * varies, torch.linalg.cholesky(system)).T
+    weight = torch.cholesky_solve(m.cov_ab, torch.linalg.cholesky(system)).T
+    weight = weight * (m.varies_b[:, None] & m.varies_a)  # elsewhere a covariance is rounding
     values = torch.linalg.eigvalsh(system)
     return finished(
         m, weight, rank=int(m.varies_a.sum()), condition=float(values[-1] / values[0]), penalty=float(penalty)

@@ -36,7 +36,7 @@ def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Aff
 def permutation(m: JointMoments, by: str = "correlation") -> Affine:
     """Neurons matched one to one so that the sum of their correlations is largest, each with weight 1.
 
-    As Li et al. 2016 match them. by="covariance" lets loud neurons count for more: for p ≤ q that is the least squares
+    As Li et al. 2015 match them. by="covariance" lets loud neurons count for more: for p ≤ q that is the least squares
     among permutations. min(p, q) are matched, be their correlation negative; outputs left over are B's means. The
     bias moves each neuron's mean to its partner's.
     """
