@@ -19,6 +19,7 @@ LAYERS = {
 }  # fmt: skip
 # Neighbours that a layer-0 part may use: files that are theirs to share, never each other's insides.
 BESIDE = {
+    "linalg": {"factory"},
     "models": {"results", "factory"},
     "data": {"results", "factory"},
     "capture": {"linalg", "results"},

@@ -1,15 +1,20 @@
-"""Centring, Gram matrices, spectra with a stated tolerance, assignments."""
+"""Centring, Gram matrices, spectra with a stated tolerance, assignments, fits of one site to another."""
 
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
 from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance
 
 __all__ = [
+    "FITS",
     "RANK_TOLERANCE",
+    "Affine",
+    "Fit",
     "Invariants",
+    "JointMoments",
     "Spectrum",
     "best_assignment",
     "block_stacks",
@@ -17,6 +22,9 @@ __all__ = [
     "centred_diagonal",
     "diagonal_part",
     "double_centred",
+    "explained",
+    "find_fit",
+    "fit",
     "gram_cuda",
     "gram_stack",
     "inverse_root",

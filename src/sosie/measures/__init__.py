@@ -11,6 +11,7 @@ from .geometry import (
     rtd,
     uniformity_difference,
 )
+from .joint import similarity_at_joint
 from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
     aligned_cosine,
@@ -97,6 +98,7 @@ __all__ = [
     "second_order_cosine",
     "settled",
     "shape_angle",
+    "similarity_at_joint",
     "soft_correlation_match",
     "soft_match_distance",
     "svcca",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal_part
+from ..linalg import JointMoments, diagonal_part
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ def covariances(m: Moments, i: int, j: int, sides: tuple[Scatter, Scatter]) -> C
     block = m.cross.split(m.a.widths)[i].split(m.b.widths, dim=1)[j]
     mean_a, mean_b = m.a.split(m.a.total)[i] / m.n, m.b.split(m.b.total)[j] / m.n
     return Covariances(*sides, xy=block / m.n - torch.outer(mean_a, mean_b))
+
+
+def joint(m: Moments, i: int, j: int) -> JointMoments:
+    """Means and covariances of one pair of sites, in their own coordinates."""
+    found = m.covariances(i, j)
+    a, b = (side.split(side.centre + side.total / m.n)[k] for side, k in ((m.a, i), (m.b, j)))
+    return JointMoments(m.n, a, b, found.x.matrix, found.y.matrix, found.xy)
 
 
 def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..linalg import JointMoments
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -228,6 +229,10 @@ class Moments:
         check_pairs(self.a.widths[i], self.b.widths[j])
         found = self.covariances(i, j)
         return Neurons(found.x.matrix.diagonal(), found.y.matrix.diagonal(), found.xy)
+
+    def joint(self, i: int = 0, j: int = 0) -> JointMoments:
+        """Means and covariances of site i of A and site j of B: what a fit of A to B reads."""
+        return closed_forms.joint(self, i, j)
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
         """The same moments about other centres, in closed form."""
