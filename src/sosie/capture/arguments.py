@@ -39,6 +39,10 @@ class CallArguments:
         self.map(lambda name, leaf: found.append((name, leaf)))
         return found
 
+    def form(self) -> CallArguments:
+        """The same with names in place of tensors and lists: equal for calls of one structure and the same options."""
+        return self.map(lambda name, leaf: name)
+
     def count(self) -> int:
         """The number of inputs."""
         return count_inputs((self.args, self.kwargs))

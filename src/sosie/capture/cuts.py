@@ -80,9 +80,10 @@ class Cut:
         (padding masks, say); most cuts do without.
         """
         with self._evaluating():
-            if self._graph is not None and self._graph.fits(activation):
-                return self._graph(activation, CallArguments(args, kwargs))
-            return self._substituted(activation, self._below(self._arguments(args, kwargs)))
+            call = self._arguments(args, kwargs)
+            if self._graph is not None and self._graph.fits(activation, call):
+                return self._graph(activation, call)
+            return self._substituted(activation, self._below(call))
 
     @property
     def needs_input(self) -> bool:
@@ -99,7 +100,7 @@ class Cut:
             call = self._arguments(args, kwargs).map(_copied)
             first, other = call.inputs(0, 1), other_content(call)
             activation = self.representation(*first.args, **first.kwargs)
-            if self._graph is not None and self._graph.fits(activation):
+            if self._graph is not None and self._graph.fits(activation, first):
                 if found := self._graph.changed(activation, first, other):
                     raise leaking(self.site, [(around.label, around.into) for around in found])
                 return
@@ -136,7 +137,7 @@ class Cut:
     def _below(self, call: CallArguments) -> CallArguments:
         """What the part below the site is run on, where it is run at all."""
         given = bool(call.args or call.kwargs)
-        if self._one_row and not any(is_mask(name, leaf) for name, leaf in call.named_leaves()):
+        if self._one_row and not _has_masks(call):
             return call.inputs(0, 1) if given else self._row
         if not given:
             raise TypeError(
@@ -170,12 +171,13 @@ class Cut:
         return True
 
     def _one_row_is_enough(self, example: CallArguments) -> bool:
-        count = example.count()
         whole = self._root(*example.args, **example.kwargs)
         activation = self.representation(*example.args, **example.kwargs)
         if not _same_outputs(self._substituted(activation, example), whole):
             raise SiteError(f"two forwards of one input differ above {self.site.label!r}: the model is random in eval")
-        rows = [example.inputs(0, 1), example.inputs(count - 1, count)]
+        if _has_masks(example):
+            return False  # each input has its own
+        rows = [example.inputs(i, i + 1) for i in (0, example.count() - 1)]
         try:
             return all(_same_outputs(self._substituted(activation, row), whole) for row in rows)
         except Exception:  # a forward that remembers how many inputs it began with
@@ -222,6 +224,10 @@ def _several(call: CallArguments) -> CallArguments:
     return (
         few if count > 1 else few.map(lambda _, leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf * 2)
     )
+
+
+def _has_masks(call: CallArguments) -> bool:
+    return any(is_mask(name, leaf) for name, leaf in call.named_leaves())
 
 
 def _copied(name: str, leaf: Any) -> Any:

@@ -33,11 +33,14 @@ class TaskGraph:
     module: fx.GraphModule
     needs: tuple[int, ...]  # their places among the tensors of the call
     around: tuple[Around, ...]
+    form: CallArguments  # of the example's arguments
     shape: tuple[int, ...] | None  # of one input's activation, where the forward decided something by a shape
 
-    def fits(self, activation: Tensor) -> bool:
-        """Whether the graph is what the forward would do from an activation of this shape."""
-        return self.shape is None or activation.shape[1:] == self.shape
+    def fits(self, activation: Tensor, call: CallArguments) -> bool:
+        """Whether the forward would do what the graph does: with these arguments, from an activation of this shape."""
+        if self.shape is not None and activation.shape[1:] != self.shape:
+            return False
+        return not (call.args or call.kwargs) or call.form() == self.form
 
     def __call__(self, activation: Tensor, call: CallArguments) -> Any:
         return self.module.forward(activation, *self._inputs(call))
@@ -83,7 +86,7 @@ def task_graph(root: nn.Module, site: tuple[str, int], activation: Tensor, call:
     for node in graph.nodes:
         node.meta.pop("value", None)
     shape = tuple(activation.shape[1:]) if tracer.decided else None
-    return TaskGraph(_sharing(root, graph), needs, around, shape)
+    return TaskGraph(_sharing(root, graph), needs, around, call.form(), shape)
 
 
 def _read_batch_size_from(start: Node, graph: fx.Graph) -> None:
