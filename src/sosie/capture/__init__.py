@@ -3,6 +3,8 @@
 from .archives import read_npz, read_safetensors
 from .arguments import labels_of, model_arguments
 from .batches import Batches, Chunk, NoData, recut
+from .cuts import Cut
+from .leaks import LeakingCut
 from .masks import Masks, mask_of
 from .names import unwrap
 from .outputs import answer_in
@@ -19,6 +21,8 @@ __all__ = [
     "BadBatch",
     "Batches",
     "Chunk",
+    "Cut",
+    "LeakingCut",
     "Masks",
     "NoData",
     "Rule",

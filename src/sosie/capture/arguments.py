@@ -3,16 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .structure import BadBatch, is_parts, is_text, rebuild, with_tensors
+from .structure import BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, with_tensors
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """What a model is called with, as one structure whose tensors have names."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...] = ()  # of the forward's positional parameters
+
+    def map(self, change: Callable[[str, Any], Any]) -> CallArguments:
+        """The same arguments with every tensor and list changed, told its name."""
+        names = (*self.names, *[""] * len(self.args))
+        args = tuple(rebuild_named(change, arg, name) for arg, name in zip(self.args, names, strict=False))
+        return replace(self, args=args, kwargs=rebuild_named(change, self.kwargs))
+
+    def leaves(self) -> list[Any]:
+        """Every tensor and list, in the order of `map`."""
+        return [leaf for _, leaf in self.named_leaves()]
+
+    def named_leaves(self) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        self.map(lambda name, leaf: found.append((name, leaf)))
+        return found
+
+    def form(self) -> CallArguments:
+        """The same with names in place of tensors and lists: equal for calls of one structure and the same options."""
+        return self.map(lambda name, leaf: name)
+
+    def count(self) -> int:
+        """The number of inputs."""
+        return count_inputs((self.args, self.kwargs))
+
+    def inputs(self, start: int, stop: int) -> CallArguments:
+        """The inputs from start to stop."""
+        return self.map(lambda _, leaf: leaf[start:stop])
 
 
 def model_arguments(

@@ -63,11 +63,16 @@ def join(batches: Sequence[Any]) -> Any:
 
 def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
     """The same structure with every tensor and list changed."""
+    return rebuild_named(lambda _, leaf: change(leaf), batch)
+
+
+def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
+    """The same structure with every tensor and list changed, told the key of the innermost dict that it is under."""
     if isinstance(batch, Mapping):
-        return {key: rebuild(change, part) for key, part in batch.items()}
+        return {key: rebuild_named(change, part, str(key)) for key, part in batch.items()}
     if is_parts(batch):
-        return _like(batch, [rebuild(change, part) for part in batch])
-    return batch if isinstance(batch, _OPTIONS) else change(batch)
+        return _like(batch, [rebuild_named(change, part, name) for part in batch])
+    return batch if isinstance(batch, _OPTIONS) else change(name, batch)
 
 
 def with_tensors(batch: Any) -> Any:
