@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import compare, compare_outputs, list_measures, measure
+    from .engine import compare, compare_outputs, list_measures, measure, stitch
     from .report import write_report
     from .results import Comparison, Comparisons, load
 
@@ -18,6 +18,7 @@ _HOME = {
     "list_measures": "engine",
     "compare": "engine",
     "compare_outputs": "engine",
+    "stitch": "engine",
     "load": "results",
     "Comparison": "results",
     "Comparisons": "results",
@@ -32,6 +33,7 @@ __all__ = [
     "list_measures",
     "load",
     "measure",
+    "stitch",
     "write_report",
 ]
 

@@ -4,5 +4,17 @@ from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
+from .stitching import Stitch, Stitched, stitch
 
-__all__ = ["DEFAULT", "compare", "compare_outputs", "list_measures", "look_at", "measure", "open_source"]
+__all__ = [
+    "DEFAULT",
+    "Stitch",
+    "Stitched",
+    "compare",
+    "compare_outputs",
+    "list_measures",
+    "look_at",
+    "measure",
+    "open_source",
+    "stitch",
+]
