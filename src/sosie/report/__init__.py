@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .lists import print_measures, print_sites
+    from .lists import print_measures, print_numbers, print_sites
     from .page import write_report
     from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison
@@ -16,6 +16,7 @@ __all__ = [
     "plot_heatmap",
     "print_comparison",
     "print_measures",
+    "print_numbers",
     "print_sites",
     "write_plots",
     "write_report",
@@ -26,6 +27,7 @@ _HOME = {
     "plot_heatmap": "plots",
     "print_comparison": "text",
     "print_measures": "lists",
+    "print_numbers": "lists",
     "print_sites": "lists",
     "write_plots": "plots",
     "write_report": "page",

@@ -63,3 +63,13 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
     if fact["defaults"]:
         lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
     return lines
+
+
+def print_numbers(title: str, numbers: Mapping[str, float], console: Console | None = None) -> None:
+    """A title, and a line for each number."""
+    console = console or Console()
+    console.print(safe_text(console, title, "bold"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in numbers.items():
+        table.add_row(safe_text(console, name.replace("_", " ")), f"{value:.4g}")
+    console.print(table)
