@@ -115,7 +115,8 @@ def stitch(
     size: `fit` is least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) or
     identity. It acts on channels: every pixel or token of a map is a row. Where the sites differ in shape, A's
     activation is brought into B's first, see `resize` and sosie.models.joint. A cut that something goes around, a
-    skip connection say, is refused. `result.model(x)` is the stitched network, `result.evaluate(data)` how well it does.
+    skip connection say, is refused. `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it
+    does.
     """
     chosen = find_fit(fit)
     batches = Batches(open_data(data) if isinstance(data, str) else data)
