@@ -16,7 +16,7 @@ def stitch(
     fit: Annotated[
         str,
         typer.Option(
-            help="least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…), identity."
+            help="least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) …"
         ),
     ] = "least_squares",
     resize: Annotated[str, typer.Option(help="interpolate or pool, where maps differ in size.")] = "interpolate",
