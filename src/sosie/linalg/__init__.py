@@ -5,7 +5,8 @@ from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance
+from .products import self_product
+from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
 
 __all__ = [
     "RANK_TOLERANCE",
@@ -23,6 +24,8 @@ __all__ = [
     "nuclear_norm",
     "permuted_moments",
     "rank_tolerance",
+    "self_product",
     "u_centred",
+    "whitening",
     "without_diagonal",
 ]

@@ -120,15 +120,17 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     (x, size_x), (y, size_y) = (
         side.memo(("partly whitened", alpha), lambda s: _partly_whitened(s, alpha)) for side in (c.x, c.y)
     )
-    return _angle_from(nuclear_norm(x @ c.xy @ y) / (size_x * size_y))
+    most = size_x * size_y
+    return _angle_from(nuclear_norm(x @ c.xy @ y, most) / most)
 
 
 def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor]:
     """The map of one side's neurons, and the norm of the rows that it gives, over √n."""
-    unit = (scatter.spectrum.rank / scatter.trace).sqrt()
-    identity = torch.eye(len(scatter.matrix), dtype=unit.dtype, device=unit.device)
-    mapped = alpha * unit * identity + (1 - alpha) * inverse_root(scatter.matrix)
-    return mapped, ((mapped @ scatter.matrix) * mapped).sum().sqrt()
+    spectrum, matrix = scatter.spectrum, scatter.matrix
+    unit = (spectrum.rank / scatter.trace).sqrt()
+    root = inverse_root(matrix) if matrix.requires_grad else spectrum.whitening @ spectrum.vectors.T
+    mapped = alpha * unit * torch.eye(len(matrix)).to(matrix) + (1 - alpha) * root
+    return mapped, ((mapped @ matrix) * mapped).sum().sqrt()
 
 
 def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor, rounding: float = 0) -> Tensor:

@@ -37,7 +37,7 @@ def debiased_alignment(m: Moments) -> DebiasedAlignment:
     """n (n − 3) HSIC_u for every pair of sites, exactly."""
     if m.n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {m.n}")
-    biased = centred_alignment(m)
+    biased = m.alignment(Alignment)
     trace_a, trace_b = traces(m.a, m.n)[:, None], traces(m.b, m.n)[None, :]
     return DebiasedAlignment(
         xx=biased.xx - diagonal_part(_own_kappa(m.a, m.n)[:, None], trace_a, trace_a, m.n),

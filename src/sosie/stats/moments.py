@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..linalg import self_product
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -39,7 +40,7 @@ class MomentMaker:
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         rows = rows - centre.to(rows.dtype)
-        return MomentPart(centre, rows, rows.double().square().sum(1), (rows.T @ rows).double())
+        return MomentPart(centre, rows, rows.double().square().sum(1), self_product(rows).double())
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
         return MomentSide.of(parts)
@@ -211,7 +212,13 @@ class Moments:
             DebiasedAlignment: closed_forms.debiased_alignment,
             UncentredAlignment: closed_forms.uncentred_alignment,
         }
-        return forms[kind](self)
+        if kind not in self._alignments:
+            self._alignments[kind] = forms[kind](self)
+        return self._alignments[kind]
+
+    @cached_property
+    def _alignments(self) -> dict[type[Alignment], Alignment]:
+        return {}
 
     @cached_property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:

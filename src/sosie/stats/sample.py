@@ -220,6 +220,12 @@ class Sample:
 
         return shuffled_alignment(self.xs, self.ys, kind, shuffles)
 
+    def left_out_alignment(self, kind: type[Alignment], groups: int) -> Alignment:
+        """xy (G, A, B): the inner products with each group of rows left out in turn; row i is in group i modulo G."""
+        from .left_out import left_out_alignment
+
+        return left_out_alignment(self.xs, self.ys, kind, groups)
+
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
         """For each site the trace of its centred Gram matrix."""
@@ -249,7 +255,13 @@ class Sample:
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of the whole Gram matrices for every pair of sites."""
-        return from_rows.alignment(self.xs, self.ys, kind)
+        if kind not in self._alignments:
+            self._alignments[kind] = from_rows.alignment(self.xs, self.ys, kind)
+        return self._alignments[kind]
+
+    @cached_property
+    def _alignments(self) -> dict[type[Alignment], Alignment]:
+        return {}
 
     @cached_property
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
