@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,10 +44,20 @@ def cca_zoo(x: Array, y: Array, power: int = 1) -> float:
     return float(((a * b).mean(0) ** power).mean())
 
 
-def dcor(x: Array, y: Array) -> float:
-    import dcor as package
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """Importing numba changes how many threads torch uses."""
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
-    return float(package.distance_correlation(x, y))
+
+def dcor(x: Array, y: Array) -> float:
+    with same_threads():
+        import dcor as package
+
+        return float(package.distance_correlation(x, y))
 
 
 def rsatoolbox(x: Array, y: Array) -> float:
@@ -113,9 +124,10 @@ def numpy_lists(x: Array, y: Array, of: Callable[[Array, Array], float], k: int 
 
 
 def skdim(x: Array, y: Array) -> float:
-    from skdim.id import TwoNN
+    with same_threads():
+        from skdim.id import TwoNN
 
-    a, b = (TwoNN(discard_fraction=0.1).fit(rows).dimension_ for rows in (x, y))
+        a, b = (TwoNN(discard_fraction=0.1).fit(rows).dimension_ for rows in (x, y))
     return float(abs(a - b))
 
 

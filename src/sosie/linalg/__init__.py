@@ -3,6 +3,7 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .distances import distances
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
 from .products import self_product
@@ -17,6 +18,7 @@ __all__ = [
     "centred",
     "centred_diagonal",
     "diagonal_part",
+    "distances",
     "double_centred",
     "gram_cuda",
     "gram_stack",

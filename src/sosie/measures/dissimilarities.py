@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, double_centred
+from ..linalg import Spectrum, distances, double_centred
 from ..stats import PairedRows, SiteRows
 from .define import define
 
@@ -73,7 +73,7 @@ def rsm_norm_difference(rows: PairedRows) -> Tensor:
     ‖S − S′‖ / n with the Frobenius norm, which others print without the n; their S may be inner products or
     distances instead of cosines, and then scale matters.
     """
-    x, y = (side.memo("cosines", lambda r: 1 - _cosine(r), "square") for side in (rows.x, rows.y))
+    x, y = (side.memo("cosines", _cosines, "square") for side in (rows.x, rows.y))
     return (x - y).norm() / len(x)
 
 
@@ -100,10 +100,14 @@ def _unit(found: Tensor) -> Tensor:
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
-    return _cosine(x - x.mean(1, keepdim=True), "rows that vary", "constant")
+    return 1 - _cosines(x - x.mean(1, keepdim=True), "rows that vary", "constant")
 
 
-def _cosine(x: Tensor, wanted: str = "rows that point somewhere", found: str = "zero") -> Tensor:
+def _cosine(x: Tensor) -> Tensor:
+    return 1 - _cosines(x)
+
+
+def _cosines(x: Tensor, wanted: str = "rows that point somewhere", found: str = "zero") -> Tensor:
     lengths = x.norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
         raise ValueError(
@@ -111,11 +115,7 @@ def _cosine(x: Tensor, wanted: str = "rows that point somewhere", found: str = "
             "use rsa(dissimilarity='euclidean')"
         )
     units = x / lengths
-    return 1 - units @ units.T
-
-
-def _euclidean(x: Tensor) -> Tensor:
-    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    return units @ units.T
 
 
 def _mahalanobis(x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _mahalanobis(x: Tensor) -> Tensor:
             f"rsa by Mahalanobis distance needs more rows than dimensions: {len(x)} rows of {spectrum.rank} "
             "dimensions are all equally far apart"
         )
-    return _euclidean(x @ spectrum.whitening)
+    return distances(x @ spectrum.whitening)
 
 
 def _ranks(values: Tensor, _: int) -> Tensor:
@@ -165,8 +165,8 @@ def _tied(values: Tensor) -> float:
 
 DISSIMILARITIES = {
     "correlation": _correlation,
-    "euclidean": _euclidean,
-    "squared_euclidean": lambda x: _euclidean(x).square(),
+    "euclidean": distances,
+    "squared_euclidean": lambda x: distances(x).square(),
     "cosine": _cosine,
     "mahalanobis": _mahalanobis,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import RANK_TOLERANCE, double_centred, u_centred
+from ..linalg import RANK_TOLERANCE, distances, double_centred, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
 from .define import define
 
@@ -117,10 +117,11 @@ def deconfounded_cka(rows: PairedRows) -> Tensor:
     """
     assert rows.inputs is not None
     given = rows.inputs.memo("centred gram", _linear)
-    k, l = (
-        side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "square") for side in (rows.x, rows.y)
+    # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
+    f, g = (
+        side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y)
     )
-    return (k * l).sum() / (k.norm() * l.norm())
+    return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
 
 
 @define(
@@ -145,7 +146,7 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
-    a, b = (side.memo(("distances", unbiased), lambda x: centre(_distances(x)), "square") for side in (rows.x, rows.y))
+    a, b = (side.memo(("distances", unbiased), lambda x: centre(distances(x)), "square") for side in (rows.x, rows.y))
     cosine = (a * b).sum() / (a.norm() * b.norm())
     if unbiased:
         return cosine
@@ -175,8 +176,10 @@ def cknna(rows: PairedRows, k: int = 10) -> Tensor:
     if not 1 <= k < n:
         raise ValueError(f"cknna(k={k}) needs 1 ≤ k < n neighbours, got {n} rows")
     (a, near_a), (b, near_b) = (_kernel_and_neighbours(side, k) for side in (rows.x, rows.y))
-    both = ((a * b) * (near_a * near_b)).sum()
-    return both / ((a.square() * near_a).sum() * (b.square() * near_b).sum()).sqrt()
+    of_b = torch.zeros(n, n, dtype=torch.bool, device=near_b.device).scatter_(1, near_b, True)
+    own = a.gather(1, near_a)
+    both = (own * b.gather(1, near_a) * of_b.gather(1, near_a)).sum()
+    return both / (own.square().sum() * b.gather(1, near_b).square().sum()).sqrt()
 
 
 def _linear(x: Tensor) -> Tensor:
@@ -185,7 +188,7 @@ def _linear(x: Tensor) -> Tensor:
 
 
 def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
-    """What the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
+    """(n, r): F with F Fᵀ what the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
     strength = given.square().sum()
     if not bool(strength > 0):
         raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
@@ -193,47 +196,45 @@ def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
     kept = values > RANK_TOLERANCE * k.diagonal().sum()
     if not bool(kept.any()):
         raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
-    return (vectors[:, kept] * values[kept]) @ vectors[:, kept].T
-
-
-def _distances(x: Tensor) -> Tensor:
-    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    return vectors[:, kept] * values[kept].sqrt()
 
 
 def _kernel_and_neighbours(side: SiteRows, k: int) -> tuple[Tensor, Tensor]:
-    return (
-        side.memo("row-centred cosines", lambda x: _row_centred(_cosines(x)), "square"),
-        side.memo(("nearest", k), lambda x: _nearest(_cosines(x), k), "square"),
-    )
+    """(n, n) cosines less the mean of each row, and (n, k) the nearest others, which no such mean changes."""
+    kernel = side.memo("row-centred cosines", _row_centred_cosines, "square")
+    near = side.memo(("nearest by row-centred cosines", k), lambda _: _nearest(kernel, k), "neighbours")
+    return kernel, near
 
 
-def _cosines(x: Tensor) -> Tensor:
+def _row_centred_cosines(x: Tensor) -> Tensor:
     lengths = x.norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
         raise ValueError(f"cknna compares directions, but {int((lengths == 0).sum())} rows are all zero")
     units = x / lengths
-    return units @ units.T
-
-
-def _row_centred(kernel: Tensor) -> Tensor:
+    kernel = units @ units.T
     return kernel - kernel.mean(1, keepdim=True)
 
 
 def _nearest(kernel: Tensor, k: int) -> Tensor:
-    """(n, n): 1 where j is among the k nearest others of i."""
-    nearest = kernel.clone().fill_diagonal_(-torch.inf).topk(k, dim=1).indices
-    return torch.zeros_like(kernel).scatter_(1, nearest, 1.0)
+    return kernel.clone().fill_diagonal_(-torch.inf).topk(k, dim=1).indices
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
     """The centred Gaussian Gram matrix."""
     x = x - x.mean(0, keepdim=True)  # distances do not change, but their rounding does
     lengths = x.square().sum(1)
-    distances = lengths[:, None] + lengths[None, :] - 2 * x @ x.T
-    off = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-    distances = torch.where(off & (distances > 0), distances, torch.zeros_like(distances))
-    flat, count = distances.flatten(), distances.numel()
-    middle = (flat.kthvalue((count + 1) // 2).values + flat.kthvalue(count // 2 + 1).values) / 2
+    squares = torch.relu(lengths[:, None] + lengths[None, :] - 2 * x @ x.T)  # below 0 by rounding only
+    squares = squares.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), 0)
+    middle = _median(squares)
     if not bool(middle > 0):
         raise ValueError(f"rbf_cka needs rows that differ: the median distance of {len(x)} rows is 0")
-    return double_centred(torch.exp(-distances / (2 * bandwidth**2 * middle)))
+    return double_centred(torch.exp(squares / (-2 * bandwidth**2 * middle)))
+
+
+def _median(values: Tensor) -> Tensor:
+    """The mean of the two middle ones if their number is even."""
+    flat, middle = values.flatten(), (values.numel() + 1) // 2
+    first = flat.kthvalue(middle).values
+    if values.numel() % 2 or int((flat <= first).sum()) > middle:
+        return first
+    return (first + torch.where(flat > first, flat, torch.inf).amin()) / 2
