@@ -6,10 +6,11 @@ from .centring import centred, centred_diagonal, double_centred, u_centred, with
 from .distances import distances
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .products import self_product
+from .products import CACHED_ROWS, column_squares, row_squares, self_product
 from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
 
 __all__ = [
+    "CACHED_ROWS",
     "RANK_TOLERANCE",
     "Invariants",
     "Spectrum",
@@ -17,6 +18,7 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "column_squares",
     "diagonal_part",
     "distances",
     "double_centred",
@@ -26,6 +28,7 @@ __all__ = [
     "nuclear_norm",
     "permuted_moments",
     "rank_tolerance",
+    "row_squares",
     "self_product",
     "u_centred",
     "whitening",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, distances, double_centred
+from ..linalg import Spectrum, distances, double_centred, self_product
 from ..stats import PairedRows, SiteRows
 from .define import define
 
@@ -114,8 +114,7 @@ def _cosines(x: Tensor, wanted: str = "rows that point somewhere", found: str = 
             f"cosines need {wanted}, but {int((lengths == 0).sum())} rows are {found}; "
             "use rsa(dissimilarity='euclidean')"
         )
-    units = x / lengths
-    return units @ units.T
+    return self_product((x / lengths).T)
 
 
 def _mahalanobis(x: Tensor) -> Tensor:

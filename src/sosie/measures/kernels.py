@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import RANK_TOLERANCE, distances, double_centred, u_centred
+from ..linalg import RANK_TOLERANCE, distances, double_centred, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
 from .define import define
 
@@ -147,7 +147,7 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
     a, b = (side.memo(("distances", unbiased), lambda x: centre(distances(x)), "square") for side in (rows.x, rows.y))
-    cosine = (a * b).sum() / (a.norm() * b.norm())
+    cosine = torch.dot(a.flatten(), b.flatten()) / (a.norm() * b.norm())
     if unbiased:
         return cosine
     return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
@@ -183,8 +183,7 @@ def cknna(rows: PairedRows, k: int = 10) -> Tensor:
 
 
 def _linear(x: Tensor) -> Tensor:
-    x = x - x.mean(0, keepdim=True)
-    return x @ x.T
+    return self_product((x - x.mean(0, keepdim=True)).T)
 
 
 def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
@@ -210,8 +209,7 @@ def _row_centred_cosines(x: Tensor) -> Tensor:
     lengths = x.norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
         raise ValueError(f"cknna compares directions, but {int((lengths == 0).sum())} rows are all zero")
-    units = x / lengths
-    kernel = units @ units.T
+    kernel = self_product((x / lengths).T)
     return kernel - kernel.mean(1, keepdim=True)
 
 
@@ -223,18 +221,18 @@ def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
     """The centred Gaussian Gram matrix."""
     x = x - x.mean(0, keepdim=True)  # distances do not change, but their rounding does
     lengths = x.square().sum(1)
-    squares = torch.relu(lengths[:, None] + lengths[None, :] - 2 * x @ x.T)  # below 0 by rounding only
-    squares = squares.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), 0)
+    squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place: these are large
+    squares = squares.fill_diagonal_(0).relu_()  # below 0 by rounding only
     middle = _median(squares)
     if not bool(middle > 0):
         raise ValueError(f"rbf_cka needs rows that differ: the median distance of {len(x)} rows is 0")
-    return double_centred(torch.exp(squares / (-2 * bandwidth**2 * middle)))
+    return double_centred((squares / (-2 * bandwidth**2 * middle)).exp_())
 
 
 def _median(values: Tensor) -> Tensor:
     """The mean of the two middle ones if their number is even."""
     flat, middle = values.flatten(), (values.numel() + 1) // 2
-    first = flat.kthvalue(middle).values
+    first = flat.median()  # the lower one
     if values.numel() % 2 or int((flat <= first).sum()) > middle:
         return first
     return (first + torch.where(flat > first, flat, torch.inf).amin()) / 2

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, centred, diagonal_part, self_product
+from ..linalg import Spectrum, centred, column_squares, diagonal_part, row_squares, self_product
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
@@ -31,7 +31,7 @@ class Coordinates:
         # With gradients in the rows' own precision, which both sides share.
         rows = without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
         if width <= n or differentiable:
-            return cls(rows, Scatter(lambda: self_product(rows) / n, n, rows.square().sum(0) / n))
+            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows) / n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
         spectrum = Spectrum.of(rows @ rows.T)
         scores = spectrum.vectors * spectrum.values.sqrt()
@@ -110,7 +110,7 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     n = len(xs[0])
     if n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
-    k, l = (torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
+    k, l = (torch.stack([row_squares(rows).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
     return DebiasedAlignment(
         found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n),
@@ -132,7 +132,7 @@ def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _may_be_rounding(rows: Tensor, found: Tensor, digits: torch.dtype) -> bool:
     """Whether a neuron may vary by rounding alone; hardly ever, and means and variances are enough to rule it out."""
     # max |x − mean| is at least the standard deviation and at most √n times that.
-    deviation = found.square().mean(0).sqrt()
+    deviation = (column_squares(found) / len(found)).sqrt()
     largest = rows[0].abs() + 2 * len(rows) ** 0.5 * deviation
     return not bool((deviation > 9 * torch.finfo(digits).eps * largest).all())
 

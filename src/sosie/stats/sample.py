@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import CACHED_ROWS, column_squares
 from . import from_rows
 from .shuffle import Shuffle
 from .views import (
@@ -286,7 +287,7 @@ class Sample:
             raise ValueError(f"these rows were projected to {self.folded} columns, {NO_NEURONS}")
         check_pairs(p, q)
         x, y = (_centred_neurons(site) for site in sites)
-        return Neurons(x.square().mean(0), y.square().mean(0), x.T @ y / self.n)
+        return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, x.T @ y / self.n)
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
@@ -316,5 +317,6 @@ def _centred_neurons(site: SiteRows) -> Tensor:
 def _spread(rows: Tensor) -> Tensor:
     rows = rows.detach()
     mean = rows.mean(0, keepdim=True, dtype=torch.float64)
-    about = (rows - mean.to(rows.dtype)).square().sum(dtype=torch.float64)
+    centre = mean.to(rows.dtype)
+    about = torch.stack([(part - centre).square().sum(dtype=torch.float64) for part in rows.split(CACHED_ROWS)]).sum()
     return about / (about + len(rows) * mean.square().sum())
