@@ -17,8 +17,6 @@ from ..stats import Alignment, Grams, Sample, Statistic
 from .pairwise import Widths, by_pair
 
 FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
-SMALLEST_GROUP = 4  # rows
-GROUPS = 20  # that sampled rows are dealt out to
 CONFIDENCE = 0.95
 CHEAP = 10**11  # multiply-adds that intervals are worth unless they are asked for
 
@@ -46,11 +44,11 @@ def by_rows(
     """From the rows themselves, each group left out in turn; for cosines of Gram matrices, or for every measure."""
     cheap = work(sample) <= CHEAP
     wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
-    count = min(GROUPS, sample.n // SMALLEST_GROUP)
+    count = sample.grams.groups
     if not wanted or count < FEWEST_GROUPS:
         return {}
     of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
-    left = {m.name: _array(m(sample.left_out_alignment(m.reads, count))) for m in of_grams}
+    left = {m.name: _array(m(sample.grams.left_out(m.reads))) for m in of_grams}
     defined = [np.isfinite(values[wanted[0].name]).any(axis) for axis in (1, 0)]
     left |= _pair_by_pair([m for m in wanted if m.name not in left], sample, widths, defined, count)
     # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.

@@ -3,6 +3,7 @@
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .moments import MomentMaker, Moments, MomentSide
+from .row_grams import GROUPS, SMALLEST_GROUP
 from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
@@ -22,8 +23,10 @@ Statistic = Moments | Grams | Sample
 
 __all__ = [
     "BLOCK",
+    "GROUPS",
     "NO_NEURONS",
     "ROWS",
+    "SMALLEST_GROUP",
     "Alignment",
     "Covariances",
     "DebiasedAlignment",

@@ -104,7 +104,13 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     """Inner products of the Gram matrices of all rows, for every pair of sites."""
     if kind is not UncentredAlignment:
         xs, ys = [without_mean(x) for x in xs], [without_mean(y) for y in ys]
-    found = inner_products(xs, ys)
+    return from_products(inner_products(xs, ys), xs, ys, kind)
+
+
+def from_products(
+    found: tuple[Tensor, Tensor, Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]
+) -> Alignment:
+    """The view from the inner products of the Gram matrices of these rows, which are centred but for uncentred ones."""
     if kind is not DebiasedAlignment:
         return kind(*found)
     n = len(xs[0])

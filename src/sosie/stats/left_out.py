@@ -12,27 +12,89 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal_part, self_product
-from .from_rows import columns_are_cheaper, products, without_mean
+from ..linalg import diagonal_part, row_squares, self_product
+from .from_rows import products
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 Three = tuple[Tensor, Tensor, Tensor]
 
 
-def left_out_alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment], groups: int) -> Alignment:
-    """xx (G, A, 1), yy (G, 1, B), xy (G, A, B): row i is in group i modulo G."""
-    centre = kind is not UncentredAlignment
-    if centre:
-        xs, ys = [without_mean(x) for x in xs], [without_mean(y) for y in ys]
-    n = len(xs[0])
+class GroupedProducts:
+    """Inner products of the Gram matrices as they are, group of rows by group: row i is in group i modulo G."""
+
+    def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor], groups: int) -> None:
+        n = len(xs[0])
+        self.dealt = [torch.arange(group, n, groups, device=xs[0].device) for group in range(groups)]
+        sizes = [len(out) for out in self.dealt]
+        order = torch.cat(self.dealt)
+        xs, ys = [x[order] for x in xs], [y[order] for y in ys]
+        self._strips: list[Three] = []
+        self._squares: list[Three] = []
+        self._rows = [torch.zeros(len(side), n, dtype=torch.float64, device=order.device) for side in (xs, ys)]
+        start = 0
+        for g, size in enumerate(sizes):
+            stop = start + size
+            # Of the strip of rows of this group, the part that symmetry does not repeat.
+            k, l = (torch.stack([(rows[start:stop] @ rows[start:].T).double() for rows in side]) for side in (xs, ys))
+            squares = k.square(), l.square()
+            for rows, square in zip(self._rows, squares, strict=True):
+                rows[:, order[start:stop]] += square.sum(2)
+                rows[:, order[stop:]] += square[:, :, size:].sum(1)
+            parts = (part.split(sizes[g:], dim=2) for part in (k, l, *squares))
+            for h, (a, b, aa, bb) in enumerate(zip(*parts, strict=True), start=g):
+                block = aa.sum((1, 2))[:, None], bb.sum((1, 2))[None, :], a.flatten(1) @ b.flatten(1).T
+                if h == g:
+                    self._squares.append(block)
+                for strip in {g, h}:  # what lies off the diagonal stands for its mirror image too
+                    self._add(strip, block)
+            start = stop
+        self._lengths = [torch.stack([row_squares(rows).double() for rows in side])[:, order.argsort()] for side in (xs, ys)]
+
+    def _add(self, group: int, block: Three) -> None:
+        if group == len(self._strips):
+            self._strips.append(block)
+        else:
+            xx, yy, xy = (a + b for a, b in zip(self._strips[group], block, strict=True))
+            self._strips[group] = xx, yy, xy
+
+    @property
+    def heaviest(self) -> tuple[Tensor, Tensor]:
+        """(A,) and (B,): the largest share that one row has in ‖K‖²."""
+        a, b = (
+            ((2 * rows - lengths.square()) / rows.sum(1, keepdim=True)).amax(1)
+            for rows, lengths in zip(self._rows, self._lengths, strict=True)
+        )
+        return a, b
+
+    def whole(self) -> Three:
+        xx, yy, xy = (torch.stack(parts).sum(0) for parts in zip(*self._strips, strict=True))
+        return xx, yy, xy
+
+    def without(self, group: int) -> Three:
+        """A row that is left out takes its column with it, and the two cross in a square."""
+        gone = zip(self.whole(), self._strips[group], self._squares[group], strict=True)
+        xx, yy, xy = (whole - 2 * strip + square for whole, strip, square in gone)
+        return xx, yy, xy
+
+
+def left_out_alignment(
+    xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment], groups: int, grouped: GroupedProducts | None
+) -> Alignment:
+    """xx (G, A, 1), yy (G, 1, B), xy (G, A, B): row i is in group i modulo G.
+
+    The rows are centred, but for uncentred ones. From their products group by group, or else through covariances.
+    """
+    n, centre = len(xs[0]), kind is not UncentredAlignment
     dealt = [torch.arange(group, n, groups, device=xs[0].device) for group in range(groups)]
-    by_columns = columns_are_cheaper(xs, ys)
-    left = (_by_columns if by_columns else _by_rows)(xs, ys, dealt, centre)
-    if kind is DebiasedAlignment or (centre and not by_columns):
+    if grouped is None:
+        left = _by_columns(xs, ys, dealt, centre)
+    else:
+        left = [grouped.without(group) for group in range(groups)]
+    if kind is DebiasedAlignment or (centre and grouped is not None):
         x, y = _Side(xs, dealt), _Side(ys, dealt)
         for group, out in enumerate(dealt):
             kept = torch.ones(n, dtype=torch.bool, device=out.device).index_fill(0, out, False)
-            if not by_columns:
+            if grouped is not None:
                 left[group] = _centred(left[group], x, y, group, kept)
             if kind is DebiasedAlignment:
                 left[group] = _debiased(left[group], x.diagonals(group, kept), y.diagonals(group, kept))
@@ -40,44 +102,31 @@ def left_out_alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Al
     return kind(xx, yy, xy)
 
 
-def _by_rows(xs: Sequence[Tensor], ys: Sequence[Tensor], dealt: Sequence[Tensor], centre: bool) -> list[Three]:
-    """Of the Gram matrices as they are, the rows of a group at a time."""
-    strips, squares = [], []
-    for out in dealt:
-        k, l = (torch.stack([(rows[out] @ rows.T).double() for rows in side]) for side in (xs, ys))
-        strips.append(products(k.flatten(1), l.flatten(1)))
-        squares.append(products(k[:, :, out].flatten(1), l[:, :, out].flatten(1)))
-    whole = [torch.stack(parts).sum(0) for parts in zip(*strips, strict=True)]
-    left: list[Three] = []
-    for strip, square in zip(strips, squares, strict=True):
-        # A row that is left out takes its column with it, and the two cross in the square.
-        xx, yy, xy = (w - 2 * s + q for w, s, q in zip(whole, strip, square, strict=True))
-        left.append((xx, yy, xy))
-    return left
-
-
 def _by_columns(xs: Sequence[Tensor], ys: Sequence[Tensor], dealt: Sequence[Tensor], centre: bool) -> list[Three]:
     """Through covariances about the mean of what is kept, all sites side by side."""
     xs, ys = [x.double() for x in xs], [y.double() for y in ys]
     x, y = torch.cat(xs, dim=1), torch.cat(ys, dim=1)
-    of_x, of_y = owners(xs), owners(ys)
+    of_y, shape = owners(ys), (len(xs), len(ys))
     whole, own = x.T @ y, [[self_product(rows) for rows in side] for side in (xs, ys)]
     left: list[Three] = []
     for out in dealt:
-        squares = _less(whole, x[out], y[out], len(x), centre).square()
-        by_x = squares.new_zeros(len(xs), squares.shape[1]).index_add(0, of_x, squares)
+        squares = _less(whole, x[out], y[out], len(x), centre).square_()
         xx, yy = (
-            torch.stack([_less(s, r[out], r[out], len(x), centre).square().sum() for s, r in zip(*side, strict=True)])
+            torch.stack([_less(s, r[out], r[out], len(x), centre).square_().sum() for s, r in zip(*side, strict=True)])
             for side in zip(own, (xs, ys), strict=True)
         )
-        left.append((xx[:, None], yy[None, :], by_x.new_zeros(len(xs), len(ys)).index_add(1, of_y, by_x)))
+        left.append((xx[:, None], yy[None, :], squares.new_zeros(shape).index_add(1, of_y, _by_site(squares, xs))))
     return left
+
+
+def _by_site(squares: Tensor, xs: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.sum(0) for part in squares.split([x.shape[1] for x in xs])])
 
 
 def _less(whole: Tensor, x: Tensor, y: Tensor, n: int, centre: bool) -> Tensor:
     """Σ x yᵀ without some of its n rows."""
-    found = whole - x.T @ y
-    return found - torch.outer(x.sum(0), y.sum(0)) / (n - len(x)) if centre else found
+    found = torch.addmm(whole, x.T, y, alpha=-1)
+    return found.addr_(x.sum(0), y.sum(0), alpha=-1 / (n - len(x))) if centre else found
 
 
 class _Side:
@@ -87,7 +136,7 @@ class _Side:
         gone = [torch.stack([rows[out].sum(0, dtype=torch.float64) for out in dealt]) for rows in sites]
         self.sums = torch.stack([-rows.double() @ s.T for rows, s in zip(sites, gone, strict=True)])  # (S, n, G)
         self.totals = torch.stack([s.square().sum(1) for s in gone])  # (S, G)
-        self.lengths = torch.stack([rows.double().square().sum(1) for rows in sites])  # (S, n)
+        self.lengths = torch.stack([row_squares(rows.double()) for rows in sites])  # (S, n)
 
     def diagonals(self, group: int, kept: Tensor) -> Tensor:
         """(S, m): of the Gram matrices of the rows that are kept, centred about their mean."""

@@ -202,6 +202,12 @@ class Moments:
         a, b = (closed_forms.traces(side, self.n) for side in (self.a, self.b))
         return a, b
 
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site's U-centred Gram matrix."""
+        a, b = (closed_forms.own_debiased(side, self.n) for side in (self.a, self.b))
+        return a, b
+
     def describe(self) -> str:
         return f"moments of all {self.n} rows"
 

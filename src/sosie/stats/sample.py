@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..linalg import CACHED_ROWS, column_squares
 from . import from_rows
+from .row_grams import RowGrams
 from .shuffle import Shuffle
 from .views import (
     Alignment,
@@ -221,12 +222,6 @@ class Sample:
 
         return shuffled_alignment(self.xs, self.ys, kind, shuffles)
 
-    def left_out_alignment(self, kind: type[Alignment], groups: int) -> Alignment:
-        """xy (G, A, B): the inner products with each group of rows left out in turn; row i is in group i modulo G."""
-        from .left_out import left_out_alignment
-
-        return left_out_alignment(self.xs, self.ys, kind, groups)
-
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
         """For each site the trace of its centred Gram matrix."""
@@ -256,13 +251,16 @@ class Sample:
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of the whole Gram matrices for every pair of sites."""
-        if kind not in self._alignments:
-            self._alignments[kind] = from_rows.alignment(self.xs, self.ys, kind)
-        return self._alignments[kind]
+        return self.grams.alignment(kind)
 
     @cached_property
-    def _alignments(self) -> dict[type[Alignment], Alignment]:
-        return {}
+    def grams(self) -> RowGrams:
+        return RowGrams(self.xs, self.ys)
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site's U-centred Gram matrix."""
+        return self.grams.own
 
     @cached_property
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
