@@ -55,7 +55,9 @@ def compare(facts: dict[str, Any], rows: int, width: int, repeats: int) -> dict[
     (x, y), needs = given_to(facts, rows, width)
     kind = {"kind": "regression"} if facts["reads"] == "Continuous" else {}
     kind = {"kind": "logits"} if facts["reads"] in ("Predictions", "MarkedPredictions", "Distributions") else kind
-    ways: dict[str, Callable[[], float]] = {"sosie": partial(quietly, lambda: sosie.measure(name, x, y, **needs, **kind))}
+    ways: dict[str, Callable[[], float]] = {
+        "sosie": partial(quietly, lambda: sosie.measure(name, x, y, **needs, **kind))
+    }
     ways |= {peer: partial(quietly, function, x, y, *needs.values()) for peer, function in peers_of(name)}
     values, first = {}, {}
     missing = []
@@ -100,7 +102,10 @@ def main() -> None:
             continue
         found.append(compare(facts, asked.rows, asked.width, asked.repeats))
         row = found[-1]
-        print(f"{row['measure']}: {row['sosie, s']:.3g} s, {row['peer']} {row['peer, s'] or float('nan'):.3g} s", flush=True)
+        print(
+            f"{row['measure']}: {row['sosie, s']:.3g} s, {row['peer']} {row['peer, s'] or float('nan'):.3g} s",
+            flush=True,
+        )
     table = [{k: v for k, v in row.items() if k not in ("seconds", "values", "missing")} for row in found]
     show(f"One pair of sites, {asked.rows} rows of {asked.width} columns, float64, CPU", table)
     ratios = [row["ratio"] for row in found if row["ratio"] is not None]

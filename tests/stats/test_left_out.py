@@ -9,7 +9,9 @@ from sosie.stats import Alignment, DebiasedAlignment, Sample, UncentredAlignment
 from sosie.stats.from_rows import columns_are_cheaper
 
 
-def sides(n: int, widths_a: tuple[int, ...], widths_b: tuple[int, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def sides(
+    n: int, widths_a: tuple[int, ...], widths_b: tuple[int, ...]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     random = torch.Generator().manual_seed(n)
     common = torch.randn(n, 3, generator=random, dtype=torch.float64)
     a, b = (
@@ -40,7 +42,9 @@ def test_float32_rows_with_a_large_mean() -> None:
     a, b = ([rows.float() + 100 for rows in side] for side in sides(60, (80,), (70,)))
     left = Sample.of(a, b).grams.left_out(DebiasedAlignment)
     exact = Sample.of([x.double() for x in a], [y.double() for y in b]).grams.left_out(DebiasedAlignment)
-    torch.testing.assert_close(left.xy / (left.xx * left.yy).sqrt(), exact.xy / (exact.xx * exact.yy).sqrt(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        left.xy / (left.xx * left.yy).sqrt(), exact.xy / (exact.xx * exact.yy).sqrt(), atol=1e-5, rtol=0
+    )
 
 
 def test_many_rows_group_by_group_give_what_all_at_once_give() -> None:

@@ -15,7 +15,9 @@ RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
 
 CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
-ENOUGH_DIGITS = 1e-10  # bound on the relative error of a nuclear norm from eigenvalues; usually it is a thousandth of it
+ENOUGH_DIGITS = (
+    1e-10  # bound on the relative error of a nuclear norm from eigenvalues; usually it is a thousandth of it
+)
 FLAT = 0.1  # (Σσ²)² / Σσ⁴ over the width, below which small singular values would lose too many digits
 WORTH_SQUARING = 64  # columns
 
@@ -119,8 +121,8 @@ def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:
     """Sum of singular values; differentiable, at rank deficiency too (a subgradient).
 
-    `most` is what the sum cannot exceed. Well below it, ten certain digits are enough, and eigenvalues may do in half the
-    time; close to it every digit counts.
+    `most` is what the sum cannot exceed. Well below it ten certain digits are enough, and eigenvalues may do in half
+    the time; close to it every digit counts.
     """
     if most is not None and not matrix.requires_grad:
         found = _from_eigenvalues(matrix)

@@ -118,9 +118,7 @@ def deconfounded_cka(rows: PairedRows) -> Tensor:
     assert rows.inputs is not None
     given = rows.inputs.memo("centred gram", _linear)
     # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
-    f, g = (
-        side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y)
-    )
+    f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y))
     return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
 
 

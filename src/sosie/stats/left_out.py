@@ -48,7 +48,9 @@ class GroupedProducts:
                 for strip in {g, h}:  # what lies off the diagonal stands for its mirror image too
                     self._add(strip, block)
             start = stop
-        self._lengths = [torch.stack([row_squares(rows).double() for rows in side])[:, order.argsort()] for side in (xs, ys)]
+        self._lengths = [
+            torch.stack([row_squares(rows).double() for rows in side])[:, order.argsort()] for side in (xs, ys)
+        ]
 
     def _add(self, group: int, block: Three) -> None:
         if group == len(self._strips):

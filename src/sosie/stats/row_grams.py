@@ -74,5 +74,7 @@ class RowGrams:
         """‖K‖² of each site's U-centred Gram matrix, (A,) and (B,), without a look at the pairs."""
         if DebiasedAlignment in self._views:
             return self._views[DebiasedAlignment].xx[:, 0], self._views[DebiasedAlignment].yy[0]
-        a, b = (torch.cat([RowGrams([x], [x]).alignment(DebiasedAlignment).xx[0] for x in s]) for s in (self.xs, self.ys))
+        a, b = (
+            torch.cat([RowGrams([x], [x]).alignment(DebiasedAlignment).xx[0] for x in s]) for s in (self.xs, self.ys)
+        )
         return a, b
