@@ -84,7 +84,10 @@ def ours(a: dict[str, np.ndarray], b: dict[str, np.ndarray], measures: list[str]
 def beside(chosen: list[str], peers: dict[str, Peers], result: Any, seconds: float) -> dict[str, Any]:
     """What the same values take by the fastest package and by NumPy, called once a pair and once a measure."""
     count = result.matrix(chosen[0]).size
-    packages = {m: min((p for p in peers[m] if p != NUMPY), key=lambda p: peers[m][p][0], default=NUMPY) for m in chosen}
+    packages = {}
+    for m in chosen:
+        having = [peer for peer in peers[m] if peer != NUMPY]
+        packages[m] = min(having, key=lambda peer, m=m: peers[m][peer][0], default=NUMPY)
     by_packages = count * sum(peers[m][packages[m]][0] for m in chosen)
     by_numpy = count * sum(peers[m][NUMPY][0] for m in chosen)
     gaps = [abs(value - float(result.matrix(m)[at])) for m in chosen for at, value in peers[m][NUMPY][1].items()]

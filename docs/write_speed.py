@@ -33,6 +33,7 @@ TITLES = {
     "gpu": "On a GPU",
     "rows": "As the number of rows grows",
     "startup": "Starting up",
+    "coverage": "Coverage",
 }
 
 

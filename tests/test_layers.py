@@ -19,6 +19,7 @@ LAYERS = {
 }  # fmt: skip
 # Neighbours that a layer-0 part may use: files that are theirs to share, never each other's insides.
 BESIDE = {
+    "linalg": {"factory"},
     "models": {"results", "factory"},
     "data": {"results", "factory"},
     "capture": {"linalg", "results"},
@@ -92,8 +93,8 @@ def test_files_and_functions_stay_short() -> None:
             long.append(f"{path.name}: {len(text.splitlines())} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                docstring = ast.get_docstring(node) or ""
-                length = (node.end_lineno or 0) - node.lineno - len(docstring.splitlines())
+                body = node.body[ast.get_docstring(node) is not None :] or node.body
+                length = (node.end_lineno or 0) - body[0].lineno + 1
                 if length > 60:
                     long.append(f"{path.name}: {node.name} has {length} lines")
     assert not long

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import compare, list_measures, measure
+    from .engine import compare, compare_outputs, list_measures, measure
     from .report import write_report
     from .results import Comparison, Comparisons, load
 
@@ -17,13 +17,23 @@ _HOME = {
     "measure": "engine",
     "list_measures": "engine",
     "compare": "engine",
+    "compare_outputs": "engine",
     "load": "results",
     "Comparison": "results",
     "Comparisons": "results",
     "write_report": "report",
 }
 
-__all__ = ["Comparison", "Comparisons", "compare", "list_measures", "load", "measure", "write_report"]
+__all__ = [
+    "Comparison",
+    "Comparisons",
+    "compare",
+    "compare_outputs",
+    "list_measures",
+    "load",
+    "measure",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,10 +36,13 @@ class Progress(AbstractContextManager["Progress"]):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
         self._bar = bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn(f"{self.unit} {{task.fields[note]}}", markup=False),
             TimeRemainingColumn(),

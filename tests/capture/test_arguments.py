@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from sosie.capture import BadBatch, mask_of, model_arguments
+from sosie.capture import BadBatch, model_arguments
+from sosie.models import Tokenise
 
 X = torch.ones(2, 3)
 
@@ -66,7 +69,7 @@ def test_prepare_without_a_tensor_is_refused():
     with pytest.raises(BadBatch, match="no floating-point tensor among ids"):
         model_arguments({"ids": X.long()}, prepare=lambda x: x)
     with pytest.raises(BadBatch, match="list and no tensor"):
-        model_arguments(["a", "b"], prepare=lambda x: x)
+        model_arguments([1, 2], prepare=lambda x: x)
     with pytest.raises(BadBatch, match="empty tuple"):
         model_arguments(())
 
@@ -83,16 +86,31 @@ def test_everything_the_model_gets_is_moved_before_it_is_prepared():
     assert kwargs["nested"][1][0].device.type == "meta"
 
 
-def test_the_mask_is_found():
-    mask = torch.ones(2, 3)
-    assert mask_of({"attention_mask": mask}) is mask
-    assert mask_of(({"attention_mask": mask.numpy()}, X)).shape == (2, 3)
-    assert mask_of({"x": X}) is None
-    assert mask_of((X, X)) is None
-    assert mask_of(X) is None
-    assert mask_of(["a", "b"]) is None
+TEXTS = ["a b", "c"]
 
 
-def test_a_mask_of_another_shape_is_refused_rather_than_passed_by():
-    with pytest.raises(BadBatch, match=r"attention_mask has shape \(2, 1, 1, 3\)"):
-        mask_of({"attention_mask": torch.ones(2, 1, 1, 3)})
+@pytest.mark.parametrize("batch", [TEXTS, tuple(TEXTS), (TEXTS, X), [tuple(TEXTS), X]])
+def test_prepare_gets_texts_whole_and_returns_the_arguments(batch):
+    got = []
+
+    def tokenise(texts):
+        got.append(list(texts))
+        return {"input_ids": np.ones((2, 3), dtype=np.int64), "use_cache": False}
+
+    args, kwargs = model_arguments(batch, prepare=tokenise)
+    assert got == [TEXTS]
+    assert args == ()
+    assert kwargs["use_cache"] is False
+    torch.testing.assert_close(kwargs["input_ids"], torch.ones(2, 3, dtype=torch.int64))
+
+
+def test_prepare_gets_a_dict_with_texts_without_its_labels():
+    args, _ = model_arguments({"text": TEXTS, "label": X}, prepare=lambda d: X * len(d) * len(d["text"]))
+    torch.testing.assert_close(args, (2 * X,))
+
+
+def test_a_tokeniser_must_make_tensors_and_leaves_token_ids_alone():
+    with pytest.raises(BadBatch, match=r"of text, prepare must make tensors.*padding=True"):
+        model_arguments(TEXTS, prepare=lambda texts: {"input_ids": [[1, 2], [3]]})
+    tokenise = Tokenise(SimpleNamespace(pad_token="pad"))
+    assert model_arguments({"input_ids": X.long()}, prepare=tokenise)[1].keys() == {"input_ids"}

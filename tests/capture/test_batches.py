@@ -54,6 +54,23 @@ def test_a_dict_of_arrays_is_one_data_set():
     assert batches[0]["flag"] is True
 
 
+@pytest.mark.parametrize("convert", [list, tuple])
+def test_a_list_of_texts_is_one_data_set(convert):
+    texts = [str(i) for i in range(300)]
+    data = Batches(convert(texts))
+    assert data.total == 300
+    assert [len(batch) for batch in data] == [128, 128, 44]
+    assert [text for batch in data for text in batch] == texts
+
+
+def test_texts_with_labels_are_counted_and_cut():
+    loader = DataLoader([(str(i), i) for i in range(10)], batch_size=4)
+    chunks = list(recut(loader, block=5))
+    assert [chunk.count for chunk in chunks] == [5, 5]
+    assert [text for chunk in chunks for text in chunk.batch[0]] == [str(i) for i in range(10)]
+    assert torch.cat([chunk.batch[1] for chunk in chunks]).tolist() == list(range(10))
+
+
 def test_a_dataset_of_samples_is_batched_in_order():
     data = Batches(Samples(200))
     assert data.total == 200
@@ -100,7 +117,7 @@ def test_the_total_is_known_where_it_is_cheap(loader, total):
         ([torch.tensor(1.0)], BadBatch, "no dimensions"),
         (torch.tensor(1.0), BadBatch, "no dimensions"),
         ([object()], BadBatch, "of type object; data yields tensors"),
-        (["text"], BadBatch, "of type str"),
+        (iter(["text"]), BadBatch, "of type str"),
         ([3], BadBatch, "of type int"),
         ([None], BadBatch, "NoneType"),
         ([(torch.ones(3, 8, 8), 5)], BadBatch, "part 1 of the batch is of type int.*DataLoader"),
@@ -239,6 +256,25 @@ def test_dicts_of_different_token_length_are_padded_where_a_mask_says_so():
     assert chunk.batch["pixel_values"].shape == (5, 7)
     assert chunk.batch["attention_mask"].sum(1).tolist() == [4, 4, 4, 6, 6]
     assert chunk.batch["input_ids"][0].tolist() == [5, 5, 5, 5, 0, 0]
+
+
+def test_a_decoders_tokens_are_padded_by_their_own_mask_or_not_at_all():
+    def batch(n, tokens, **more):
+        ids = torch.full((n, tokens), 5)
+        return {"input_ids": ids, "attention_mask": torch.ones(n, tokens), "decoder_input_ids": ids, **more}
+
+    def masked(n, tokens, longer):
+        mask = torch.ones(n, tokens + longer)
+        ids = torch.full((n, tokens + longer), 5)
+        return {**batch(n, tokens), "decoder_input_ids": ids, "decoder_attention_mask": mask, "labels": ids}
+
+    (chunk,) = recut([masked(3, 4, 3), masked(2, 6, 0)], block=5)
+    assert {key: part.shape[1] for key, part in chunk.batch.items()} == {
+        "input_ids": 6, "attention_mask": 6, "decoder_input_ids": 7, "decoder_attention_mask": 7, "labels": 7,
+    }  # fmt: skip
+    assert chunk.batch["decoder_attention_mask"].sum(1).tolist() == [7, 7, 7, 6, 6]
+    with pytest.raises(BadBatch, match=r"different shape, \(4,\) and \(6,\)"):
+        list(recut([batch(3, 4), batch(2, 6)], block=5))  # nothing would say that zeros do not count
 
 
 @pytest.mark.parametrize(

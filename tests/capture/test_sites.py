@@ -4,7 +4,7 @@ from torch import nn
 
 from sosie.capture import SilentSite, UnknownSite, select, watch
 
-from .stand_ins import Bert, Plain, ResNet20, ResNet50, Twice
+from .stand_ins import Bert, Encoder, Plain, ResNet20, ResNet50, Twice
 
 
 def labels(model, *inputs, sites=None, **kwargs):
@@ -240,3 +240,15 @@ def test_the_models_output_has_another_label_where_a_module_is_called_output():
     model = nn.Sequential()
     model.add_module("output", nn.Linear(3, 2))
     assert labels(model, torch.randn(2, 3), sites=["output", "."]) == ["output", "."]
+
+
+def test_the_layers_of_two_stacks_are_the_blocks_and_not_the_stacks():
+    """T5's encoder and decoder are one class; blocks that merely hold a list stay what they are."""
+
+    class Stack(Encoder):
+        pass
+
+    halves = nn.ModuleDict({"encoder": Stack(8), "decoder": Stack(8)})
+    assert list(select(halves)) == [f"{half}.layer.{i}" for half in ("encoder", "decoder") for i in range(3)]
+    numbered = nn.Sequential(Stack(8), Stack(8))
+    assert list(select(numbered)) == ["0", "1"]

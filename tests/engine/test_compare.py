@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sosie
 from sosie.measures import MEASURES
 
-ALL = list(MEASURES)
+ALL = [name for name, m in MEASURES.items() if not m.reads_outputs and (name != "rtd" or find_spec("ripser"))]
 
 
 def activations(model: nn.Sequential, x: Tensor) -> list[Tensor]:
@@ -320,7 +321,8 @@ def test_a_model_with_itself_is_the_same_by_every_measure(name: str, memory: int
     model, x = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 30)), inputs(300)
     c = sosie.compare(model, copy.deepcopy(model), x, measures=name, memory=memory)
     tight = 1e-6 if c[name].same else 1e-4  # a distance is the root of what is left of 2 − 2
-    assert np.diag(c.matrix()) == pytest.approx(np.full(3, c[name].same), abs=tight)
+    if c[name].same is not None:
+        assert np.diag(c.matrix()) == pytest.approx(np.full(3, c[name].same), abs=tight)
     assert not any("outside" in caveat.text for caveat in c[name].caveats)
 
 

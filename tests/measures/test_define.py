@@ -30,8 +30,8 @@ def test_a_missing_name_offers_the_nearest() -> None:
         find("linear_ckaa")
     with pytest.raises(TypeError, match="has no option 'kk'; it has k"):
         find("mutual_knn(kk=3)")
-    for bad in ("mutual_knn(3)", "mutual_knn(k=open('x'))", "mutual_knn(k=3", "a.b(k=3)"):
-        with pytest.raises(ValueError, match="options look like"):
+    for bad in ("mutual_knn(3)", "mutual_knn(k=open('x'))", "mutual_knn(k=3"):
+        with pytest.raises(ValueError, match="write options as"):
             find(bad)
 
 

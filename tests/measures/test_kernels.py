@@ -102,5 +102,5 @@ def test_cknna_by_its_definition() -> None:
     a, b = kernel(x), kernel(y)
     expected = aligned(a, b) / np.sqrt(aligned(a, a) * aligned(b, b))
     assert sosie.measure("cknna", x, y, k=k) == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match="1 ≤ k < n"):
+    with pytest.raises(ValueError, match="needs more than k rows"):
         sosie.measure("cknna", x, y, k=30)

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from sosie.models import Normalise, open_model
+from sosie.models import Normalise, Tokenise, open_model
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
@@ -27,6 +27,12 @@ def test_a_missing_library_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=f"{spec} needs {name}, .*: pip install {name}"):
         open_model(spec)
+
+
+def test_missing_transformers_come_with_the_extra(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs transformers, .*: pip install 'sosie\[hf\]'"):
+        open_model(f"hf:{folder}")
 
 
 def test_torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,28 +81,75 @@ def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_model("timm:vit@DEFAULT").prepare == Normalise((0.5,), (0.25,))
 
 
-def test_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen = {}
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like one of save_pretrained's."""
+    found = tmp_path / "bert"
+    found.mkdir()
+    (found / "config.json").write_text("{}")
+    save_file(nn.Linear(2, 2).state_dict(), found / "model.safetensors")
+    return found
 
-    def from_pretrained(folder: str, **options: object) -> nn.Module:
-        seen.update(options, folder=folder)
-        return nn.Linear(2, 2)
 
-    stand_in(monkeypatch, "transformers", AutoModel=SimpleNamespace(from_pretrained=from_pretrained))
-    folder = tmp_path / "bert"
-    folder.mkdir()
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        open_model(f"hf:{folder}")
-    with pytest.raises(FileNotFoundError, match="no file"):
-        open_model(f"hf:{tmp_path / 'nowhere'}")
-    (folder / "config.json").write_text("{}")
+def hugging_face(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ()) -> list[dict[str, object]]:
+    """A stand-in for transformers; returns what its loaders were called with."""
+    calls: list[dict[str, object]] = []
+
+    def load_model(folder: str, **options: object) -> tuple[nn.Module, dict[str, object]]:
+        calls.append({"folder": folder, **options})
+        return nn.Linear(2, 2), {"missing_keys": set(missing)}
+
+    def load_tokenizer(folder: str, **options: object) -> SimpleNamespace:
+        calls.append({"folder": folder, **options})
+        return SimpleNamespace(pad_token=None, eos_token="end", vocab_size=7)
+
+    loaders = {"AutoModel": load_model, "AutoTokenizer": load_tokenizer}
+    content = {name: SimpleNamespace(from_pretrained=loader) for name, loader in loaders.items()}
+    stand_in(monkeypatch, "transformers", **content)
+    return calls
+
+
+SAFELY = {"local_files_only": True, "trust_remote_code": False}
+
+
+def test_hugging_face_loads_neither_code_nor_pickles_nor_from_the_network(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    calls = hugging_face(monkeypatch)
     opened = open_model(f"hf:{folder}")
     assert (opened.name, opened.prepare) == ("bert", None)
-    assert seen == {
-        "folder": str(folder),
-        "local_files_only": True,
-        "use_safetensors": True,
-        "trust_remote_code": False,
-    }
+    assert calls == [{"folder": str(folder), "use_safetensors": True, "output_loading_info": True, **SAFELY}]
+
+
+def test_what_a_hugging_face_model_needs_comes_from_its_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    calls = hugging_face(monkeypatch)
+    (folder / "tokenizer.json").write_text("{}")
+    prepare = open_model(f"hf:{folder}").prepare
+    assert isinstance(prepare, Tokenise)
+    assert prepare.tokenizer.pad_token == "end", "a tokeniser that cannot pad is given a token to pad with"
+    assert calls[-1] == {"folder": str(folder), **SAFELY}
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5], "image_std": [0.5]}))
     assert open_model(f"hf:{folder}").prepare == Normalise((0.5,), (0.5,))
+
+
+def test_a_folder_that_is_not_whole_is_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    hugging_face(monkeypatch)
+    with pytest.raises(FileNotFoundError, match="no file"):
+        open_model(f"hf:{folder.parent / 'nowhere'}")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="but no weights at all"):
+        open_model(f"hf:{folder}")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(ValueError, match=r"only pytorch_model\.bin, which sosie does not unpickle.*save_pretrained"):
+        open_model(f"hf:{folder}")
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        open_model(f"hf:{folder}")
+
+
+def test_weights_that_would_be_random_are_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    hugging_face(monkeypatch, missing=("layer.0.weight", "pooler.dense.weight"))
+    with pytest.raises(ValueError, match=r"no weights for layer\.0\.weight, which would be random"):
+        open_model(f"hf:{folder}")
+    hugging_face(monkeypatch, missing=("pooler.dense.weight",))
+    assert open_model(f"hf:{folder}").name == "bert"

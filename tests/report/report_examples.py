@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import NormalDist
+
 import numpy as np
 
 from sosie.results import Caveat, Comparison, Comparisons, Side, Values
@@ -67,6 +70,21 @@ def angle(value: np.ndarray, doubt: bool = True) -> Values:
     )
 
 
+def with_chance(values: Values, null: float | np.ndarray, spread: float = 0.05, search: bool = True) -> Values:
+    """The same with what chance gives: normal round `null`, and the smallest p that 999 draws can give."""
+    sign = 1.0 if values.closer == "up" else -1.0
+    above = sign * (values.value - null) / spread
+    p = np.vectorize(lambda z: (1 + round(999 * NormalDist().cdf(-z))) / 1000 if np.isfinite(z) else np.nan)(above)
+    found = 1 - (1 - p) ** 12  # neighbouring layers are alike: fewer searches than pairs
+    return replace(
+        values,
+        null=np.full(values.value.shape, null),
+        null_spread=np.full(values.value.shape, spread),
+        p=p,
+        p_search=np.maximum(p, found) if search else None,
+    )
+
+
 PROVENANCE = {
     "data": {"name": "cifar10", "split": "test", "rows": 1024, "batch": 256},
     "models": [
@@ -104,6 +122,17 @@ def pair(
         },
         provenance=PROVENANCE,
     )
+
+
+def doubted(sites_a: list[str], sites_b: list[str], **facts: object) -> Comparison:
+    """A pair for which chance was asked: all that can be known, for two measures, and one without `same`."""
+    plain = pair(sites_a, sites_b, **facts)
+    values = {
+        "debiased_cka": with_chance(plain["debiased_cka"], 0.02),
+        "procrustes_angle": with_chance(plain["procrustes_angle"], 1.4, 0.06, search=False),
+        "mutual_knn": replace(with_chance(plain["mutual_knn"], 0.01, 0.02), same=None),
+    }
+    return replace(plain, values=values)
 
 
 def stages(count: int) -> list[str]:

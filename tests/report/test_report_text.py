@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from report_examples import HOSTILE, leaves, pair, several, stages, transformer
+from report_examples import HOSTILE, doubted, leaves, pair, several, side, similarity, stages, transformer
 from rich.console import Console
 
 from sosie.report import print_comparison, print_measures, print_sites
+from sosie.results import Comparison
 
 FACT = {
     "name": "linear_cka",
@@ -56,6 +59,54 @@ def test_long_tables_are_cut_in_the_middle_unless_asked_for(width):
     assert all(site in full for site in comparison.sites_a)
 
 
+def unclear(**changes) -> Comparison:
+    """Three layers; the last's best match, and the second at the same depth, chance could have given too."""
+    value = np.array([[0.9, 0.1, 0.1], [0.5, 0.04, 0.1], [0.02, 0.031, 0.0101]])
+    p = np.array([[0.001, 0.2, 0.2], [0.004, 0.6, 0.3], [0.5, 0.312, 0.9]])
+    facts = {"null": value * 0 + 0.02, "null_spread": value * 0 + 0.013, "p": p / 10, "p_search": p}
+    sites = [f"layer{k}" for k in range(3)]
+    found = replace(similarity(value, **facts), **changes)
+    return Comparison(side("one", sites), side("two", sites), {"m": found})
+
+
+def test_chance_stands_beside_each_value_and_what_it_could_give_is_marked():
+    text = printed(print_comparison, unclear())
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "one best in two value interval chance p depth" in lines
+    assert "layer0 layer0 0.900 [0.885, 0.915] 0.020±0.013 0.001 *** 0.900" in lines
+    assert "layer1 layer0 0.500 [0.465, 0.535] 0.020±0.013 0.004 ** 0.040?" in lines
+    assert "layer2 layer1 0.031? [-0.027, 0.089] 0.020±0.013 0.312 n.s. 0.010?" in lines
+    assert "? and n.s.: not distinguishable from chance (p corrected for the search)" in " ".join(text.split())
+    plain = printed(print_comparison, unclear(p=None, p_search=None, null=None, null_spread=None))
+    assert not set("?±*") & set(plain)
+
+
+def test_the_plain_p_decides_where_no_other_is_known():
+    text = printed(print_comparison, unclear(p_search=None))
+    assert "0.031 *" in text
+    assert "0.031?" not in text
+    assert "(p not corrected for the search)" in " ".join(text.split())
+    holes = np.full((3, 3), np.nan)
+    assert "0.031 *" in printed(print_comparison, unclear(p_search=holes))
+    assert "0.031 " in printed(print_comparison, unclear(p_search=holes, p=holes))  # unknown: neither mark
+
+
+def test_marks_are_dimmed_on_a_terminal():
+    out = io.StringIO()
+    print_comparison(unclear(), Console(file=out, width=80, force_terminal=True, color_system="standard"))
+    assert "\x1b[2m0.031?\x1b[0m" in out.getvalue()
+    assert "\x1b[2m0.900" not in out.getvalue()
+
+
+def test_small_values_keep_their_digits():
+    tiny = unclear()["m"].value / 1000
+    names = tuple(f"a.rather.long.name.of.a.layer.{k}" for k in range(3))
+    comparison = replace(unclear(value=tiny), side_b=replace(unclear().side_b, sites=names))
+    assert "3.1e-05" in printed(print_comparison, comparison)
+    mixed = unclear(value=np.where(tiny > 4e-4, 0.5, tiny))
+    assert "0.00?" in printed(print_comparison, replace(comparison, values=mixed.values))
+
+
 def test_names_are_neither_markup_nor_escape_sequences():
     text = printed(print_comparison, pair(HOSTILE, HOSTILE[::-1], names=("[bold]a[/bold]", "b\x1b[2J")), width=400)
     assert "\x1b" not in text
@@ -74,10 +125,11 @@ def test_no_colour_codes_into_a_pipe_or_without_colour(monkeypatch):
 
 def test_an_old_encoding_is_no_reason_to_fail():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    print_comparison(pair(HOSTILE, HOSTILE), Console(file=out, width=100))
+    print_comparison(doubted(HOSTILE, HOSTILE), Console(file=out, width=100))
     out.flush()
     text = out.buffer.getvalue().decode("ascii")
-    assert "0.927 | 0.914 to 0.941 |      0.746|" in text  # numbers are not what is cropped
+    assert "0.93 |[0.91, 0.94] |0.02+-0.05 |* | 0.75|" in text  # numbers are not what is cropped
+    assert "* p <= 0.05" in text
     assert "U0001f52c block" in text
 
 

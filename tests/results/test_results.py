@@ -19,9 +19,12 @@ from sosie.results import (
     DamagedFile,
     Side,
     Values,
+    by_chance,
     same_depth,
+    stars,
     summarise,
     write_atomically,
+    written_p,
 )
 
 
@@ -183,6 +186,69 @@ def test_the_sentence_says_what_was_found() -> None:
     assert "are the same at every depth" in summarise(same, "m").sentence
     lost = Comparison(side, side, {"m": values(np.full((2, 2), np.nan))})
     assert "undefined" in summarise(lost, "m").sentence
+
+
+def doubted(**changes) -> Comparison:
+    """Best matches: v by 0.03, v by 0.2, u by 0.05 of chance."""
+    p = np.array([[0.5, 0.03], [0.9, 0.2], [0.05, 1.0]])
+    found = replace(comparison()["linear_cka"], **{"p": p / 2, "p_search": p, **changes})
+    return comparison(values={"linear_cka": found})
+
+
+def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> None:
+    def told(**changes) -> str:
+        return summarise(doubted(**changes), "linear_cka").sentence
+
+    ending = " best matches are distinguishable from chance (p ≤ 0.05, corrected for the search)."
+    assert told().endswith("at the same depth. 2 of 3" + ending)
+    assert told(p=None).endswith("2 of 3" + ending)
+    assert told(p_search=None).endswith("2 of 3" + ending.replace("corrected", "not corrected"))
+    assert told(p_search=np.ones((3, 2))).endswith("None of 3" + ending)
+    unknown = np.full((3, 2), np.nan)
+    unknown[0, 1] = 0.01
+    assert told(p=None, p_search=unknown).endswith("1 of 1" + ending.replace("are", "is"))
+    assert "chance" not in told(p=None, p_search=np.full((3, 2), np.nan))
+    assert "chance" not in told(p=None, p_search=None)
+
+
+def test_p_values_are_written_so_that_the_level_can_be_told() -> None:
+    assert [written_p(p) for p in (1e-9, 0.001, 0.0123, 0.0499, 0.0501, 0.5, 1.0)] == [
+        "<0.001",
+        "0.001",
+        "0.012",
+        "0.0499",
+        "0.0501",
+        "0.500",
+        "1.000",
+    ]
+    assert [stars(p) for p in (0.001, 0.01, 0.05, 0.0501, np.nan)] == ["***", "**", "*", "n.s.", ""]
+
+
+def test_undefined_values_are_neither_chance_nor_clear() -> None:
+    c = doubted(p_search=np.full((3, 2), 0.5))
+    assert by_chance(c["linear_cka"]).tolist() == [[True, True], [False, True], [True, True]]
+    assert by_chance(doubted()["linear_cka"]).tolist() == [[True, False], [False, True], [False, True]]  # 0.05 is clear
+    assert by_chance(comparison()["linear_cka"]) is None
+
+
+def test_the_notebook_and_the_log_have_chance() -> None:
+    null = np.full((3, 2), 0.02)
+    c = doubted(null=null, null_spread=null / 2, high=comparison()["linear_cka"].value)
+    html = c._repr_html_()
+    assert "<td>0.233 to 0.333</td><td>0.020 ± 0.010</td><td>0.030 *</td></tr>" in html
+    assert html.count('<tr style="opacity:0.6"><td>y') == 1
+    assert html.count("n.s.") == 1
+    assert "<th>p</th>" not in comparison()._repr_html_()
+
+    class Run:
+        def log(self, scalars) -> None:
+            self.found = scalars
+
+    run = Run()
+    c.log(run)
+    assert run.found["sosie/linear_cka/distinguishable"] == 2 / 5  # one of the six is undefined
+    comparison().log(run)
+    assert "sosie/linear_cka/distinguishable" not in run.found
 
 
 def test_pandas_notebook_and_writers() -> None:

@@ -13,7 +13,7 @@ from paired import correlated_rows
 
 from sosie.measures import MEASURES
 from sosie.stats import Lottery, Sample, SampleMaker
-from sosie.stats.sample import Fold, row_hash
+from sosie.stats.lottery import Fold, row_hash
 
 
 def drawn(

@@ -37,14 +37,20 @@ def test_things_made_of_rows_follow_them(moves: str) -> None:
     assert torch.allclose(shuffle(make(x), moves).double(), make(x[shuffle.order]).double())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("measure", [m for m in MEASURES.values() if m.paired and not m.needs], ids=lambda m: m.name)
+OF_ROWS = [m for m in MEASURES.values() if m.paired and not m.needs and not m.reads_outputs]
+
+
+@pytest.mark.parametrize("measure", OF_ROWS, ids=lambda m: m.name)
 @pytest.mark.parametrize("n", [40, 5 + 8], ids=["tall", "wide"])
 def test_a_shuffled_sample_gives_what_shuffled_rows_give(measure: Measure, n: int) -> None:
     x, y = correlated_rows(n=n, p=7 if n == 40 else 16, q=5 if n == 40 else 14)
     if measure.same_width:
         x, y = x[:, :5], y[:, :5]
     shuffle, sample = drawn(n), Sample.of(x, y)
-    measure.from_sample(sample)  # so that everything is made once, and moved afterwards
+    try:
+        measure.from_sample(sample)  # so that everything is made once, and moved afterwards
+    except ImportError as missing:
+        pytest.skip(str(missing))
     found = float(measure.from_sample(sample.shuffled(shuffle)))
     assert found == pytest.approx(float(measure.of(x, y[shuffle.order])), abs=1e-9)
     if measure.reads is not PairedRows and n == 40 and measure.few_rows != "saturates":

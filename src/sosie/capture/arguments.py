@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .structure import MASK, BadBatch, is_parts, rebuild, with_tensors
+from .structure import BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, with_tensors
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """What a model is called with, as one structure whose tensors have names."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...] = ()  # of the forward's positional parameters
+
+    def map(self, change: Callable[[str, Any], Any]) -> CallArguments:
+        """The same arguments with every tensor and list changed, told its name."""
+        names = (*self.names, *[""] * len(self.args))
+        args = tuple(rebuild_named(change, arg, name) for arg, name in zip(self.args, names, strict=False))
+        return replace(self, args=args, kwargs=rebuild_named(change, self.kwargs))
+
+    def leaves(self) -> list[Any]:
+        """Every tensor and list, in the order of `map`."""
+        return [leaf for _, leaf in self.named_leaves()]
+
+    def named_leaves(self) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        self.map(lambda name, leaf: found.append((name, leaf)))
+        return found
+
+    def form(self) -> CallArguments:
+        """The same with names in place of tensors and lists: equal for calls of one structure and the same options."""
+        return self.map(lambda name, leaf: name)
+
+    def count(self) -> int:
+        """The number of inputs."""
+        return count_inputs((self.args, self.kwargs))
+
+    def inputs(self, start: int, stop: int) -> CallArguments:
+        """The inputs from start to stop."""
+        return self.map(lambda _, leaf: leaf[start:stop])
 
 
 def model_arguments(
     batch: Any,
     *,
     inputs: Callable[[Any], Any] | None = None,
-    prepare: Callable[[Tensor], Tensor] | None = None,
+    prepare: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments for a model, moved to its device.
@@ -26,9 +64,16 @@ def model_arguments(
     A tensor is the argument; of a pair the first part is; a dict gives keyword arguments, without its labels.
     `inputs(batch)` overrides that and returns a tensor, a tuple of arguments or a dict. `prepare` (the
     model's own normalisation) is applied after the move, to the first argument, or in a dict to
-    `pixel_values`, `x`, or the first floating-point tensor.
+    `pixel_values`, `x`, or the first floating-point tensor. Where there is text, a list of strings or a dict
+    with one in it, `prepare` is the model's tokeniser: it gets all of that, and returns the arguments.
     """
     chosen = _chosen(batch) if inputs is None else inputs(batch)
+    if prepare is None and inputs is None and _has_text(chosen):
+        raise BadBatch("the data are texts, which a model cannot read: give its tokeniser as prepare_a= and prepare_b=")
+    if prepare is not None and _has_text(chosen):
+        chosen, prepare = _tokenised(chosen, prepare), None
+    elif getattr(prepare, "text_only", False):
+        prepare = None
     moved = rebuild(lambda leaf: _moved(leaf, device), with_tensors(chosen))
     if isinstance(moved, Mapping):
         keywords = dict(moved)
@@ -45,16 +90,32 @@ def model_arguments(
     return positional, {}
 
 
-def mask_of(batch: Any) -> Tensor | None:
-    """The padding mask (inputs, tokens) of a dict, alone or the first of a pair; else None."""
-    if is_parts(batch) and batch:
-        batch = batch[0]
-    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
-    mask = with_tensors(mask)
-    if isinstance(mask, Tensor) and mask.ndim != 2:
-        # Passing it by would count padding as tokens.
-        raise BadBatch(f"{MASK} has shape {tuple(mask.shape)}; padding is read from (inputs, tokens), 1 at tokens")
-    return mask if isinstance(mask, Tensor) else None
+def _has_text(chosen: Any) -> bool:
+    """Whether a model's arguments are texts that have yet to be tokenised."""
+    return is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
+
+
+def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
+    found = prepare(texts)
+    parts = found.values() if isinstance(found, Mapping) else [found]
+    if not any(isinstance(part, (Tensor, np.ndarray)) for part in with_tensors(list(parts))):
+        raise BadBatch(
+            f"of text, prepare must make tensors, but it made {type(found).__name__} without one: have the tokeniser "
+            'pad them to one length and return tensors, e.g. tokeniser(texts, padding=True, return_tensors="pt")'
+        )
+    return found
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """The class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None if there are none."""
+    found = batch[1] if is_parts(batch) and len(batch) > 1 else batch[0] if is_parts(batch) and batch else batch
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in _TARGETS if key in found), None)
+    elif not (is_parts(batch) and len(batch) > 1):
+        return None
+    found = with_tensors(found)
+    whole = isinstance(found, Tensor) and found.ndim == 1 and not found.is_floating_point() and not found.is_complex()
+    return found if whole else None
 
 
 def _chosen(batch: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .structure import BadBatch, count_inputs, cut, join, with_tensors
+from .structure import BadBatch, count_inputs, cut, is_text, join, with_tensors
 
 BATCH = 128  # inputs a batch where the data come in no batches of their own
 
@@ -30,7 +30,7 @@ class Chunk:
 
 
 class Batches:
-    """Any data as batches: an iterable of them, one whole tensor, array or dict, or a Dataset of samples.
+    """Any data as batches: an iterable of them, a whole tensor, array, dict or list of texts, or a Dataset of samples.
 
     `total` is the number of inputs where that is known without reading the data, else None.
     """
@@ -39,7 +39,7 @@ class Batches:
         self._data = data
         self._used = False
         self.total = _total(data)
-        if isinstance(data, (Tensor, np.ndarray, Mapping)):
+        if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
             self._data = _cut_up(with_tensors(data))
         elif isinstance(data, Dataset) or _is_map_style(data):
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
@@ -157,7 +157,7 @@ def _total(data: Any) -> int | None:
     try:
         if isinstance(data, DataLoader):
             return _total_of_loader(data)
-        if isinstance(data, (Tensor, np.ndarray, Mapping)):
+        if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
             return count_inputs(data)
         if isinstance(data, Dataset) or _is_map_style(data):
             return len(data)

@@ -21,14 +21,14 @@ def default_sites(names: Names) -> list[str]:
 
 
 def repeated_blocks(names: Names) -> list[str]:
-    """The outermost modules with children whose class occurs at least twice."""
+    """The outermost modules with children whose class occurs at least twice; of a stack its layers."""
     repeated = _repeated_classes(names)
     found: list[str] = []
     inside: set[str] = set()
     for name, module in names.unique().items():
         if inside.intersection(ancestors(name)) or not _is_block(names, name):
             continue
-        if type(module) in repeated:
+        if type(module) in repeated and not _is_stack(names, name):
             found.append(name)
             inside.add(name)
     return found
@@ -48,6 +48,23 @@ def _repeated_classes(names: Names) -> set[type]:
         if _is_block(names, name):
             where[type(module)].append(name)
     return {kind for kind, found in where.items() if len(found) > 1 and not _parts_of_one(names, found)}
+
+
+def _is_stack(names: Names, name: str) -> bool:
+    """Whether a module is one half of a model, as T5's encoder and decoder are, and its listed layers the blocks.
+
+    A block of a block is none: blocks are numbered themselves, and few are mostly one list of one class.
+    """
+    if name.rpartition(".")[2].isdecimal():
+        return False
+    leaves = sum(name in ancestors(leaf) for leaf in names.leaves())
+    for child, module in names.by_name[name].named_children():
+        listed = f"{name}.{child}"
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1:
+            inside = sum(listed in ancestors(leaf) for leaf in names.leaves())
+            if _is_block(names, f"{listed}.0") and 2 * inside >= leaves:
+                return True
+    return False
 
 
 def _parts_of_one(names: Names, found: list[str]) -> bool:

@@ -2,33 +2,89 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 _PREFERRED = ("last_hidden_state", "logits", "out")
+ANSWERS = ("logits", "out", "last_hidden_state")
 
 
-def first_tensor(output: Any) -> Tensor | None:
+def first_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> Tensor | None:
     """The tensor that stands for an output: itself, the first of a tuple or list, or a dict's main entry.
 
-    A dict (ModelOutput too) gives `last_hidden_state`, else `logits`, else `out`, else its first tensor.
+    A dict (ModelOutput too) gives `last_hidden_state`, else `logits`, else `out` (or whatever is `preferred`), else
+    its first tensor.
     """
+    path = path_to_tensor(output, preferred)
+    return None if path is None else at_path(output, path)
+
+
+def path_to_tensor(
+    output: Any,
+    preferred: Sequence[str] = _PREFERRED,
+    is_tensor: Callable[[Any], bool] = lambda x: isinstance(x, Tensor),
+) -> tuple[Any, ...] | None:
+    """The keys that lead to an output's `first_tensor`, outermost first; None if there is no tensor in it."""
+    if is_tensor(output):
+        return ()
+    for key, part in _parts(output, preferred):
+        inside = path_to_tensor(part, preferred, is_tensor)
+        if inside is not None:
+            return (key, *inside)
+    return None
+
+
+def at_path(output: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        output = vars(output)[key] if _is_record(output) else output[key]
+    return output
+
+
+def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
+    """The output with something else at the end of a path; what lies beside it is kept, and the original too."""
+    if not path:
+        return new
+    inside = replaced(at_path(output, path[:1]), path[1:], new)
+    if isinstance(output, (tuple, list)):
+        parts = [inside if i == path[0] else part for i, part in enumerate(output)]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    changed = copy.copy(output)
+    if _is_record(output):
+        object.__setattr__(changed, path[0], inside)
+    else:
+        changed[path[0]] = inside
+    return changed
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """Every tensor in an output of any structure."""
     if isinstance(output, Tensor):
-        return output
-    if dataclasses.is_dataclass(output) and not isinstance(output, (Mapping, type)):
+        return [output]
+    return [tensor for _, part in _parts(output, ()) for tensor in tensors_in(part)]
+
+
+def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
+    """What an output is made of, by key, the preferred keys first; nothing if it is no container."""
+    if _is_record(output):
         output = vars(output)
     if isinstance(output, Mapping):
-        keys = [key for key in _PREFERRED if key in output]
+        keys = [key for key in preferred if key in output]
         keys += [key for key in output if key not in keys]
-        parts = [output[key] for key in keys]
-    elif isinstance(output, (tuple, list)):
-        parts = list(output)
-    else:
-        return None
-    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
+        return [(key, output[key]) for key in keys]
+    return list(enumerate(output)) if isinstance(output, (tuple, list)) else []
+
+
+def _is_record(output: Any) -> bool:
+    return dataclasses.is_dataclass(output) and not isinstance(output, (Mapping, type))
+
+
+def answer_in(output: Any) -> Tensor | None:
+    """The tensor that a whole model answers with: itself, the first of a tuple, or a dict's `logits`."""
+    return first_tensor(output, ANSWERS)
 
 
 def activation_in(output: Any) -> Tensor | str:

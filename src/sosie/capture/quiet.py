@@ -37,6 +37,14 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
+    with _flags(model):
+        model.eval()
+        yield
+
+
+@contextmanager
 def _flags(model: nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in model.parameters()]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-MASK = "attention_mask"
+MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 _OPTIONS = (bool, int, float, str, type(None))
 
 
@@ -48,7 +48,9 @@ def join(batches: Sequence[Any]) -> Any:
     if len(kinds) > 1:
         raise BadBatch(f"batches of different structure: {' and '.join(sorted(map(str, kinds)))}")
     if isinstance(first, Mapping):
-        same_length = _pad_tokens(batches) if MASK in first else batches
+        same_length = batches
+        for mask in (MASK, DECODER_MASK):
+            same_length = _pad_tokens(same_length, mask) if mask in first else same_length
         return {key: join([batch[key] for batch in same_length]) for key in first}
     if is_parts(first):
         return _like(first, [join(parts) for parts in zip(*batches, strict=True)])
@@ -61,11 +63,16 @@ def join(batches: Sequence[Any]) -> Any:
 
 def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
     """The same structure with every tensor and list changed."""
+    return rebuild_named(lambda _, leaf: change(leaf), batch)
+
+
+def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
+    """The same structure with every tensor and list changed, told the key of the innermost dict that it is under."""
     if isinstance(batch, Mapping):
-        return {key: rebuild(change, part) for key, part in batch.items()}
+        return {key: rebuild_named(change, part, str(key)) for key, part in batch.items()}
     if is_parts(batch):
-        return _like(batch, [rebuild(change, part) for part in batch])
-    return batch if isinstance(batch, _OPTIONS) else change(batch)
+        return _like(batch, [rebuild_named(change, part, name) for part in batch])
+    return batch if isinstance(batch, _OPTIONS) else change(name, batch)
 
 
 def with_tensors(batch: Any) -> Any:
@@ -73,19 +80,24 @@ def with_tensors(batch: Any) -> Any:
     return rebuild(_as_tensor, batch)
 
 
+def is_text(batch: Any) -> bool:
+    """A list of strings, an input each; a tuple of them too, as a DataLoader of (text, label) has it."""
+    return isinstance(batch, (list, tuple)) and bool(batch) and all(isinstance(item, str) for item in batch)
+
+
 def is_parts(batch: Any) -> bool:
-    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item an input."""
+    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item an input, and so is text."""
     if isinstance(batch, tuple):
-        return True
+        return not is_text(batch)
     return isinstance(batch, list) and any(isinstance(part, (Tensor, np.ndarray, Mapping)) for part in batch)
 
 
-_ACCEPTED = "data yields tensors, NumPy arrays, (x, y) pairs or dicts of keyword arguments"
+_ACCEPTED = "data yields tensors, NumPy arrays, (x, y) pairs, dicts of keyword arguments or lists of strings"
 
 
 def _as_tensor(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
-        return leaf
+        return list(leaf) if isinstance(leaf, tuple) else leaf
     if leaf.dtype.kind not in "biufc":
         return leaf.tolist()
     if not leaf.dtype.isnative:
@@ -105,7 +117,7 @@ def _lengths(batch: Any, name: str, options: tuple[type, ...]) -> list[tuple[str
         if batch.ndim == 0:
             raise BadBatch(f"{name} is a tensor of no dimensions; its first must count the inputs")
         return [(name, len(batch))]
-    if isinstance(batch, list):
+    if isinstance(batch, (list, tuple)):
         return [(name, len(batch))]
     if isinstance(batch, options):
         return []
@@ -136,17 +148,18 @@ def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors))
 
 
-def _pad_tokens(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Right-pad with zeros whatever is as long as its attention mask, which says that they do not count."""
-    longest = max(batch[MASK].shape[1] for batch in batches)
+def _pad_tokens(batches: Sequence[Mapping[str, Any]], mask: str) -> list[dict[str, Any]]:
+    """Right-pad with zeros whatever is as long as its mask, which says that they do not count."""
+    longest = max(batch[mask].shape[1] for batch in batches)
     found = []
     for batch in batches:
-        own = batch[MASK].shape[1]
-        if batch[MASK].ndim != 2 and own != longest:
-            raise BadBatch(f"{MASK} of shape {tuple(batch[MASK].shape)} cannot be padded to {longest} tokens")
+        own = batch[mask].shape[1]
+        if batch[mask].ndim != 2 and own != longest:
+            raise BadBatch(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
         padded = dict(batch)
         for key, part in batch.items():
-            if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == own < longest:
+            mine = _is_decoders(key, batch) == (mask == DECODER_MASK)
+            if mine and isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == own < longest:
                 padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - own))
         found.append(padded)
     return found
@@ -163,3 +176,8 @@ def input_rows(batch: Any, count: int) -> Tensor:
         "a measure that regresses the inputs out needs data with real numbers in it (images, say): "
         f"found {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
     )
+
+
+def _is_decoders(key: str, batch: Mapping[str, Any]) -> bool:
+    """Whether an entry has the decoder's tokens: without a mask of their own they must not be padded."""
+    return key.startswith("decoder_") or (key == "labels" and DECODER_MASK in batch)

@@ -34,7 +34,7 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> I
     """
     seen = Seen(model, sites, sink)
     with ExitStack() as stack:
-        stack.enter_context(_every_module_called(model))
+        stack.enter_context(every_module_called(model))
         stack.callback(seen._close)
         seen._open()
         yield seen
@@ -230,7 +230,7 @@ class _AllFired(BaseException):
 
 
 @contextmanager
-def _every_module_called(model: nn.Module) -> Iterator[None]:
+def every_module_called(model: nn.Module) -> Iterator[None]:
     """Turn off what passes hooks by: compiled code, and attention's fused path, which also nests tensors."""
     with ExitStack() as stack:
         if any(is_compiled(module) for module in model.modules()) and hasattr(torch.compiler, "set_stance"):

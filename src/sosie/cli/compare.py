@@ -56,7 +56,7 @@ def compare(
     found = engine.compare(
         [engine.open_source(text, seed=seed) for text in models],
         None if data is None else open_data(data, batch=batch),
-        measures=split(measures) or [],
+        measures=measures if measures == engine.DEFAULT else split(measures) or [],
         sites_a=split(sites_a or sites),
         sites_b=split(sites_b or (sites if len(models) == 2 else None)),
         rows=rows,

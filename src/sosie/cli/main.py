@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from .. import __version__
-from . import compare, demo, measures, report, sites
+from . import compare, demo, measures, outputs, report, sites
 
 app = typer.Typer(
     name="sosie",
@@ -37,7 +37,7 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-for module in (demo, compare, sites, measures, report):
+for module in (demo, compare, outputs, sites, measures, report):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 
 

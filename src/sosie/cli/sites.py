@@ -32,6 +32,10 @@ def sites(
     found, used = _first_that_fits(named, inputs, split(select) or "leaves", rows)
     print_sites(named.name, found)
     typer.echo(f"for an input of {'x'.join(map(str, used)) if isinstance(used, tuple) else used}")
+    if select is None:
+        typer.echo(
+            "`sosie compare` takes blocks where there are any: --sites blocks shows them, --sites leaves takes these"
+        )
 
 
 def _first_that_fits(named: Any, inputs: Sequence[Any], select: Any, rows: str) -> tuple[Any, Any]:

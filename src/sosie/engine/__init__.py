@@ -1,7 +1,8 @@
 """From models and data to results, in one pass."""
 
-from .comparing import compare, open_source
+from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
+from .outputs import compare_outputs
 
-__all__ = ["compare", "list_measures", "look_at", "measure", "open_source"]
+__all__ = ["DEFAULT", "compare", "compare_outputs", "list_measures", "look_at", "measure", "open_source"]

@@ -11,9 +11,15 @@ from ..measures import Measure
 from ..results import Caveat, Side, Values
 from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
 from .chance import Chance
+from .doubt import Doubt
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
+OF_POSITIONS = Caveat(
+    "rows are positions of the same inputs, which hang together: neither an interval nor chance is told; "
+    "rows='mean' has both"
+)
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
+WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
 FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
 
@@ -125,13 +131,21 @@ def _explains(caveat: Caveat) -> bool:
 
 
 def of_chance(
-    measure: Measure, values: Values, by_chance: Chance | None, draws: int, side_a: Side, side_b: Side
+    measure: Measure, values: Values, by_chance: Chance | None, doubt: Doubt, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     """Where chance cannot be told, rests on fewer rows, or makes the interval doubtful."""
-    if draws and not measure.paired:
+    if doubt.draws and not measure.paired:
         yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
+    elif doubt.draws and values.p is None:
+        yield Caveat("no p-values: there is no room for the rows they would take; raise memory=")
+    if doubt.interval and values.low is None:
+        yield Caveat("no interval: too few rows, or no room to keep them")
     if by_chance is not None and by_chance.rows is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
+    if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:
+        yield Caveat(
+            f"n={values.n} rows: chance alone spreads by {np.nanmax(values.null_spread):.2f} (standard deviation)"
+        )
     if values.low is None or values.null is None or values.null_spread is None:
         return
     near = np.abs(values.value - values.null) < NEAR_CHANCE * values.null_spread

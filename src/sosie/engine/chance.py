@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +18,9 @@ from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffl
 from .pairwise import Widths, by_pair
 
 Array = np.ndarray
+TIE = 1e-9  # how near a shuffled value counts as equal
+TIE_IN_FLOAT32 = 1e-5
+LONG = 120.0  # seconds of drawing that are announced
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,8 @@ def by_draws(
     if isinstance(statistic, Grams):
         for measure in measures:
             value = _array(measure(statistic.alignment(measure.reads)))
-            found[measure.name] = _judged(
-                measure, value, _array(measure(statistic.alignment(measure.reads, shuffled=True)))
-            )
+            drawn = _array(measure(statistic.alignment(measure.reads, shuffled=True)))
+            found[measure.name] = _judged(measure, value, drawn, TIE_IN_FLOAT32)
         return found
     rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
     if rows is None:
@@ -109,7 +113,9 @@ def _drawn(
     others = [m for m in measures if m.name not in found]
     if not others:
         return found
+    start = time.monotonic()
     as_they_are = by_pair(others, rows, widths, *defined)
+    _foretell((time.monotonic() - start) * draws, draws, [m.name for m in others])
     drawn: dict[str, list[Array]] = {m.name: [] for m in others}
     with Progress(f"chance for {', '.join(drawn)}", draws, "draws") as bar:
         for shuffle in shuffles:
@@ -122,8 +128,20 @@ def _drawn(
     return found
 
 
-def _judged(measure: Measure, value: Array, drawn: Array) -> Chance:
+def _foretell(seconds: float, draws: int, names: Sequence[str]) -> None:
+    """Say so before a long wait; the first time takes longer than each draw, so this is a bound."""
+    if seconds > LONG:
+        warnings.warn(
+            f"{draws} draws of {', '.join(names)} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
+            "rows='mean', take less",
+            stacklevel=2,
+        )
+
+
+def _judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
     """Mean, spread, and p-values; the observed value counts as one of the draws, so that p is never 0.
+
+    A draw that is nearer to the value than `tie` is as close: the difference may be rounding.
 
     For the search over all pairs each pair is put on its own scale, and the closest of all pairs is what a value
     has to beat (Westfall and Young's max statistic).
@@ -132,10 +150,13 @@ def _judged(measure: Measure, value: Array, drawn: Array) -> Chance:
     everything = sign * np.concatenate([value[None], drawn])
     own = everything[0]
     with np.errstate(invalid="ignore", divide="ignore"):
-        p = (everything >= own).mean(0)
-        standard = (everything - everything.mean(0)) / everything.std(0)
+        slack = tie * np.maximum(1, np.abs(own))
+        p = (everything >= own - slack).mean(0)
+        spread = everything.std(0)
+        standard = np.where(spread > slack, (everything - everything.mean(0)) / spread, 0.0)  # 0: all are alike
         closest = np.nanmax(np.where(np.isfinite(standard), standard, -np.inf), axis=(1, 2))
-        p_search = (closest[:, None, None] >= standard[0]).mean(0)
+        p_search = (closest[:, None, None] >= standard[0] - 1e-6).mean(0)
+        p_search = np.maximum(p_search, p)
     unknown = ~np.isfinite(value) | ~np.isfinite(drawn).all(0)
     for array in (p, p_search):
         array[unknown] = np.nan

@@ -17,6 +17,7 @@ from .inspect import Inspector
 from .plan import Kind, Plan
 from .precision import allows_tf32, products
 from .sources import Source
+from .stream import check_positions
 
 Pair = tuple[int, int]
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
@@ -106,6 +107,7 @@ class Pass:
                 start = next(iter(totals.values())).rows
                 given = self._given(chunk, start)
                 read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
+                check_positions([self.sources[k] for k in read])
                 with products():
                     self._join([read[k] for k in self.twins], totals, chunk, given)
                 bar.advance(chunk.count)
@@ -125,6 +127,7 @@ class Pass:
                 return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 
         found = self.sources[k].read(chunk, sink)
+        check_positions([self.sources[k]])
         sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
         self._inspect(k, sides)
         return sides

@@ -6,9 +6,9 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,35 +16,21 @@ from torch import nn
 from ..capture import Rule, SavedActivations, check_rule, cut, open_activations
 from ..measures import Measure, find
 from ..models import NamedModel, open_model
-from ..results import Comparison, Comparisons, Side
+from ..results import Comparison, Comparisons, DamagedFile, Side
 from ..stats import BLOCK, is_statistics
 from .collect import Pair, Pass, Totals
 from .digest import digest_of
-from .evaluate import Doubt
+from .doubt import Doubt
 from .partial import Partial, merge_files
 from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
+from .settings import Settings, draws_of
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How a comparison is made; see `compare`."""
-
-    measures: tuple[Measure, ...]
-    rows: Rule
-    device: str | torch.device | None
-    precision: str | None
-    memory: int | None
-    max_rows: int | None
-    exact: bool
-    block: int
-    seed: int
-    first_row: int
-    doubt: Doubt
+DEFAULT = "debiased_cka"
 
 
 def compare(
@@ -52,7 +38,7 @@ def compare(
     model_b: Any = None,
     data: Any = None,
     *,
-    measures: str | Measure | Sequence[str | Measure] = "debiased_cka",
+    measures: str | Measure | Sequence[str | Measure] = DEFAULT,
     sites_a: Any = None,
     sites_b: Any = None,
     rows: Rule = "flatten",
@@ -76,11 +62,12 @@ def compare(
 
     `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz,
     .safetensors), or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all
-    pairs in one pass. `data`: anything that yields tensors, (x, y) pairs or dicts of keyword arguments, or a
-    data specification.
+    pairs in one pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists
+    of strings, or a data specification.
 
     `sites_a`, `sites_b`: names, globs, types; None takes blocks or layers. `rows`: how activations become
-    rows. `prepare_a`, `prepare_b`: each model's own normalisation. `inputs`: batch → model arguments.
+    rows. `prepare_a`, `prepare_b`: each model's own normalisation, or tokeniser of text. `inputs`: batch →
+    model arguments.
     `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the
     budget for that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32",
     "float64". `resume`: a file that the statistics are saved to on the way, and read from if it is there.
@@ -93,15 +80,24 @@ def compare(
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
-        return merge_files(things).finish(provenance())
+        if measures != DEFAULT or null is not None or interval:
+            raise ValueError(
+                "saved statistics are merged as they were collected: measures, null and interval are chosen then"
+            )
+        try:
+            return merge_files(things).finish(provenance())
+        except (RuntimeError, IndexError) as error:
+            raise DamagedFile(f"these statistics do not fit together: {error}") from error
     check_rule(rows)
     check_precision(precision)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
+    if answers := [measure.name for measure in chosen if measure.reads_outputs]:
+        raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    doubt = Doubt(_draws(null, draws), seed, interval)
+    doubt = Doubt(draws_of(null, draws), seed, interval)
     settings = Settings(
         chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
     )
@@ -115,16 +111,8 @@ def compare(
         _source(thing, site, prepare, settings, inputs)
         for thing, site, prepare in zip(things, sites, prepares, strict=True)
     ]
-    _tell_apart(sources)
+    tell_apart(sources)
     return _compare(sources, data, settings, resume)
-
-
-def _draws(null: str | None, draws: int) -> int:
-    if null not in (None, "permutation"):
-        raise ValueError(f"null={null!r}: chance is told by 'permutation', or not at all (None)")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    return 0 if null is None else draws
 
 
 def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
@@ -176,7 +164,13 @@ def _source(
     return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
 
 
-def _tell_apart(sources: Sequence[ModelSource | SavedSource]) -> None:
+class Named(Protocol):
+    """Whatever has a name that a result shows."""
+
+    name: str
+
+
+def tell_apart(sources: Sequence[Named]) -> None:
     """Number sources that have one name."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
@@ -239,7 +233,7 @@ def _compare(
         )
         found = partials()
     checkpoint.save(lambda: found, now=True)
-    about = provenance(settings=_as_text(settings), models=[source.describe() for source in sources], data=data)
+    about = provenance(settings=settings.as_text(), models=[source.describe() for source in sources], data=data)
     finished = {pair: partial.finish(about) for pair, partial in found.items()}
     if len(sources) == 2:
         return finished[0, 1]
@@ -292,18 +286,3 @@ def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) ->
         "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
         "settings": f"block {settings.block}, seed {settings.seed}, precision {settings.precision or 'default'}",
     }
-
-
-def _as_text(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "block": settings.block,
-        "exact": settings.exact,
-        "seed": settings.seed,
-        "precision": settings.precision or "default",
-        "device": str(settings.device or "each model's own"),
-    }
-    if settings.max_rows is not None:
-        found["max_rows"] = settings.max_rows
-    if settings.doubt.draws:
-        found["null"] = f"permutation, {settings.doubt.draws} draws"
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,24 +13,13 @@ from ..measures import Measure, settled
 from ..results import Caveat, Side, Values
 from ..stats import Alignment, Grams, Sample, Statistic
 from . import caveats, chance, data_caveats, interval
+from .doubt import NO_DOUBT, Doubt
 from .pairwise import Widths, by_pair
 
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
 
 Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """How much work doubt is worth: draws of shuffled rows, and intervals where they are not nearly free."""
-
-    draws: int = 0
-    seed: int = 0
-    interval: bool = False
-
-
-NO_DOUBT = Doubt()
 
 
 def evaluate(
@@ -41,10 +30,12 @@ def evaluate(
     *,
     sample: Sample | None = None,
     doubt: Doubt = NO_DOUBT,
+    independent: bool = True,
 ) -> dict[str, Values]:
     """The values of measures that read one statistic, (sites of A, sites of B) each.
 
-    `sample` holds rows where the statistic itself does not: intervals and chance can be had from them.
+    `sample` holds rows where the statistic itself does not: intervals and chance can be had from them. Rows that
+    are not `independent`, the positions of one input, have neither.
     """
     if not measures:
         return {}
@@ -66,8 +57,12 @@ def evaluate(
         array[constant_a, :] = array[:, constant_b] = np.nan
         undefined[measure.name] = {} if pairs is None else pairs.undefined
     rows = statistic if isinstance(statistic, Sample) else sample
-    by_chance = _chance(measures, statistic, rows, widths, (~constant_a, ~constant_b), doubt)
-    reach = _intervals(measures, statistic, rows, widths, arrays, doubt)
+    if not independent:
+        by_chance: dict[str, chance.Chance] = {}
+        reach: dict[str, tuple[Array | None, Array | None]] = {}
+    else:
+        by_chance = _chance(measures, statistic, rows, widths, (~constant_a, ~constant_b), doubt)
+        reach = _intervals(measures, statistic, rows, widths, arrays, doubt)
     values = {}
     for measure in measures:
         array = arrays[measure.name]
@@ -77,7 +72,8 @@ def evaluate(
             *caveats.of_undefined(undefined[measure.name], side_a, side_b),
             *_words(measure, statistic, rows, side_a, side_b),
             *caveats.of_bounds(measure, array),
-            *caveats.of_chance(measure, made, by_chance.get(measure.name), doubt.draws, side_a, side_b),
+            *caveats.of_chance(measure, made, by_chance.get(measure.name), doubt, side_a, side_b),
+            *([] if independent else [caveats.OF_POSITIONS]),
         ]
         doubts += caveats.of_nan(array, doubts, side_a, side_b)
         values[measure.name] = replace(made, caveats=tuple(doubts))

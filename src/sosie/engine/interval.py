@@ -29,7 +29,7 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> tuple[Array |
     if int(groups.sum()) < FEWEST_GROUPS:
         return None, None
     left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
-    return _around(measure, value, left, 1.0)
+    return around(measure, value, left)
 
 
 def by_rows(
@@ -44,16 +44,19 @@ def by_rows(
     """From the rows themselves, each group left out in turn; for cosines of Gram matrices, or for every measure."""
     cheap = work(sample) <= CHEAP
     wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
+    # A measure that draws rows of its own would draw others for every group.
+    wanted = [m for m in wanted if not m.defaults.get("rows", sample.n) < sample.n]
     count = sample.grams.groups
     if not wanted or count < FEWEST_GROUPS:
         return {}
     of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
     left = {m.name: _array(m(sample.grams.left_out(m.reads))) for m in of_grams}
-    defined = [np.isfinite(values[wanted[0].name]).any(axis) for axis in (1, 0)]
+    finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
+    defined = [finite.any(axis) for axis in (1, 0)]
     left |= _pair_by_pair([m for m in wanted if m.name not in left], sample, widths, defined, count)
     # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
     shrink = (sample.n / statistic.n) ** 0.5
-    return {m.name: _around(m, values[m.name], left[m.name], shrink) for m in wanted}
+    return {m.name: around(m, values[m.name], left[m.name], shrink) for m in wanted}
 
 
 def _pair_by_pair(
@@ -82,7 +85,7 @@ def _array(value: Tensor) -> Array:
     return value.detach().cpu().double().numpy()
 
 
-def _around(measure: Measure, value: Array, left: Array, shrink: float) -> tuple[Array, Array]:
+def around(measure: Measure, value: Array, left: Array, shrink: float = 1.0) -> tuple[Array, Array]:
     """The interval about a value, from the values with each group left out (groups, A, B)."""
     from scipy.special import stdtrit
 

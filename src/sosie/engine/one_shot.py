@@ -12,20 +12,39 @@ from torch import Tensor
 
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
-from ..stats import Sample
+from ..stats import OutputSums, Reader, Sample
 from .caveats import of_widths
 from .evaluate import CONSTANT
 
 
-def measure(name: str | Measure, x: Any, y: Any, *, inputs: Any = None, **options: Any) -> float:
+def measure(
+    name: str | Measure,
+    x: Any,
+    y: Any,
+    *,
+    inputs: Any = None,
+    labels: Any = None,
+    kind: str = "auto",
+    **options: Any,
+) -> float:
     """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64.
 
     `inputs` is what the networks were given, for measures that need it. Warns where there are too few rows for the
     width of one side.
+
+    For measures of outputs x and y are (n,) class numbers, (n, classes) logits or probabilities, or numbers
+    (regression), and `labels` (n,) the right classes. `kind` says which: "logits", "probabilities", "labels" or
+    "regression". "auto" takes whole numbers (n,) for labels, rows that are nowhere negative and sum to 1 for
+    probabilities, other floating-point (n, classes) for logits and (n,) for regression, and asks where that is
+    ambiguous.
     """
     chosen = find(name)
     if options:
         chosen = chosen.using(**options)
+    if chosen.reads_outputs:
+        return _of_outputs(chosen, x, y, inputs, labels, kind)
+    if labels is not None or kind != "auto":
+        raise TypeError(f"{chosen.name} compares rows, not outputs: it takes no labels and no kind")
     rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
@@ -46,6 +65,35 @@ def measure(name: str | Measure, x: Any, y: Any, *, inputs: Any = None, **option
     if doubts := dict.fromkeys(caveat.text for caveat in of_widths(chosen, sample, *sides)):
         warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=2)
     return value
+
+
+def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind: str) -> float:
+    if inputs is not None:
+        raise TypeError(f"{chosen.name} takes no inputs")
+    if labels is not None and "labels" not in chosen.needs:
+        raise TypeError(f"{chosen.name} takes no labels")
+    outputs_x, outputs_y = (as_outputs(given, label) for given, label in ((x, "x"), (y, "y")))
+    a, b = Reader("x", kind).read(outputs_x), Reader("y", kind).read(outputs_y.to(outputs_x.device))
+    if not len(a):
+        raise ValueError("no outputs to compare: x is empty")
+    with torch.no_grad():
+        sums = OutputSums.join(a, b, None if labels is None else as_outputs(labels, "labels"))
+        try:
+            return float(settled(chosen.from_outputs(sums), chosen))
+        except ValueError as error:
+            raise ValueError(f"{chosen.name}: {error}") from error
+
+
+def as_outputs(given: Any, label: str) -> Tensor:
+    """An array of answers as a tensor of its own type: whole numbers stay whole."""
+    if isinstance(given, Tensor):
+        return given.detach()
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"{label} must be (n,) or (n, …), got a single number")
+    return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
 
 
 def list_measures() -> list[dict[str, Any]]:

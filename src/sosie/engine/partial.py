@@ -12,7 +12,8 @@ from ..measures import find
 from ..results import Caveat, Comparison, DamagedFile, Side, Values, side_from_json
 from ..stats import Sample, Statistic, load_statistics, save_statistics
 from . import caveats
-from .evaluate import NO_DOUBT, Doubt, evaluate
+from .doubt import NO_DOUBT, Doubt
+from .evaluate import evaluate
 from .plan import Kind
 from .precision import products
 
@@ -41,7 +42,13 @@ class Partial:
             measures = [find(name) for name, read in self.kinds.items() if read == kind]
             with products():
                 found |= evaluate(
-                    measures, statistic, self.side_a, self.side_b, sample=self._rows_beside(), doubt=self.doubt
+                    measures,
+                    statistic,
+                    self.side_a,
+                    self.side_b,
+                    sample=self._rows_beside(),
+                    doubt=self.doubt,
+                    independent=self.rows_rule != "positions" or self.rows <= self.inputs,
                 )
         values = {
             name: replace(found[name], caveats=(*found[name].caveats, *self._doubts(name))) for name in self.kinds

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..capture import (
     Chunk,
+    Masks,
     Rule,
     SavedActivations,
     Seen,
@@ -20,7 +21,6 @@ from ..capture import (
     as_found,
     count_inputs,
     cut,
-    mask_of,
     model_arguments,
     rows_per_input,
     select,
@@ -46,6 +46,7 @@ class Source(Protocol):
     def opened(self) -> AbstractContextManager[Any]: ...
     def look(self, batch: Any) -> Side: ...
     def per_input(self) -> dict[str, int]: ...
+    def counts(self) -> dict[str, Tensor]: ...
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]: ...
 
 
@@ -65,7 +66,10 @@ class ModelSource:
         self._seen: Seen | None = None
         self._sink: Sink | None = None
         self._chunk: Chunk | None = None
-        self._mask: Tensor | None = None
+        self._masks = Masks(None)
+        self._counts: dict[str, Tensor] = {}
+        self._widths: dict[str, int] = {}
+        self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
     def identity(self) -> object:
         """Equal for sources that would hand over the same rows."""
@@ -100,19 +104,36 @@ class ModelSource:
         self._sink, self._chunk = sink, chunk
         try:
             args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
-            self._mask = mask_of(chunk.batch)
+            # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
+            self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+            self._counts, self.tokens = {}, None if self.prepare is None else kwargs.get("input_ids")
             seen.run(*args, **kwargs)
         except Exception as error:
             error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
             raise
         finally:
-            self._sink = self._chunk = self._mask = None
+            self._sink = self._chunk = None
         return seen.values()
+
+    def counts(self) -> dict[str, Tensor]:
+        """Under "positions", how many rows each input of the last chunk gave, by site; else nothing."""
+        return self._counts
 
     def _receive(self, site: Site, activation: Tensor) -> Any:
         assert self._sink is not None
         assert self._chunk is not None
-        rows = to_rows(activation.detach(), self.rows, site=site, inputs=self._chunk.count, mask=self._mask)
+        count, mask = self._chunk.count, self._masks.at(site, activation)
+        rows = to_rows(activation.detach(), self.rows, site=site, inputs=count, mask=mask)
+        first = self._widths.setdefault(site.label, rows.shape[1])
+        if rows.shape[1] != first:
+            raise ValueError(
+                f"site {site.label!r} gave rows of {first} features at first and of {rows.shape[1]} now: inputs that "
+                "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
+                "'last'"
+            )
+        if self.rows == "positions":
+            whole = torch.full((count,), len(rows) // count)
+            self._counts[site.label] = whole if mask is None else (mask != 0).sum(1)
         return self._sink(site.label, rows)
 
     def _watched(self) -> Seen:
@@ -167,6 +188,10 @@ class SavedSource:
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
+
+    def counts(self) -> dict[str, Tensor]:
+        """All inputs give as many rows, which `per_input` says."""
+        return {}
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         stop = chunk.start + chunk.count

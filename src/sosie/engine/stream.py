@@ -7,12 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..capture import Batches, Chunk, NoData, recut
 from ..data import open_data
 from ..results import Side
-from .sources import SavedSource, Source
+from .sources import ModelSource, SavedSource, Source
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
+_INSTEAD = (
+    "Choose sites of one resolution, or a rule with one row an input: rows='mean', for tokens also 'cls' or 'last'"
+)
 CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
 
 
@@ -86,8 +91,29 @@ def rows_per_input(sources: Sequence[Source]) -> int:
             f"{count} an input at {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}"
             for count, sites in sorted(found.items())
         )
-        raise ValueError(
-            f"need paired rows, but the sites give different numbers of them: {text}. "
-            "Choose sites of one resolution, or rows='mean' or 'flatten'"
-        )
+        raise ValueError(f"need paired rows, but the sites give different numbers of them: {text}. {_INSTEAD}")
     return next(iter(found))
+
+
+def check_positions(sources: Sequence[Source]) -> None:
+    """Under "positions", raise unless every input of the last chunk gave the same tokens at every site."""
+    found = [(f"{source.name}: {site}", counts) for source in sources for site, counts in source.counts().items()]
+    for site, counts in found[1:]:
+        first, expected = found[0]
+        odd = (counts != expected).nonzero().flatten().tolist()
+        if odd:
+            k = odd[0]
+            raise ValueError(
+                f"need paired rows, but input {k} of a chunk has {expected[k]} tokens at {first} and {counts[k]} at "
+                f"{site}. {_INSTEAD}"
+            )
+    tokenised = [source for source in sources if isinstance(source, ModelSource) and source.tokens is not None]
+    for source in tokenised[1:] if found else ():
+        one, other = tokenised[0].tokens, source.tokens
+        assert one is not None
+        assert other is not None
+        if not torch.equal(one.cpu(), other.cpu()):
+            raise ValueError(
+                f"rows='positions' pairs token with token, but {tokenised[0].name} and {source.name} cut the same text "
+                f"into different ones, though as many of them. {_INSTEAD}"
+            )

@@ -2,8 +2,17 @@
 
 from .correlations import cca_r2, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, settled
-from .dissimilarities import rsa
-from .kernels import debiased_cka, kernel_alignment, linear_cka, rbf_cka
+from .dissimilarities import rsa, rsm_norm_difference
+from .geometry import (
+    concentricity_difference,
+    imd,
+    intrinsic_dimension_difference,
+    magnitude_difference,
+    rtd,
+    uniformity_difference,
+)
+from .joint import similarity_at_joint
+from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
     aligned_cosine,
     hard_correlation_match,
@@ -11,7 +20,20 @@ from .matching import (
     soft_correlation_match,
     soft_match_distance,
 )
-from .neighbours import mutual_knn
+from .neighbours import cknna, cycle_knn, jaccard, lcs_knn, mutual_knn, rank_similarity, second_order_cosine
+from .output_chance import Chance, chance_of
+from .outputs import (
+    accuracy_difference,
+    agreement,
+    bad_churn,
+    churn,
+    disagreement,
+    error_overlap,
+    jensen_shannon,
+    min_max_normalised_disagreement,
+    output_correlation,
+    output_rmse,
+)
 from .shape import (
     normalized_bures,
     procrustes_angle,
@@ -24,33 +46,61 @@ from .spectra import bures_distance, eigenspace_overlap, gulp
 
 __all__ = [
     "MEASURES",
+    "Chance",
     "Measure",
     "UnknownMeasure",
+    "accuracy_difference",
+    "agreement",
     "aligned_cosine",
+    "bad_churn",
     "bures_distance",
     "cca_r2",
+    "chance_of",
+    "churn",
+    "cknna",
+    "concentricity_difference",
+    "cycle_knn",
     "debiased_cka",
+    "deconfounded_cka",
     "define",
+    "disagreement",
+    "distance_correlation",
     "eigenspace_overlap",
+    "error_overlap",
     "find",
     "gulp",
     "hard_correlation_match",
+    "imd",
+    "intrinsic_dimension_difference",
+    "jaccard",
+    "jensen_shannon",
     "kernel_alignment",
+    "lcs_knn",
     "linear_cka",
+    "magnitude_difference",
     "mean_cca",
+    "min_max_normalised_disagreement",
     "mutual_knn",
     "normalized_bures",
+    "output_correlation",
+    "output_rmse",
     "permutation_procrustes_distance",
     "procrustes_angle",
     "procrustes_distance",
     "pwcca",
+    "rank_similarity",
     "raw_procrustes_distance",
     "rbf_cka",
     "regression_r2",
     "rsa",
+    "rsm_norm_difference",
+    "rtd",
+    "second_order_cosine",
     "settled",
     "shape_angle",
+    "similarity_at_joint",
     "soft_correlation_match",
     "soft_match_distance",
     "svcca",
+    "uniformity_difference",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..stats import Alignment, Covariances, Neurons, PairedRows, Sample, View
+from ..factory import parse_call
+from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View
 
 MEASURES: dict[str, Measure] = {}
 
@@ -58,16 +58,38 @@ class Measure:
     few_rows: FewRows | None  # what goes wrong when a side has more neurons than there are rows
     paired: bool  # whether row i of x must belong to row i of y
     same_width: bool  # whether both sides must have equally many neurons
-    needs: frozenset[str]  # what it reads beside x and y: "inputs"
+    needs: frozenset[str]  # what it reads beside x and y: "inputs", "labels"
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
         """The value from a view: a scalar, or every pair of sites at once where the view broadcasts."""
         return self.function(view, **self.options)
 
-    def of(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """The value for two sets of paired rows; differentiable where the measure is."""
+    def of(
+        self,
+        x: Tensor,
+        y: Tensor,
+        inputs: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        kind: str = "auto",
+    ) -> Tensor:
+        """The value for two sets of paired rows; differentiable where the measure is.
+
+        `labels` and `kind` are for measures that read outputs: see `sosie.measure`.
+        """
+        if self.reads_outputs:
+            return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
         return self.from_sample(Sample.of(x, y, inputs=inputs))
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether it compares what models answer, and not rows of neurons."""
+        return issubclass(self.reads, Outputs)
+
+    def from_outputs(self, sums: OutputSums, *, jackknife: bool = False) -> Tensor:
+        """The value from sums over outputs; with `jackknife` one for each group of inputs left out."""
+        return self(sums.view(self.reads, jackknife=jackknife))
 
     def from_sample(self, sample: Sample) -> Tensor:
         """The value for the first site of each side of a sample."""
@@ -187,24 +209,12 @@ def find(measure: str | Measure) -> Measure:
     """The measure of that name; options may follow as Python literals: "mutual_knn(k=5)"."""
     if isinstance(measure, Measure):
         return measure
-    name, options = _parse(measure)
+    name, options = parse_call(measure)
     if name not in MEASURES:
         near = [m for m in MEASURES if name and name in m] or difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
     return MEASURES[name].using(**options) if options else MEASURES[name]
-
-
-def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    if "(" not in text:
-        return text.strip(), {}
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError(text)
-        return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"cannot read {text!r}; options look like mutual_knn(k=5)") from error
 
 
 def settled(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:

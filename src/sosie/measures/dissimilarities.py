@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, distances, double_centred, self_product
+from ..linalg import Spectrum, distances, double_centred
 from ..stats import PairedRows, SiteRows
 from .define import define
+from .neighbours import cosines
 
 ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a tie, not a rank
 
@@ -63,7 +64,7 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
     invariant={"rotation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="yin2018, klabunde2023",
+    paper="yin2018, klabunde2025",
     cost="n² (p + q)",
     chance="above 0: the root of both matrices' spread",
 )
@@ -73,7 +74,7 @@ def rsm_norm_difference(rows: PairedRows) -> Tensor:
     ‖S − S′‖ / n with the Frobenius norm, which others print without the n; their S may be inner products or
     distances instead of cosines, and then scale matters.
     """
-    x, y = (side.memo("cosines", _cosines, "square") for side in (rows.x, rows.y))
+    x, y = (side.memo("cosines", cosines, "square") for side in (rows.x, rows.y))
     return (x - y).norm() / len(x)
 
 
@@ -100,21 +101,15 @@ def _unit(found: Tensor) -> Tensor:
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
-    return 1 - _cosines(x - x.mean(1, keepdim=True), "rows that vary", "constant")
-
-
-def _cosine(x: Tensor) -> Tensor:
-    return 1 - _cosines(x)
-
-
-def _cosines(x: Tensor, wanted: str = "rows that point somewhere", found: str = "zero") -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    if not bool((lengths > 0).all()):
+    noise = 8 * torch.finfo(x.dtype).eps * x.abs().amax(1)
+    x = x - x.mean(1, keepdim=True)
+    constant = x.abs().amax(1) <= noise
+    if bool(constant.any()):
         raise ValueError(
-            f"cosines need {wanted}, but {int((lengths == 0).sum())} rows are {found}; "
+            f"correlations need rows that vary, but {int(constant.sum())} rows are constant; "
             "use rsa(dissimilarity='euclidean')"
         )
-    return self_product((x / lengths).T)
+    return 1 - cosines(x)
 
 
 def _mahalanobis(x: Tensor) -> Tensor:
@@ -166,7 +161,7 @@ DISSIMILARITIES = {
     "correlation": _correlation,
     "euclidean": distances,
     "squared_euclidean": lambda x: distances(x).square(),
-    "cosine": _cosine,
+    "cosine": lambda x: 1 - cosines(x),
     "mahalanobis": _mahalanobis,
 }
 COMPARATORS = {

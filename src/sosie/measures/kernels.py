@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import RANK_TOLERANCE, distances, double_centred, self_product, u_centred
-from ..stats import Alignment, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
+from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
 
@@ -90,6 +90,8 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     exp(−d² / (2 bandwidth² m)), m the median of all n² squared distances (the zeros of the diagonal among
     them, as in the demo of Kornblith et al.). Biased upwards like linear CKA.
     """
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not bandwidth > 0:
+        raise ValueError(f"rbf_cka(bandwidth={bandwidth!r}): a number above 0")
     k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
     return (k * l).sum() / (k.norm() * l.norm())
 
@@ -141,6 +143,8 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     and takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and
     sometimes negative. Packages differ in which of the two, and whether the square, they call by this name.
     """
+    if not isinstance(unbiased, bool):
+        raise ValueError(f"distance_correlation(unbiased={unbiased!r}): True or False")
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
@@ -149,35 +153,6 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     if unbiased:
         return cosine
     return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
-
-
-@define(
-    reads=PairedRows,
-    bounds=(-1, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q)",
-    chance="k / (n − 1), or less",
-)
-def cknna(rows: PairedRows, k: int = 10) -> Tensor:
-    """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
-
-    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of
-    the same with either side alone; K̄ is the Gram matrix of unit rows less the mean of each row. That is the
-    paper's formula; its authors' code masks first and then takes an unbiased HSIC of what is left.
-    """
-    n = len(rows.x.rows)
-    if not 1 <= k < n:
-        raise ValueError(f"cknna(k={k}) needs 1 ≤ k < n neighbours, got {n} rows")
-    (a, near_a), (b, near_b) = (_kernel_and_neighbours(side, k) for side in (rows.x, rows.y))
-    of_b = torch.zeros(n, n, dtype=torch.bool, device=near_b.device).scatter_(1, near_b, True)
-    own = a.gather(1, near_a)
-    both = (own * b.gather(1, near_a) * of_b.gather(1, near_a)).sum()
-    return both / (own.square().sum() * b.gather(1, near_b).square().sum()).sqrt()
 
 
 def _linear(x: Tensor) -> Tensor:
@@ -194,25 +169,6 @@ def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
     if not bool(kept.any()):
         raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
     return vectors[:, kept] * values[kept].sqrt()
-
-
-def _kernel_and_neighbours(side: SiteRows, k: int) -> tuple[Tensor, Tensor]:
-    """(n, n) cosines less the mean of each row, and (n, k) the nearest others, which no such mean changes."""
-    kernel = side.memo("row-centred cosines", _row_centred_cosines, "square")
-    near = side.memo(("nearest by row-centred cosines", k), lambda _: _nearest(kernel, k), "neighbours")
-    return kernel, near
-
-
-def _row_centred_cosines(x: Tensor) -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    if not bool((lengths > 0).all()):
-        raise ValueError(f"cknna compares directions, but {int((lengths == 0).sum())} rows are all zero")
-    kernel = self_product((x / lengths).T)
-    return kernel - kernel.mean(1, keepdim=True)
-
-
-def _nearest(kernel: Tensor, k: int) -> Tensor:
-    return kernel.clone().fill_diagonal_(-torch.inf).topk(k, dim=1).indices
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:

@@ -132,7 +132,7 @@ def soft_correlation_match(neurons: Neurons) -> Tensor:
     invariant={"rotation", "scale"},
     symmetric=True,
     differentiable=False,
-    paper="hamilton2016, klabunde2023",
+    paper="hamilton2016, klabunde2025",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
     chance="above 0, towards 1 as p grows past n; a common mean adds to it",

@@ -1,12 +1,17 @@
-"""Measures that compare which rows lie near which."""
+"""Measures that compare which rows lie near which, by cosine."""
 
 from __future__ import annotations
+
+import zlib
 
 import torch
 from torch import Tensor
 
-from ..stats import PairedRows
+from ..linalg import self_product
+from ..stats import PairedRows, SiteRows
 from .define import define
+
+ROUNDING = 1e-12  # of the largest score: what is nearer than that is a tie
 
 
 @define(
@@ -26,19 +31,219 @@ def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
 
     Independent sides give about k / (n − 1).
     """
-    n = len(rows.x.rows)
-    if not 1 <= k < n:
-        raise ValueError(f"mutual_knn(k={k}) needs more than k rows, got {n}")
-    x, y = (side.memo(("neighbours", k), lambda r: _nearest(r, k), "neighbours") for side in (rows.x, rows.y))
-    both = torch.zeros(n, n, dtype=torch.bool, device=x.device).scatter_(1, x, True)
-    return both.gather(1, y).sum(1).double().mean() / k
+    return _matches(*_both_lists(rows, k, "mutual_knn")).sum((1, 2)).double().mean() / k
 
 
-def _nearest(rows: Tensor, k: int) -> Tensor:
-    """(n, k): the nearest other rows by cosine; equal ones in the order of the rows."""
+@define(
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="wang2020, klabunde2025",
+    cost="n² (p + q)",
+    chance="about k / (2 (n − 1) − k)",
+)
+def jaccard(rows: PairedRows, k: int = 10) -> Tensor:
+    """Common neighbours of each row over all its neighbours on either side (k nearest by cosine), averaged over rows.
+
+    Never above mutual_knn: the same count c of common neighbours, over 2k − c in place of k.
+    """
+    common = _matches(*_both_lists(rows, k, "jaccard")).sum((1, 2)).double()
+    return (common / (2 * k - common)).mean()
+
+
+@define(
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="hamilton2016",
+    cost="n² (p + q)",
+    chance="above 0 where rows share a direction, 0 where the cosines of each side have mean 0",
+)
+def second_order_cosine(rows: PairedRows, k: int = 10) -> Tensor:
+    """Cosine between each row's cosines to its neighbours on one side and on the other, averaged over rows.
+
+    The neighbours are the k nearest on either side, together. As in the paper the entries are cosine
+    similarities; some code takes cosine distances, which gives other numbers.
+    """
+    near_x, near_y = _both_lists(rows, k, "second_order_cosine")
+    union = torch.cat([near_x, near_y], 1)
+    # What is on both lists counts once.
+    once = torch.cat([torch.ones_like(near_x, dtype=torch.bool), ~_matches(near_x, near_y).any(1)], 1)
+    x, y = (side.memo("cosines", cosines, "square").gather(1, union) * once for side in (rows.x, rows.y))
+    lengths = x.norm(dim=1) * y.norm(dim=1)
+    if not bool((lengths > 0).all()):
+        raise ValueError(
+            f"second_order_cosine is undefined: {int((lengths == 0).sum())} of {len(x)} rows are orthogonal to all "
+            "their neighbours; take a larger k"
+        )
+    return ((x * y).sum(1) / lengths).mean()
+
+
+@define(
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="wang2020, klabunde2025",
+    cost="n² (p + q) + n k²",
+    chance="about Σ 2 / ((1 + |r − s|) (r + s)) / (n − 1) over all ranks r, s ≤ k; less than that when k² > n",
+)
+def rank_similarity(rows: PairedRows, k: int = 10) -> Tensor:
+    """How equally both sides rank the neighbours that they have in common (k nearest by cosine), averaged over rows.
+
+    Σ 2 / ((1 + |r − s|) (r + s)) over common neighbours of rank r and s, divided by what c common neighbours
+    give at most, 1 + 1/2 + … + 1/c; 0 for a row without any. How many are in common hardly counts: read it
+    beside jaccard.
+    """
+    matches = _matches(*_both_lists(rows, k, "rank_similarity"))
+    rank = torch.arange(1, k + 1, device=matches.device, dtype=torch.float64)
+    weight = 2 / ((1 + (rank[:, None] - rank).abs()) * (rank[:, None] + rank))
+    most = torch.cat([rank.new_ones(1), (1 / rank).cumsum(0)])  # 0 / 1 where nothing is in common
+    return ((matches * weight).sum((1, 2)) / most[matches.sum((1, 2))]).mean()
+
+
+@define(
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=None,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=False,
+    differentiable=False,
+    paper="huh2024",
+    cost="n² (p + q) + n k²",
+    chance="about 1 − (1 − k / (n − 1))ᵏ",
+)
+def cycle_knn(rows: PairedRows, k: int = 10) -> Tensor:
+    """Share of rows that can return: to one of their k nearest in y, and from there to one of its k nearest in x.
+
+    Not always 1 for rows with themselves: an outlier is nobody's neighbour.
+    """
+    near_x, near_y = _both_lists(rows, k, "cycle_knn")
+    itself = torch.arange(len(near_x), device=near_x.device)[:, None, None]
+    return (near_x[near_y] == itself).any(2).any(1).double().mean()
+
+
+@define(
+    reads=PairedRows,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="huh2024",
+    cost="n² (p + q) + n k²",
+    chance="k / (n − 1) or a little less",
+)
+def lcs_knn(rows: PairedRows, k: int = 10) -> Tensor:
+    """Longest common subsequence of the two ordered lists of k nearest rows (by cosine), over k, averaged over rows.
+
+    Never above mutual_knn. The authors' code gives the length itself, from 0 to k.
+    """
+    matches = _matches(*_both_lists(rows, k, "lcs_knn")).long()
+    # longest[:, b]: within the first entries of x's list, as many as taken so far, and the first b of y's
+    longest = matches.new_zeros(len(matches), k + 1)
+    for a in range(k):
+        longer = torch.maximum(longest[:, 1:], longest[:, :-1] + matches[:, a])
+        longest = torch.cat([longest[:, :1], longer.cummax(1).values], 1)
+    return longest[:, -1].double().mean() / k
+
+
+@define(
+    reads=PairedRows,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"rotation", "scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="huh2024",
+    cost="n² (p + q)",
+    chance="k / (n − 1), or less",
+)
+def cknna(rows: PairedRows, k: int = 10) -> Tensor:
+    """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
+
+    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of
+    the same with either side alone; K̄ is the Gram matrix of unit rows less the mean of each row. That is the
+    paper's formula; its authors' code masks first and then takes an unbiased HSIC of what is left.
+    """
+    near_x, near_y = _both_lists(rows, k, "cknna")
+    a, b = (side.memo("cosines", cosines, "square") for side in (rows.x, rows.y))
+    (x, mean_x), (y, mean_y) = ((kernel, kernel.mean(1, keepdim=True)) for kernel in (a, b))
+    common = _matches(near_x, near_y).any(2)
+    both = ((x.gather(1, near_x) - mean_x) * (y.gather(1, near_x) - mean_y) * common).sum()
+    of_x = (x.gather(1, near_x) - mean_x).square().sum()
+    of_y = (y.gather(1, near_y) - mean_y).square().sum()
+    return both / (of_x * of_y).sqrt()
+
+
+def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
+    """(n, k) each: the nearest other rows by cosine, nearest first; made once a site for all measures."""
+
+    def near(side: SiteRows) -> Tensor:
+        return side.memo(("neighbours", k), lambda r: nearest(cosines(r), k, r), "neighbours")
+
+    check_k(name, k, len(rows.x.rows))
+    return near(rows.x), near(rows.y)
+
+
+def check_k(name: str, k: int, n: int) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"{name} counts neighbours: k must be a whole number, 1 or more, got k={k!r}")
+    if k >= n:
+        raise ValueError(f"{name}(k={k}) needs more than k rows, got {n}")
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows divided by their lengths."""
     lengths = rows.norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
-        raise ValueError(f"mutual_knn compares directions, but {int((lengths == 0).sum())} rows are all zero")
-    units = rows / lengths
-    cosines = (units @ units.T).fill_diagonal_(-torch.inf)
-    return cosines.argsort(dim=1, descending=True, stable=True)[:, :k]
+        raise ValueError(
+            f"cosines need rows that have a direction, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero"
+        )
+    return rows / lengths
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """(n, n): cosine of every row with every other."""
+    return self_product(unit_rows(rows).T)
+
+
+def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
+    """(n, k): the columns with the largest scores, largest first; the diagonal does not count. Overwrites the scores.
+
+    Scores that differ by rounding alone are equal, and equal ones come in an order drawn at random: in the order of the
+    rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
+    with itself is the same.
+    """
+    low, high = score.aminmax()
+    step = ROUNDING * torch.maximum(-low, high)
+    if bool(step > 0):
+        score = score.div_(step).round_()  # in place: these are large
+    score = score.fill_diagonal_(-torch.inf)
+    top = score.topk(min(k + 1, score.shape[1]), dim=1)
+    columns = top.indices[:, :k]
+    tied = (top.values[:, 1:] == top.values[:, :-1]).any(1)
+    if bool(tied.any()):
+        seed = zlib.crc32(rows.detach().cpu().contiguous().numpy().tobytes())
+        order = torch.randperm(score.shape[1], generator=torch.Generator().manual_seed(seed)).to(score.device)
+        columns[tied] = order[score[tied][:, order].argsort(dim=1, descending=True, stable=True)[:, :k]]
+    return columns
+
+
+def _matches(near_x: Tensor, near_y: Tensor) -> Tensor:
+    """(n, k, k): whether entry a of x's list is entry b of y's."""
+    return near_x[:, :, None] == near_y[:, None, :]

@@ -10,6 +10,7 @@ from .resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from .small_cnn import small_cnn
 from .specification import NamedModel, open_model
 from .tiny10 import tiny10
+from .tokenise import Tokenise
 from .vgg import vgg11, vgg11_bn
 from .vit import vit
 from .weights import load_weights, read_weights
@@ -17,6 +18,7 @@ from .weights import load_weights, read_weights
 __all__ = [
     "NamedModel",
     "Normalise",
+    "Tokenise",
     "alexnet",
     "build_model",
     "cifar_resnet",

@@ -13,6 +13,8 @@ from torch import nn
 from sosie.factory import find_file
 
 from .normalise import Normalise
+from .tokenise import Tokenise
+from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES
 
 LIBRARY_WEIGHTS = "DEFAULT"  # `torchvision:resnet18@DEFAULT`: the library's own weights, downloaded by it
 
@@ -43,30 +45,59 @@ def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.
     return model, Normalise(tuple(facts["mean"]), tuple(facts["std"]))
 
 
-def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | None]:
-    """A transformers model from a folder: safetensors only, no download, no code from the folder."""
+def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | None]:
+    """A transformers model from a folder: safetensors only, no download, no code from the folder.
+
+    With it comes what its inputs need: an image model's normalisation, a text model's tokeniser.
+    """
     path = find_file(folder, "SOSIE_WEIGHTS")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: hf: wants a folder written by save_pretrained")
-    transformers = import_library("transformers", f"hf:{folder}")
+    _refuse_pickles(path)
+    transformers = import_library("transformers", f"hf:{folder}", extra="hf")
+    safely = {"local_files_only": True, "trust_remote_code": False}
     try:
-        model = transformers.AutoModel.from_pretrained(
-            str(path), local_files_only=True, use_safetensors=True, trust_remote_code=False
+        model, facts = transformers.AutoModel.from_pretrained(
+            str(path), use_safetensors=True, output_loading_info=True, **safely
         )
+        has_words = (path / "tokenizer.json").is_file()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"hf:{folder} comes with code of its own, which sosie does not run: where you trust it, open the model "
+                "yourself and compare the module"
+            ) from error
         raise ValueError(f"hf:{folder} cannot be opened: {error}") from error
-    return model, _image_normalisation(path / "preprocessor_config.json")
+    # A pooler is often not saved, and nothing but the model's pooled output rests on it.
+    random = sorted(name for name in facts["missing_keys"] if "pooler" not in name.split("."))
+    if random:
+        few = ", ".join(random[:3]) + (f" and {len(random) - 3} more" if len(random) > 3 else "")
+        raise ValueError(f"hf:{folder} has no weights for {few}, which would be random: do they fit its config.json?")
+    return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer))
 
 
-def import_library(name: str, wanted_by: str, *, part: str = "") -> ModuleType:
-    """The library, or an error that says how to get it."""
+def _refuse_pickles(path: Path) -> None:
+    if any(path.glob("*.safetensors")):
+        return
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in (*PICKLE_SUFFIXES, *TORCH_SUFFIXES))
+    found = f"only {', '.join(pickles)}, which sosie does not unpickle" if pickles else "no weights at all"
+    raise ValueError(
+        f"{path} has no .safetensors file but {found}. Where you trust it, write it anew: "
+        f"AutoModel.from_pretrained({str(path)!r}).save_pretrained(folder)"
+    )
+
+
+def import_library(name: str, wanted_by: str, *, part: str = "", extra: str = "") -> ModuleType:
+    """The library, or an error that says how to get it: by its own name, or as an extra of sosie's."""
     try:
         return importlib.import_module(f"{name}.{part}" if part else name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != name:
             raise
+        wanted = f"'sosie[{extra}]'" if extra else name
         raise ModuleNotFoundError(
-            f"{wanted_by} needs {name}, which is not installed: pip install {name}", name=name
+            f"{wanted_by} needs {name}, which is not installed: pip install {wanted}", name=name
         ) from error
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         raise ImportError(

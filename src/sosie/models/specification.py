@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sosie.factory import find_file, load_factory, parse_call
 
@@ -21,7 +21,7 @@ from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvi
 from .registry import build_model, find_architecture
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, read_weights
 
-Prepare = Callable[[Tensor], Tensor]
+Prepare = Callable[[Any], Any]  # images to normalised ones, or texts to token ids
 
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
 _LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
@@ -30,7 +30,7 @@ _CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTA
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1] (or None)."""
+    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1], tokeniser, or None."""
 
     model: nn.Module
     name: str
@@ -45,7 +45,7 @@ def open_model(spec: str, *, seed: int = 0) -> NamedModel:
     - `resnet20(width=2, shortcut='B')`: options as Python literals; weights at random from `seed`
     - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
     - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`
-    - `hf:folder`: what transformers' save_pretrained wrote
+    - `hf:folder`: what transformers' save_pretrained wrote, tokeniser included
 
     `seed` and `normalise` are options of all of sosie's, as in `tiny10(seed=1, normalise='cifar')`. Files are
     looked for as given, then in the folders of SOSIE_WEIGHTS. The global random state is left as found.

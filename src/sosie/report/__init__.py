@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .lists import print_measures, print_sites
     from .page import write_report
     from .plots import plot_curves, plot_heatmap, write_plots
-    from .text import print_comparison, print_measures, print_sites
+    from .text import print_comparison
 
 __all__ = [
     "plot_curves",
@@ -24,8 +25,8 @@ _HOME = {
     "plot_curves": "plots",
     "plot_heatmap": "plots",
     "print_comparison": "text",
-    "print_measures": "text",
-    "print_sites": "text",
+    "print_measures": "lists",
+    "print_sites": "lists",
     "write_plots": "plots",
     "write_report": "page",
 }

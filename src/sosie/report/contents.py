@@ -1,20 +1,21 @@
-"""What the page shows, as plain data: names once, numbers rounded, caveats grouped."""
+"""What the page shows, as plain data: names once, numbers packed, caveats grouped."""
 
 from __future__ import annotations
 
-import math
+import base64
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..results import Comparison, Comparisons, Side, Values, summarise
+from ..results import LEVEL, Comparison, Comparisons, Side, Values, by_chance, correction, summarise
 from .colour import data_scale, full_scale, ramp
 from .words import direction, doubts, extent, flat, in_a_sentence, sentence, sentence_of_all, size, visible
 
-MOST_NUMBERS = 1_000_000  # about 7 MB; beyond it a page of many models leaves the intervals out, and says so
-_DOUBT = ("low", "high", "null")
+MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
+_SPARED = ("low", "high", "null", "null_spread")  # what is then left out; p stays, it decides how a cell looks
+_DOUBT = (*_SPARED, "p", "p_search")
 
 T = TypeVar("T", bound=Hashable)
 
@@ -42,6 +43,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
         )
     return {
         "ramp": list(ramp()),
+        "level": LEVEL,
         "sides": [_side(side) for side in sides],
         "records": [list(map(list, record)) for record in records],
         "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
@@ -63,25 +65,18 @@ def sentences(result: Comparison | Comparisons) -> list[str]:
     """One a measure; the first leads."""
     if isinstance(result, Comparison):
         return [sentence(result, name) for name in result.values]
-    return [sentence_of_all(result, name) for name in _shared_measures(result)]
+    return [sentence_of_all(result, name) for name in shared_measures(result)]
 
 
-def rounded(array: np.ndarray) -> list[float | int | None]:
-    """Row by row; None where undefined.
+def packed(array: np.ndarray) -> str:
+    """Row by row, in base64: four bytes a number, as seven digits are more than is shown, so nothing is rounded twice.
 
-    4 decimals; 5 significant digits beyond 1; where all are small, 4 significant digits of the largest.
+    Eight bytes where four cannot hold the size of a number. NaN where undefined.
     """
-    finite = np.abs(array[np.isfinite(array)])
-    largest = float(finite.max()) if finite.size else 0.0
-    decimals = 4 if largest >= 0.1 or largest == 0 else 3 - math.floor(math.log10(largest))
-    return [_short(v, decimals) for v in array.ravel().tolist()]
-
-
-def _short(value: float, decimals: int) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    found = round(value, decimals) if abs(value) <= 1 else float(f"{value:.5g}")
-    return int(found) if found.is_integer() and abs(found) < 1e15 else found
+    finite = np.where(np.isfinite(array), array, np.nan)
+    size = np.abs(finite[np.isfinite(finite) & (finite != 0)])
+    fits = not size.size or (size.min() > 1e-37 and size.max() < 1e38)
+    return base64.b64encode(finite.astype("<f4" if fits else "<f8").tobytes()).decode()
 
 
 def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
@@ -91,10 +86,10 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "sentence": sentence(comparison, name),
         "partner": list(summary.depth_partner),
         "best": list(summary.best_partner),
-        "value": rounded(values.value),
+        "value": packed(values.value),
         "n": values.n,
         "statistic": visible(values.statistic),
-        "same": None if values.same is None else float(f"{values.same:.6g}"),
+        "same": values.same,
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
@@ -103,9 +98,19 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         **_reading(values),
     }
     given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
-    found["dropped"] = list(given) if brief else []
-    found.update({} if brief else {kind: rounded(array) for kind, array in given.items()})
+    found["dropped"] = [kind for kind in given if brief and kind in _SPARED]
+    found.update({kind: packed(array) for kind, array in given.items() if kind not in found["dropped"]})
+    found["correction"] = None if by_chance(values) is None else correction(values)
+    found["calibrated"] = None if "null" in found["dropped"] else _calibrated(values)
     return found
+
+
+def _calibrated(values: Values) -> dict[str, Any] | None:
+    """How to read the scores; the page works them out of value and chance."""
+    score = values.score
+    if score is None or not np.isfinite(score).any():
+        return None
+    return _reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
 
 
 def _reading(values: Values) -> dict[str, Any]:
@@ -122,14 +127,19 @@ def _reading(values: Values) -> dict[str, Any]:
 def _models(result: Comparisons) -> list[dict[str, Any]]:
     """A model by model matrix for each measure that every pair has."""
     found = []
-    for name in _shared_measures(result):
-        matrix = result.matrix(name)
-        values = replace(next(iter(result))[name], value=matrix, low=None, high=None, null=None, caveats=())
-        found.append({"name": visible(name), "value": rounded(matrix), **_reading(values)})
+    for name in shared_measures(result):
+        values = between_models(result, name)
+        found.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
     return found
 
 
-def _shared_measures(result: Comparisons) -> list[str]:
+def between_models(result: Comparisons, measure: str) -> Values:
+    """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
+    nothing: dict[str, Any] = dict.fromkeys(_DOUBT)
+    return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
+
+
+def shared_measures(result: Comparisons) -> list[str]:
     every = [comparison.values for comparison in result]
     return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..results import Closer, Comparison, Comparisons, summarise, write_atomically
+from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise, write_atomically
 from .colour import data_scale, full_scale, ramp
+from .contents import between_models, shared_measures
 from .words import direction, shorten, visible
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_LABEL = 28
-_SAME_DEPTH, _BEST_MATCH = "#2f5fa8", "#b4531f"
+_SAME_DEPTH, _BEST_MATCH, _CHANCE = "#2f5fa8", "#b4531f", "#666b78"
 
 
 def plot_heatmap(
@@ -30,6 +31,7 @@ def plot_heatmap(
 ) -> Figure | Path:
     """Every pair of layers: A's are rows, from the first at the top, B's columns. Bright is alike.
 
+    Cells whose value is not distinguishable from chance are faded and striped.
     Colours span the measure's own range, or with `stretch` the values found. With a path the figure is
     written in the format its suffix names, and the path returned; without one the figure is.
     """
@@ -49,6 +51,7 @@ def plot_heatmap(
         aspect="auto",
         interpolation="nearest",
     )
+    _fade(axes, by_chance(values))
     beyond = "neither" if not scale.clipped else "min" if up else "max"
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30, extend=beyond)
     bar.set_label(_quantity(measure, values.closer), parse_math=False)
@@ -65,7 +68,7 @@ def plot_heatmap(
 def plot_curves(
     comparison: Comparison, measure: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Figure | Path:
-    """Layer by layer: the value at the same depth and that of the best match, with any intervals."""
+    """Layer by layer: the value at the same depth and that of the best match, with any intervals and chance level."""
     figure, axes, measure = _begin(comparison, measure, 4.5)
     values, found = comparison[measure], summarise(comparison, measure)
     layers = np.arange(len(comparison.side_a.sites))
@@ -81,6 +84,12 @@ def plot_curves(
             known = np.isfinite(curve)
             low, high = values.low[layers, list(partner)], values.high[layers, list(partner)]
             axes.fill_between(layers, low, high, where=known, color=colour, alpha=0.15, linewidth=0)
+    if values.null is not None:
+        level = values.null[layers, list(found.depth_partner)]
+        axes.plot(layers, level, ":", color=_CHANCE, label="by chance", linewidth=1)
+        if values.null_spread is not None:
+            spread = values.null_spread[layers, list(found.depth_partner)]
+            axes.fill_between(layers, level - spread, level + spread, color=_CHANCE, alpha=0.18, linewidth=0)
     if values.closer == "down":
         axes.invert_yaxis()  # up is more alike, as on the page
     _label(axes, "x", comparison.side_a.sites)
@@ -91,6 +100,22 @@ def plot_curves(
     axes.grid(axis="y", color="#e4e2dc", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     return _finish(figure, path)
+
+
+def _fade(axes: Axes, chance: np.ndarray | None) -> None:
+    """Fade and stripe cells, as one shape however many they are, and say above the map what that means."""
+    if chance is None or not chance.any():
+        return
+    from matplotlib.patches import Patch, PathPatch
+    from matplotlib.path import Path as Outline
+
+    corners = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
+    cells = [corners + np.array([j, i]) for i, j in np.argwhere(chance)]
+    codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * len(cells)
+    look: dict[str, Any] = {"facecolor": "#8c8f986b", "edgecolor": "#ffffffa0", "hatch": "/////", "linewidth": 0}
+    axes.add_patch(PathPatch(Outline(np.concatenate(cells), codes), gid="by-chance", **look))
+    key = Patch(label="not distinguishable from chance", **{**look, "facecolor": "#55586b"})
+    axes.legend(handles=[key], loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8, borderaxespad=0.2)
 
 
 def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[Figure, Axes, str]:
@@ -148,15 +173,36 @@ def _finish(figure: Figure, path: str | os.PathLike[str] | None) -> Figure | Pat
 
 
 def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> list[Path]:
-    """A heat map and the curves of every measure: for maps.svg maps-linear_cka-heatmap.svg and so on."""
+    """A heat map and the curves of every measure: for maps.svg maps-linear_cka-heatmap.svg and so on.
+
+    Of several models: first a map of the models, maps-models-linear_cka-heatmap.svg; then those of each pair, by the
+    models' numbers and names, maps-0-first-1-second-linear_cka-heatmap.svg.
+    """
     path = Path(path)
-    if isinstance(result, Comparisons):
-        raise ValueError("plots are made of one pair of models: result[0, 1]")
+    if isinstance(result, Comparison):
+        return _write_pair(result, path, ("heatmap", "curves"))
     found = []
-    for measure in result.measures:
-        plain = re.sub(r"[^\w.-]+", "_", measure).strip("_")
-        for kind, plot in (("heatmap", plot_heatmap), ("curves", plot_curves)):
-            written = plot(result, measure, path.with_name(f"{path.stem}-{plain}-{kind}{path.suffix}"))
+    everyone = Side("models", result.names, (0,) * len(result.names), ((),) * len(result.names))
+    for measure in shared_measures(result):
+        models = Comparison(everyone, everyone, {measure: between_models(result, measure)})
+        found += _write_pair(models, path.with_stem(f"{path.stem}-models"), ("heatmap",))
+    for (i, j), pair in result.pairs.items():
+        names = f"{i}-{_plain(result.names[i])[:40]}-{j}-{_plain(result.names[j])[:40]}"
+        found += _write_pair(pair, path.with_stem(f"{path.stem}-{names}"), ("heatmap", "curves"))
+    return found
+
+
+def _write_pair(comparison: Comparison, path: Path, kinds: tuple[str, ...]) -> list[Path]:
+    found = []
+    for measure in comparison.measures:
+        for kind in kinds:
+            plot = plot_heatmap if kind == "heatmap" else plot_curves
+            written = plot(comparison, measure, path.with_stem(f"{path.stem}-{_plain(measure)}-{kind}"))
             assert isinstance(written, Path)
             found.append(written)
     return found
+
+
+def _plain(name: str) -> str:
+    """What of a name every file system takes."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("_.")

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..results import Comparison, Comparisons, Summary, summarise
+from ..results import (
+    LEVEL,
+    Comparison,
+    Comparisons,
+    Summary,
+    Values,
+    by_chance,
+    correction,
+    decisive_p,
+    stars,
+    summarise,
+    written_p,
+)
 from .contents import sentences
-from .words import direction, doubts, extent, sentence, shorten, size, visible
+from .words import doubts, sentence, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
-_NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
+_UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
+NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
+_PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
 
 def print_comparison(result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False) -> None:
@@ -29,11 +40,15 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     if isinstance(result, Comparisons):
         _print_models(result, console, full)
         return
+    if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
+        _print_one_pair(result, console)
+        return
     for k, measure in enumerate(result.values):
         if k:
             console.print()
-        console.print(_text(console, sentence(result, measure), "bold"))
+        console.print(safe_text(console, sentence(result, measure), "bold"))
         console.print(_matches(result, measure, console, full))
+        _legend(result[measure], console)
         found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
         hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
         _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
@@ -41,43 +56,41 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
         console.print("Nothing was measured.")
 
 
-def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the facts of each measure: what it is, its range and direction, what leaves it unchanged."""
-    console = console or Console()
-    table = Table.grid(padding=(0, 2, 1, 0), collapse_padding=False)
-    table.add_column(no_wrap=True, overflow="crop")
-    table.add_column(overflow="fold")
-    for fact in facts:
-        lines = [
-            _text(console, fact["summary"] or "-"),
-            *(_text(console, line, "dim") for line in _facts(fact)),
-        ]
-        table.add_row(_text(console, fact["name"], "bold"), Text("\n").join(lines))
-    console.print(table)
-
-
-def print_sites(
-    name: str, sites: Sequence[tuple[str, tuple[int, ...], int, str]], console: Console | None = None
-) -> None:
-    """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
-    console = console or Console()
-    rows = [
-        (visible(label), size(shape), str(width), shorten(visible(kind), 24)) for label, shape, width, kind in sites
-    ]
-    columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
-    room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), _NARROWEST)
+def _print_one_pair(result: Comparison, console: Console) -> None:
+    """One site a side, as outputs have it: a line for each measure."""
+    names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
+    count = next(iter(result.values.values())).n
+    console.print(safe_text(console, f"{names}, {count:,} inputs", "bold"))
+    rows: list[list[str]] = []
+    found: dict[str, list[str]] = {}
+    for name, values in result.values.items():
+        rows.append([visible(name), *_one_pair_cells(values)])
+        for doubt in doubts(result, name):
+            found.setdefault(doubt.text, []).append(name)
+    titles = ["measure", "value", "interval", "chance"]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    room = max(console.width - sum(widths[1:]) - 3 * len(titles), NARROWEST)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("site", no_wrap=True, overflow="crop")
-    table.add_column("shape", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("width", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("kind", no_wrap=True, overflow="crop")
-    for label, *others in rows:
-        table.add_row(_text(console, shorten(label, room)), *(_text(console, other) for other in others))
-    console.print(_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
+    for k, title in enumerate(titles):
+        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
+    for name, *cells in rows:
+        table.add_row(safe_text(console, shorten(name, room)), *cells)
     console.print(table)
+    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
 
 
-def _text(console: Console, text: str, style: str = "") -> Text:
+def _one_pair_cells(values: Values) -> list[str]:
+    """Value, interval and chance; empty where there is none."""
+    between = chance = ""
+    if values.low is not None and values.high is not None:
+        between = f"{_number(values.low.item())} to {_number(values.high.item())}"
+    if values.null is not None:
+        spread = "" if values.null_spread is None else f" (sd {_number(values.null_spread.item())})"
+        chance = f"{_number(values.null.item())}{spread}"
+    return [_number(values.value.item()), between, chance]
+
+
+def safe_text(console: Console, text: str, style: str = "") -> Text:
     """Text without markup."""
     return Text(_letters(console, text), style)
 
@@ -87,79 +100,114 @@ def _letters(console: Console, text: str) -> str:
     encoding = console.encoding or "utf-8"
     if encoding.startswith("utf"):
         return visible(text)
-    return visible(text).replace("…", "~").encode(encoding, "backslashreplace").decode(encoding)
+    return visible(text).translate(_PLAINER).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _bullets(console: Console, texts: list[str], style: str = "") -> None:
     table = Table.grid(padding=(0, 1))
     for text in texts:
-        table.add_row("-", _text(console, text, style))
+        table.add_row("-", safe_text(console, text, style))
     if texts:
         console.print(table)
 
 
-def _facts(fact: Mapping[str, Any]) -> list[str]:
-    low_high = tuple(fact["bounds"])
-    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {fact['same']:g} with itself"
-    traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
-    traits.append("differentiable" if fact["differentiable"] else "not differentiable")
-    if fact["invariant"]:
-        traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
-    origin = [f"reads {fact['reads']}", f"cost {fact['cost']}" if fact["cost"] else "", fact["paper"] or ""]
-    lines = [reading, "; ".join(traits), "; ".join(part for part in origin if part)]
-    if fact["defaults"]:
-        lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
-    return lines
+def _legend(values: Values, console: Console) -> None:
+    """What p and the sign mean, where there is a p."""
+    if decisive_p(values) is not None:
+        levels = f"* p ≤ {LEVEL:g}, ** p ≤ 0.01, *** p ≤ 0.001"
+        text = f"{levels}; {_UNCLEAR} and n.s.: not distinguishable from chance (p {correction(values)})."
+        console.print(safe_text(console, text, "dim"))
 
 
 def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
-    values, found = result[measure], summarise(result, measure)
-    ranged = values.low is not None and values.high is not None
+    found = summarise(result, measure)
     names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
-    titles = [names[0], f"best in {names[1]}", "value", "same depth"]
-    if ranged:
-        titles.insert(3, "interval")
-    rows = [_row(result, found, i, console) for i in _shown(len(result.side_a.sites), full)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    rooms = _rooms(widths[0], widths[1], console.width - sum(widths[2:]) - 3 * len(titles))
-    for k, title in enumerate(titles):
+    shown = _shown(len(result.side_a.sites), full)
+    crowded = len(_titles(result[measure])) > 3
+    gap = 2 if crowded else 3
+    visible_in_two = np.nanmax(np.abs(found.best), initial=0) >= 0.1
+    for digits in (3, 2)[: 1 + visible_in_two]:  # one digit less where names would have to be cut for it
+        heads = [names[0], f"best in {names[1]}", *_titles(result[measure])]
+        rows = [_row(result, found, i, console, digits) for i in shown]
+        plain = [[str(cell) for cell in row] for row in rows]
+        lines = [[max(map(len, head.split("\n")), default=0) for head in heads], *([len(c) for c in r] for r in plain)]
+        widths = [max(column) for column in zip(*lines, strict=True)]
+        room = console.width - sum(widths[2:]) - gap * len(heads)
+        if not crowded or sum(max(len(row[k]) for row in plain) for k in (0, 1)) <= room:
+            break
+    least = min(NARROWEST, max((len(row[k]) for row in plain for k in (0, 1)), default=NARROWEST))  # heads may be cut
+    rooms = _rooms(widths[0], widths[1], room, least)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if crowded else (0, 1))
+    for k, title in enumerate(heads):
         name = shorten(title, rooms[k]) if k < 2 else title
-        table.add_column(_text(console, name), justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
-    for row in rows:
-        cells = (_text(console, shorten(name, room)) if name else "" for name, room in zip(row, rooms, strict=False))
-        table.add_row(*cells, *row[2:], style="dim" if not row[1] else "")
+        head = Text(name if "\n" in name else _letters(console, name))
+        table.add_column(head, justify="left" if k < 2 else "right", no_wrap=True, overflow="crop")
+    for row, text in zip(rows, plain, strict=True):
+        cells = (
+            safe_text(console, shorten(name, most)) if name else "" for name, most in zip(text, rooms, strict=False)
+        )
+        table.add_row(*cells, *row[2:], style="dim" if not text[1] else "")
     return table
 
 
-def _row(result: Comparison, found: Summary, i: int | None, console: Console) -> list[str]:
-    """A layer of A, its best match, the value, its interval if there are any, the value at the same depth."""
+def _titles(values: Values) -> list[str]:
+    """Of the columns of numbers: value, what is known of its doubt, and the value at the same depth."""
+    ranged = ["interval"] if values.low is not None and values.high is not None else []
+    chance = ["chance"] if values.null is not None else []
+    p = ["p"] if decisive_p(values) is not None else []
+    return ["value", *ranged, *chance, *p, "same\ndepth" if chance or p else "same depth"]
+
+
+def _row(result: Comparison, found: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
+    """A layer of A, its best match, the numbers in the order of their titles."""
     values = result[found.measure]
-    ranged = values.low is not None and values.high is not None
     if i is None:
         hidden = len(result.side_a.sites) - MOST_ROWS
-        return [f"… {hidden} more", *[""] * (4 if ranged else 3)]
+        return [Text(f"… {hidden} more"), *[Text()] * (1 + len(_titles(values)))]
     j = found.best_partner[i]
-    cells = [
-        _letters(console, result.side_a.sites[i]),
-        "none" if j is None else _letters(console, result.side_b.sites[j]),
-        _number(found.best[i]),
-        _number(found.diagonal[i]),
+    names = [result.side_a.sites[i], "none" if j is None else result.side_b.sites[j]]
+    return [
+        *(Text(_letters(console, name)) for name in names),
+        _value(values, i, j, digits),
+        *(Text(_letters(console, cell)) if cell else Text() for cell in _doubt(values, i, j, digits)),
+        _value(values, i, found.depth_partner[i], digits),
     ]
+
+
+def _value(values: Values, i: int, j: int | None, digits: int) -> Text:
+    """Dimmed and marked where chance could have given it; the mark has its own column of letters."""
+    chance = by_chance(values)
+    text = _number(float("nan") if j is None else values.value[i, j], digits)
+    if chance is None:
+        return Text(text)
+    unclear = j is not None and chance[i, j]
+    return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
+
+
+def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
+    """Interval, chance and p of a pair, those that there are."""
+    cells, p = [], decisive_p(values)
     if values.low is not None and values.high is not None:
-        between = "" if j is None else f"{_number(values.low[i, j])} to {_number(values.high[i, j])}"
-        cells.insert(3, between)
+        low, high = (np.nan if j is None else bound[i, j] for bound in (values.low, values.high))
+        cells.append(f"[{_number(low, digits)}, {_number(high, digits)}]" if np.isfinite([low, high]).all() else "")
+    if values.null is not None:
+        spread = "" if j is None or values.null_spread is None else f"±{_number(values.null_spread[i, j], digits)}"
+        cells.append("" if j is None else f"{_number(values.null[i, j], digits)}{spread}")
+    if p is not None:
+        known = np.nan if j is None else float(p[i, j])
+        marks = stars(known)
+        cells.append(f"{written_p(known)} {marks:<4}" if marks and digits > 2 else marks)
     return cells
 
 
-def _rooms(one: int, other: int, total: int) -> tuple[int, int]:
+def _rooms(one: int, other: int, total: int, least: int) -> tuple[int, int]:
     """Share a line between two columns of names: the shorter takes what it needs, the longer the rest."""
-    half = max(total // 2, _NARROWEST)
+    half = max(total // 2, least)
     if one + other <= total:
         return one, other
     if one <= half:
-        return one, max(total - one, _NARROWEST)
-    return (max(total - other, _NARROWEST), other) if other <= half else (half, half)
+        return one, max(total - one, least)
+    return (max(total - other, least), other) if other <= half else (half, half)
 
 
 def _shown(count: int, full: bool) -> list[int | None]:
@@ -170,15 +218,17 @@ def _shown(count: int, full: bool) -> list[int | None]:
     return [*range(half), None, *range(count - half, count)]
 
 
-def _number(value: float) -> str:
+def _number(value: float, digits: int = 3) -> str:
     if not np.isfinite(value):
         return "undefined"
-    return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
+    if digits == 2 and abs(value) < 5e-3:
+        return "0.00"
+    return f"{value:.{digits}f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
 
 
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
     for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
-        console.print(_text(console, text, "bold"))
+        console.print(safe_text(console, text, "bold"))
         console.print(_models(result, measure, console))
     if not full:
         _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
@@ -195,9 +245,9 @@ def _models(result: Comparisons, measure: str, console: Console) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True, overflow="crop")
     for name in result.names[:fitting]:
-        table.add_column(_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
+        table.add_column(safe_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
     if count > fitting:
-        table.add_column(_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
+        table.add_column(safe_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
     for name, row in zip(result.names, matrix, strict=True):
-        table.add_row(_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
+        table.add_row(safe_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
     return table

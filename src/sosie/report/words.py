@@ -70,7 +70,9 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
     ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
     first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
     best, worst = (f"{matrix[pair]:.2f}" for pair in (ordered[0], ordered[-1]))
-    text = f"By {visible(measure)}, {first} are the most alike ({best}, mean over layers at the same depth)"
+    single = all(pair[measure].value.size == 1 for pair in found)
+    over = "" if single else ", mean over layers at the same depth"
+    text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
 
 

@@ -1,5 +1,6 @@
 """Results are data: nothing in them needs a model, or torch, to be read again."""
 
+from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons
 from .comparison import Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
@@ -7,6 +8,7 @@ from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
 
 __all__ = [
+    "LEVEL",
     "Caveat",
     "Closer",
     "Comparison",
@@ -15,10 +17,15 @@ __all__ = [
     "Side",
     "Summary",
     "Values",
+    "by_chance",
     "check_writable",
+    "correction",
+    "decisive_p",
     "load",
     "same_depth",
     "side_from_json",
+    "stars",
     "summarise",
     "write_atomically",
+    "written_p",
 ]

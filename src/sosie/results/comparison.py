@@ -171,16 +171,23 @@ class Comparison:
         return pandas.DataFrame(self.rows())
 
     def log(self, writer: Any, step: int | None = None) -> None:
-        """Log same-depth and best-match means to a TensorBoard writer or a W&B run."""
+        """Log same-depth and best-match means to a TensorBoard writer or a W&B run.
+
+        Where p-values are known, also the share of pairs that are distinguishable from chance.
+        """
+        from .chance import share_distinguishable
         from .summary import summarise
 
         scalars = {}
-        for name in self.values:
+        for name, values in self.values.items():
             found = summarise(self, name)
             if found.best_mean is not None:
                 scalars[f"sosie/{name}/best_match"] = found.best_mean
             if found.diagonal_mean is not None:
                 scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
+            share = share_distinguishable(values)
+            if share is not None:
+                scalars[f"sosie/{name}/distinguishable"] = share
         if hasattr(writer, "add_scalar"):
             for key, value in scalars.items():
                 writer.add_scalar(key, value, step)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from .comparison import Comparison
+from .chance import by_chance, decisive_p, stars, written_p
+from .comparison import Comparison, Values
 from .summary import summarise
 
 MOST_ROWS = 40
@@ -14,17 +15,44 @@ def as_html(comparison: Comparison) -> str:
     parts = []
     for measure in comparison.values:
         found = summarise(comparison, measure)
+        titles = [escape(comparison.side_a.name), "same depth", "best match", *_doubt_titles(comparison[measure])]
         rows = []
         for i, site in enumerate(comparison.side_a.sites[:MOST_ROWS]):
             partner = found.best_partner[i]
             best = "" if partner is None else f"{escape(comparison.side_b.sites[partner])} {found.best[i]:.3f}"
             depth = escape(comparison.side_b.sites[found.depth_partner[i]])
-            rows.append(f"<tr><td>{escape(site)}</td><td>{depth} {found.diagonal[i]:.3f}</td><td>{best}</td></tr>")
+            cells = [escape(site), f"{depth} {found.diagonal[i]:.3f}", best, *_doubt(comparison[measure], i, partner)]
+            rows.append(f"<tr{_faded(comparison[measure], i, partner)}><td>{'</td><td>'.join(cells)}</td></tr>")
         hidden = len(comparison.side_a.sites) - MOST_ROWS
         if hidden > 0:
-            rows.append(f"<tr><td colspan=3>and {hidden} more: see rows() or write_report</td></tr>")
+            rows.append(f"<tr><td colspan={len(titles)}>and {hidden} more: see rows() or write_report</td></tr>")
         parts.append(
-            f"<p>{escape(found.sentence)}</p><table><thead><tr><th>{escape(comparison.side_a.name)}</th>"
-            f"<th>same depth</th><th>best match</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            f"<p>{escape(found.sentence)}</p><table><thead><tr><th>{'</th><th>'.join(titles)}</th></tr></thead>"
+            f"<tbody>{''.join(rows)}</tbody></table>"
         )
     return "".join(parts)
+
+
+def _doubt_titles(values: Values) -> list[str]:
+    ranged = ["95 % interval"] if values.low is not None and values.high is not None else []
+    chance = ["chance"] if values.null is not None else []
+    return [*ranged, *chance, *(["p"] if decisive_p(values) is not None else [])]
+
+
+def _doubt(values: Values, i: int, j: int | None) -> list[str]:
+    """The best match's interval, what chance gives, and p, in the order of the titles."""
+    cells = []
+    if values.low is not None and values.high is not None:
+        cells.append("" if j is None else f"{values.low[i, j]:.3f} to {values.high[i, j]:.3f}")
+    if values.null is not None:
+        spread = "" if j is None or values.null_spread is None else f" ± {values.null_spread[i, j]:.3f}"
+        cells.append("" if j is None else f"{values.null[i, j]:.3f}{spread}")
+    p = decisive_p(values)
+    if p is not None:
+        cells.append("" if j is None else escape(f"{written_p(p[i, j])} {stars(p[i, j])}"))
+    return cells
+
+
+def _faded(values: Values, i: int, j: int | None) -> str:
+    chance = by_chance(values)
+    return "" if chance is None or j is None or not chance[i, j] else ' style="opacity:0.6"'

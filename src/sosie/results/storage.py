@@ -112,7 +112,10 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
     arrays: dict[str, Any] = {kind: _array(found.get(kind), shape) for kind in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
-    low, high = (None if bound is None else float(bound) for bound in found["bounds"])
+    low, high = (None if bound is None else _real(bound) for bound in found["bounds"])
+    for kind in ("p", "p_search"):
+        if arrays[kind] is not None and ((arrays[kind] < 0) | (arrays[kind] > 1)).any():
+            raise ValueError(f"{kind} lies between 0 and 1")
     caveats = tuple(
         Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
         for c in found["caveats"]
@@ -123,7 +126,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         statistic=_text(found["statistic"]),
         closer=found["closer"],
         bounds=(low, high),
-        same=None if found["same"] is None else float(found["same"]),
+        same=None if found["same"] is None else _real(found["same"]),
         caveats=caveats,
     )
 
@@ -145,6 +148,18 @@ def _text(found: Any) -> str:
     return found
 
 
+def _list(found: Any) -> list[Any]:
+    if not isinstance(found, list):
+        raise TypeError(f"expected a list, got {found!r}")
+    return found
+
+
+def _real(found: Any) -> float:
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
+        raise TypeError(f"expected a number, got {found!r}")
+    return float(found)
+
+
 def _array_as_json(array: Array | None) -> list[list[float | None]] | None:
     """Python writes the shortest decimal that reads back as the same float64; an undefined value is null."""
     if array is None:
@@ -155,7 +170,9 @@ def _array_as_json(array: Array | None) -> list[list[float | None]] | None:
 def _array(found: Any, shape: tuple[int, int]) -> Array | None:
     if found is None:
         return None
-    array = np.array([[math.nan if v is None else float(v) for v in row] for row in found], dtype=np.float64)
+    array = np.array(
+        [[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(found)], dtype=np.float64
+    )
     if array.shape != shape and array.size:
         raise ValueError(f"values of shape {array.shape} for {shape[0]} x {shape[1]} sites")
     return array.reshape(shape)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .comparison import Array, Comparison, closest
+from .chance import LEVEL, by_chance, correction, distinguishable
+from .comparison import Array, Comparison, Values, closest
+
+MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The same-depth curve, the best-match curve, and a sentence that says what was found."""
+    """The same-depth curve, the best-match curve, and a sentence or two that say what was found."""
 
     measure: str
     depth_partner: tuple[int, ...]  # for each site of A, the site of B at the same relative depth
@@ -38,7 +41,7 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         best=best,
         diagonal_mean=_mean(diagonal),
         best_mean=_mean(best),
-        sentence=_sentence(comparison, measure, diagonal, best_partner, partner),
+        sentence=_sentence(comparison, measure, diagonal, best_partner, partner) + _chance(values, best_partner),
     )
 
 
@@ -66,15 +69,37 @@ def _sentence(
     values = comparison[measure]
     if _close(diagonal, values.same):
         return f"By {measure}, {a.name} and {b.name} are the same at every depth ({values.same:g})."
+    if values.value.size == 1:
+        chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
+        toward = "higher" if values.closer == "up" else "lower"
+        return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
+    unclear = by_chance(values)
+    if unclear is not None and unclear[np.isfinite(values.value)].all():
+        return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
     text = (
         f"By {measure}, {a.name} and {b.name} are most alike at {a.sites[most]} ({diagonal[most]:.2f}) "
         f"and least alike at {a.sites[least]} ({diagonal[least]:.2f})"
     )
-    aligned = sum(p is not None and abs(p - q) <= 1 for p, q in zip(best_partner, partner, strict=True))
-    count = len(partner)
-    return f"{text}; {aligned} of {count} layers find their best match at the same depth, give or take one."
+    slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
+    aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))
+    near = ", give or take one" if slack else ""
+    return f"{text}; {aligned} of {len(partner)} layers find their best match at the same depth{near}."
+
+
+def _chance(values: Values, best_partner: tuple[int | None, ...]) -> str:
+    """How many best matches chance would hardly give; nothing where no p-value of theirs is known."""
+    yes, no = distinguishable(values), by_chance(values)
+    places = [(i, j) for i, j in enumerate(best_partner) if j is not None]
+    if yes is None or no is None:
+        return ""
+    clear, known = sum(bool(yes[p]) for p in places), sum(bool(yes[p] or no[p]) for p in places)
+    if not known:
+        return ""
+    count = f"{clear} of {known}" if clear else f"None of {known}"
+    verb = "is" if clear == 1 else "are"
+    return f" {count} best matches {verb} distinguishable from chance (p ≤ {LEVEL:g}, {correction(values)})."
 
 
 def _close(diagonal: Array, same: float | None) -> bool:

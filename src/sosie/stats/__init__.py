@@ -1,18 +1,26 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
+from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
+from .lottery import ROWS, Lottery
 from .moments import MomentMaker, Moments, MomentSide
+from .outputs import OutputSums
 from .row_grams import GROUPS, SMALLEST_GROUP
-from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide
+from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
 from .views import (
     Alignment,
+    Continuous,
     Covariances,
     DebiasedAlignment,
+    Distributions,
+    MarkedPredictions,
     Neurons,
+    Outputs,
     PairedRows,
+    Predictions,
     Scatter,
     SiteRows,
     UncentredAlignment,
@@ -24,21 +32,31 @@ Statistic = Moments | Grams | Sample
 __all__ = [
     "BLOCK",
     "GROUPS",
+    "KINDS",
     "NO_NEURONS",
     "ROWS",
     "SMALLEST_GROUP",
     "Alignment",
+    "Answers",
+    "Continuous",
     "Covariances",
     "DebiasedAlignment",
+    "Distributions",
     "GramMaker",
     "GramSide",
     "Grams",
+    "Kind",
     "Lottery",
+    "MarkedPredictions",
     "MomentMaker",
     "MomentSide",
     "Moments",
     "Neurons",
+    "OutputSums",
+    "Outputs",
     "PairedRows",
+    "Predictions",
+    "Reader",
     "Sample",
     "SampleMaker",
     "SampleSide",
@@ -48,6 +66,7 @@ __all__ = [
     "Statistic",
     "UncentredAlignment",
     "View",
+    "check_labels",
     "is_statistics",
     "load_statistics",
     "moved",

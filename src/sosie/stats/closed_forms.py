@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal_part
+from ..linalg import JointMoments, diagonal_part
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ def covariances(m: Moments, i: int, j: int, sides: tuple[Scatter, Scatter]) -> C
     return Covariances(*sides, xy=block / m.n - torch.outer(mean_a, mean_b))
 
 
+def joint(m: Moments, i: int, j: int) -> JointMoments:
+    """Means and covariances of one pair of sites, in their own coordinates."""
+    found = m.covariances(i, j)
+    a, b = (side.split(side.centre + side.total / m.n)[k] for side, k in ((m.a, i), (m.b, j)))
+    return JointMoments(m.n, a, b, found.x.matrix, found.y.matrix, found.xy)
+
+
 def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:
     """‖Σ (x + shift_a)(y + shift_b)ᵀ‖² for every pair, a site of A at a time to spare memory."""
     total_b = m.b.total + m.n * shift_b
@@ -119,3 +127,10 @@ def _pair_kappa(m: Moments) -> Tensor:
         + mu2 * m.b.length[None, :]
         - 3 * m.n * mu2 * nu2
     )
+
+
+FORMS: dict[type[Alignment], Callable[[Moments], Alignment]] = {
+    Alignment: centred_alignment,
+    DebiasedAlignment: debiased_alignment,
+    UncentredAlignment: uncentred_alignment,
+}

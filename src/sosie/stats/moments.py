@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import self_product
+from ..linalg import JointMoments, self_product
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -213,13 +213,8 @@ class Moments:
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of Gram matrices for every pair of sites."""
-        forms = {
-            Alignment: closed_forms.centred_alignment,
-            DebiasedAlignment: closed_forms.debiased_alignment,
-            UncentredAlignment: closed_forms.uncentred_alignment,
-        }
         if kind not in self._alignments:
-            self._alignments[kind] = forms[kind](self)
+            self._alignments[kind] = closed_forms.FORMS[kind](self)
         return self._alignments[kind]
 
     @cached_property
@@ -241,6 +236,10 @@ class Moments:
         check_pairs(self.a.widths[i], self.b.widths[j])
         found = self.covariances(i, j)
         return Neurons(found.x.matrix.diagonal(), found.y.matrix.diagonal(), found.xy)
+
+    def joint(self, i: int = 0, j: int = 0) -> JointMoments:
+        """Means and covariances of site i of A and site j of B: what a fit of A to B reads."""
+        return closed_forms.joint(self, i, j)
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
         """The same moments about other centres, in closed form."""

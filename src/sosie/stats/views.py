@@ -211,4 +211,44 @@ class Neurons:
         return self.correlations[best_assignment(self.correlations)]
 
 
-View = Alignment | Covariances | PairedRows | Neurons
+@dataclass(frozen=True)
+class Outputs:
+    """What two models answer to the same inputs, as counts: one number each, or one for each group left out."""
+
+    n: Tensor
+
+
+@dataclass(frozen=True)
+class Predictions(Outputs):
+    """Which class each model names."""
+
+    equal: Tensor  # inputs for which both name the same
+
+
+@dataclass(frozen=True)
+class MarkedPredictions(Predictions):
+    """The same, marked by labels."""
+
+    right_a: Tensor
+    right_b: Tensor
+    both_right: Tensor
+
+
+@dataclass(frozen=True)
+class Distributions(Outputs):
+    """Probabilities of the classes."""
+
+    divergence: Tensor  # Σ Jensen-Shannon divergence, in bits
+
+
+@dataclass(frozen=True)
+class Continuous(Outputs):
+    """Outputs that are numbers, d of them an input."""
+
+    squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
+    xx: Tensor  # (…, d) Σ (x − mean)²
+    yy: Tensor  # (…, d)
+    xy: Tensor  # (…, d)
+
+
+View = Alignment | Covariances | PairedRows | Neurons | Outputs

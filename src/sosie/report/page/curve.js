@@ -6,9 +6,9 @@ const LINES = [
   { kind: "best", title: "best match", className: "line-best" },
 ];
 
-function curve(found, ends) {
+function curve(found) {
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
-    const plan = curvePlan(found, ends, width);
+    const plan = curvePlan(found, width);
     const svg = shape("svg", {
       class: "curve", role: "application", tabindex: 0, width, height: plan.height,
       viewBox: `0 0 ${width} ${plan.height}`,
@@ -16,7 +16,7 @@ function curve(found, ends) {
     }, [
       gridLines(plan),
       ...LINES.map(({ kind, className }) => band(found, plan, kind, className)),
-      chance(found, plan),
+      ...chance(found, plan),
       ...LINES.map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
@@ -31,12 +31,12 @@ function curve(found, ends) {
 
 function valueAt(found, kind, i, what = "value") {
   const j = found.measure[kind][i];
-  return j === null || j === undefined ? null : found.at(what, i, j);
+  return j === null || j === undefined ? null : drawnAt(found, what, i, j);
 }
 
-function curvePlan(found, ends, width) {
+function curvePlan(found, width) {
   const count = found.a.sites.length;
-  const [far, alike] = curveEnds(found, ends);
+  const [far, alike] = curveEnds(found);
   const ticks = ticksBetween(Math.min(far, alike), Math.max(far, alike), 5);
   const foot = axisOf(found.a.sites, clamp(width * 0.25, 64, 150));
   let left = Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12;
@@ -52,18 +52,18 @@ function curvePlan(found, ends, width) {
 }
 
 // The colour scale's ends, widened to what the curves hold; stretched, just what they hold.
-function curveEnds(found, ends) {
-  const held = [];
+function curveEnds(found) {
+  const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
   for (const { kind } of LINES) {
     for (let i = 0; i < found.a.sites.length; i += 1) {
       for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
     }
   }
   const numbers = held.filter((value) => value !== null);
-  if (ends !== found.measure.data || !numbers.length) numbers.push(...ends);
+  if (!state.stretched || !numbers.length) numbers.push(...found.ends);
   let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
-  return found.measure.closer === "up" ? [low, high] : [high, low];
+  return found.scale.closer === "up" ? [low, high] : [high, low];
 }
 
 function gridLines(plan) {
@@ -95,17 +95,32 @@ function line(plan, value, className) {
 }
 
 function chance(found, plan) {
-  if (!found.measure.null) return null;
-  return line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance");
+  if (!found.measure.null) return [];
+  const level = line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance");
+  return [ribbon(plan, chanceEdge(found, -1), chanceEdge(found, 1), "line-chance"), level];
+}
+
+// What chance gives at the same depth, less or plus its spread.
+function chanceEdge(found, sign) {
+  return (i) => {
+    const level = valueAt(found, "partner", i, "null");
+    return level === null ? null : level + sign * (valueAt(found, "partner", i, "null_spread") ?? 0);
+  };
 }
 
 function band(found, plan, kind, className) {
   if (!found.hasRange) return null;
-  const edge = (what, order) =>
-    order.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(valueAt(found, kind, i, what)).toFixed(1)}`);
-  const defined = (i) => valueAt(found, kind, i, "low") !== null && valueAt(found, kind, i, "high") !== null;
-  const paths = runs(plan, defined).map((run) =>
-    shape("path", { class: "band", d: `M${[...edge("high", run), ...edge("low", [...run].reverse())].join("L")}Z` }));
+  return ribbon(plan, (i) => valueAt(found, kind, i, "low"), (i) => valueAt(found, kind, i, "high"), className);
+}
+
+// A layer between two undefined ones, or all alone, has a band just wide enough to be seen.
+function ribbon(plan, low, high, className) {
+  const paths = runs(plan, (i) => low(i) !== null && high(i) !== null).map((run) => {
+    const alone = () => [-4, 4].map((aside) => [run[0], plan.x(run[0]) + aside]);
+    const places = run.length > 1 ? run.map((i) => [i, plan.x(i)]) : alone();
+    const edge = (value) => places.map(([i, x]) => `${x.toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
+    return shape("path", { class: "band", d: `M${[...edge(high), ...edge(low).reverse()].join("L")}Z` });
+  });
   return shape("g", { class: className }, paths);
 }
 
@@ -147,15 +162,12 @@ function describeLayer(found, i) {
     return element("p", { class: `tip-line ${className}` }, [
       element("span", { class: "key" }, ""),
       `${title} `,
-      element("strong", {}, written(valueAt(found, kind, i))),
+      element("strong", {}, written(j === null ? null : found.at("value", i, j))),
       between ? element("span", { class: "quiet" }, ` ${between} `) : null,
       j === null ? null : named(found.b.sites[j]),
+      j === null || !found.measure.null ? null
+        : element("span", { class: "quiet below" }, chanceInWords(found, i, j).join(" · ")),
     ]);
   });
-  const expected = valueAt(found, "partner", i, "null");
-  return [
-    tipSite(found.a, i),
-    ...lines,
-    expected === null ? null : element("p", { class: "quiet" }, `chance gives ${written(expected)}`),
-  ].filter(Boolean);
+  return [tipSite(found.a, i), ...lines];
 }

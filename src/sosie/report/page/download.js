@@ -18,11 +18,16 @@ function csvText(text) {
   return `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
 }
 
+// As many digits as the page holds.
+function plainNumber(value) {
+  return value === null ? "" : Number(value.toPrecision(7));
+}
+
 function csv(found) {
-  const kinds = ["value", "low", "high", "null"].filter((kind) => found.measure[kind]);
+  const kinds = [...KINDS, "score"].filter((kind) => found.measure[kind]);
   const lines = [["site_a", "site_b", ...kinds, "caveats"].join(",")];
   found.a.sites.forEach((siteA, i) => found.b.sites.forEach((siteB, j) => {
-    const numbers = kinds.map((kind) => found.at(kind, i, j) ?? "");
+    const numbers = kinds.map((kind) => plainNumber(found.at(kind, i, j)));
     lines.push([csvText(siteA), csvText(siteB), ...numbers, csvText(found.notes(i, j).join("; "))].join(","));
   }));
   return `${lines.join("\r\n")}\r\n`;
@@ -32,7 +37,8 @@ function csv(found) {
 function standalone(svg) {
   const copy = svg.cloneNode(true);
   const looks = [
-    "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight",
+    "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "paint-order",
+    "font-family", "font-size", "font-weight",
   ];
   const originals = svg.querySelectorAll("*");
   copy.querySelectorAll("*").forEach((node, k) => {

@@ -1,6 +1,8 @@
 // A heat map: A's layers are rows, from the first at the top; B's are columns, from the first at the left.
 
 const HEAD = 78; // px above the cells: colour bar and the name of the rows
+const BAR = 300; // px the colour bar is wide at most
+const LEGEND = 240; // px beside it that the sign for chance needs
 
 function heatmap(grid) {
   const host = redrawn(element("div", { class: "map" }), (width) => {
@@ -8,7 +10,10 @@ function heatmap(grid) {
     const svg = shape("svg", {
       class: "heatmap", role: "application", tabindex: 0, width: plan.width, height: plan.height,
       viewBox: `0 0 ${plan.width} ${plan.height}`, "aria-label": grid.label,
-    }, [hatching(), bar(grid, plan), cells(grid, plan), marks(grid, plan), printed(grid, plan), axes(grid, plan)]);
+    }, [
+      hatching(plan), bar(grid, plan), cells(grid, plan), faded(grid, plan), marks(grid, plan), printed(grid, plan),
+      axes(grid, plan),
+    ]);
     host.replaceChildren(svg);
     pointing(svg, grid, plan);
   });
@@ -33,8 +38,10 @@ function arrange(grid, width) {
   const { cellWidth, cellHeight } = fit();
   const under = footRoom(foot, cellWidth);
   const [mapWidth, mapHeight] = [cellWidth * columns, cellHeight * rows];
-  const height = Math.ceil(HEAD + mapHeight + under.height + 26);
-  return { width, height, left, top: HEAD, cellWidth, cellHeight, mapWidth, mapHeight, side, foot, under };
+  const legendBelow = grid.byChance && width < BAR + LEGEND;
+  const top = HEAD + (legendBelow ? 20 : 0);
+  const height = Math.ceil(top + mapHeight + under.height + 26);
+  return { width, height, left, top, legendBelow, cellWidth, cellHeight, mapWidth, mapHeight, side, foot, under };
 }
 
 function box(plan, i, j) {
@@ -66,12 +73,35 @@ function cells(grid, plan) {
   return group;
 }
 
-function hatching() {
-  const pattern = { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
-  return shape("defs", {}, shape("pattern", pattern, [
-    shape("rect", { class: "hatch-ground", width: 6, height: 6 }),
-    shape("rect", { class: "hatch-line", width: 2, height: 6 }),
-  ]));
+function hatching(plan) {
+  const pattern = (id, size, turn, parts) => shape("pattern", {
+    id, width: size, height: size, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${turn})`,
+  }, parts.map(([className, x, width]) => shape("rect", { class: className, x, width, height: size })));
+  const size = clamp(Math.min(plan.cellWidth, plan.cellHeight) / 3, 3, 8);
+  return shape("defs", {}, [
+    pattern("hatch", 6, 45, [["hatch-ground", 0, 6], ["hatch-line", 0, 2]]),
+    // A light line beside a dark one is seen on every colour of the scale.
+    pattern("chance", size, -45, [
+      ["fade-ground", 0, size], ["fade-light", 0, size * 0.22], ["fade-dark", size * 0.22, size * 0.16],
+    ]),
+  ]);
+}
+
+// Cells whose value chance could have given too: faded and striped, their colour still to be seen.
+function faded(grid, plan) {
+  if (!grid.byChance) return null;
+  const parts = [];
+  grid.rows.forEach((_, i) => grid.columns.forEach((__, j) => {
+    const { x, y, width, height } = box(plan, i, j);
+    if (grid.byChance(i, j)) parts.push(`M${x} ${y}h${width}v${height}h${-width}z`);
+  }));
+  const place = plan.legendBelow ? { x: 0, y: 53 } : { x: BAR + 28, y: 17 };
+  return shape("g", { class: "faded" }, [
+    shape("path", { class: "by-chance", fill: "url(#chance)", d: parts.join("") }),
+    shape("rect", { ...place, width: 22, height: 10, fill: palette[Math.round(LEVELS * 0.2)] }),
+    shape("rect", { ...place, width: 22, height: 10, fill: "url(#chance)" }),
+    shape("text", { class: "label quiet", x: place.x + 28, y: place.y + 9 }, NOT_CLEAR),
+  ]);
 }
 
 // The best match of each row: a frame where there is room for one, else a dot.
@@ -94,18 +124,30 @@ function printed(grid, plan) {
   if (grid.value.length > 144 || plan.cellWidth < 33 || plan.cellHeight < 18) return group;
   const size = plan.cellWidth > 60 ? 13 : LABEL;
   grid.value.forEach((value, k) => {
-    const { x, y, width, height } = box(plan, Math.floor(k / grid.columns.length), k % grid.columns.length);
-    if (value === null || widthOf(written(value, 2), size) > width - 6) return;
+    const [i, j] = [Math.floor(k / grid.columns.length), k % grid.columns.length];
+    const { x, y, width, height } = box(plan, i, j);
+    const text = value === null ? undefined : shortNumbers(value, grid.ends).find((t) => widthOf(t, size) <= width - 6);
+    if (text === undefined) return;
+    const level = levelOf(value, grid.ends);
+    const halo = grid.byChance?.(i, j) ? { class: "halo", stroke: palette[level] } : {};
     group.append(shape("text", {
       x: x + width / 2, y: y + height / 2 + size * 0.36, "text-anchor": "middle", "font-size": size,
-      fill: inkOn(levelOf(value, grid.ends)),
-    }, written(value, 2)));
+      fill: inkOn(level), ...halo,
+    }, text));
   });
   return group;
 }
 
+// A value as a cell can hold it, best first: two decimals; powers of ten where the whole scale is that small.
+function shortNumbers(value, [far, alike]) {
+  if (Math.max(Math.abs(far), Math.abs(alike)) < 0.1) {
+    return value === 0 ? ["0"] : [1, 0].map((digits) => value.toExponential(digits));
+  }
+  return [Math.abs(value) < 0.005 ? "0.00" : written(value, 2), ...(Math.abs(value) >= 1 ? [written(value, 0)] : [])];
+}
+
 function bar(grid, plan) {
-  return colourBar(grid, grid.ends, plan.width - 2);
+  return colourBar(grid, grid.ends, Math.min(plan.width - 2, BAR));
 }
 
 function axes(grid, plan) {
@@ -127,7 +169,7 @@ function axes(grid, plan) {
   return shape("g", {}, [
     group,
     footLabels(plan.foot, place),
-    name(`${grid.rowTitle} ↓`, { x: 0, y: HEAD - 13 }, plan.width),
+    name(`${grid.rowTitle} ↓`, { x: 0, y: plan.top - 13 }, plan.width),
     name(`${grid.columnTitle} →`, { x: plan.left, y: plan.height - 6 }, plan.width - plan.left),
   ]);
 }

@@ -1,6 +1,6 @@
 // The page: which pair and measure are shown, and everything about them.
 
-const state = { pair: 0, measure: 0, stretched: false };
+const state = { pair: 0, measure: 0, stretched: false, calibrated: false, cell: null };
 const content = document.getElementById("content");
 const many = DATA.names.length > 0;
 
@@ -47,13 +47,12 @@ function panel(pair, k) {
   const measure = pair.measures[k];
   if (!measure) return element("p", {}, "Nothing was measured.");
   const found = reading(pair, measure);
-  const ends = state.stretched ? measure.data : measure.full;
   return element("div", { role: "tabpanel", id: `panel-${k}`, "aria-labelledby": `tab-${k}`, class: "panel" }, [
     element("h2", { class: "print-only" }, named(measure.name)),
     ...(many ? models(pair, measure) : []),
     element("div", { class: wide(found) ? "figures wide" : "figures" }, [
-      mapFigure(found, ends),
-      element("div", { class: "stack" }, [curveFigure(found, ends), section("How it was measured", method(found))]),
+      mapFigure(found),
+      element("div", { class: "stack" }, [curveFigure(found), section("How it was measured", method(found))]),
     ]),
     section("Layer by layer", table(found)),
     section("Caveats", caveats(found)),
@@ -65,8 +64,9 @@ function wide({ a, b }) {
   return b.sites.length > 12 && b.sites.length > 1.7 * a.sites.length;
 }
 
-function mapFigure(found, ends) {
-  const map = heatmap(gridOf(found, ends));
+function mapFigure(found) {
+  const kept = pinned(found);
+  const map = heatmap(gridOf(found, kept.choose));
   const drawing = () => map.querySelector("svg");
   const stretch = element("label", { class: "choice" }, [
     element("input", { id: "stretch", type: "checkbox" }),
@@ -81,23 +81,39 @@ function mapFigure(found, ends) {
   ].map(([name, click]) =>
     element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
   return element("figure", { class: "card" }, [
-    element("figcaption", {}, [element("h3", {}, "Every pair of layers"), key(found, ends)]),
+    element("figcaption", {}, [element("h3", {}, "Every pair of layers"), key(found)]),
+    found.measure.calibrated ? scaleChoice() : null,
     map,
+    kept.host,
     element("div", { class: "tools" }, [stretch, element("span", { class: "downloads" }, ["Download ", ...buttons])]),
   ]);
 }
 
-function curveFigure(found, ends) {
-  const chance = found.measure.null ? [{ title: "by chance", className: "line-chance" }] : [];
+// Draw what was measured, or where it lies between chance and the same.
+function scaleChoice() {
+  const choice = (id, title, calibrated) => {
+    const input = element("input", { id, type: "radio", name: "drawn", change: () => change({ calibrated }) });
+    input.checked = state.calibrated === calibrated;
+    return element("label", { class: "choice" }, [input, title]);
+  };
+  return element("div", { class: "switch", role: "radiogroup", "aria-label": "What the map and the curve show" }, [
+    choice("drawn-value", "Value", false),
+    choice("drawn-score", "Score (0 chance, 1 same)", true),
+  ]);
+}
+
+function curveFigure(found) {
+  const title = found.measure.null_spread ? "by chance, ± spread" : "by chance";
+  const chance = found.measure.null ? [{ title, className: "line-chance" }] : [];
   const legend = [...LINES, ...chance].map(({ title, className }) =>
     element("span", { class: `legend ${className}` }, [element("span", { class: "key" }, ""), title]));
-  const shade = found.hasRange ? "shaded: interval" : "";
+  const shade = found.hasRange ? "shaded: 95 % interval" : "";
   return element("figure", { class: "card" }, [
     element("figcaption", {}, [
       element("h3", {}, "From the first layer to the last"),
       element("p", { class: "quiet legends" }, [...legend, shade]),
     ]),
-    curve(found, ends),
+    curve(found),
   ]);
 }
 
@@ -106,11 +122,11 @@ function models(pair, measure) {
   const found = DATA.models.find(({ name }) => name === measure.name);
   const open = (i, j) => {
     const k = DATA.pairs.findIndex((other) => other.i === Math.min(i, j) && other.j === Math.max(i, j));
-    if (k >= 0) change({ pair: k });
+    if (k >= 0) change({ pair: k, cell: null });
   };
   const options = DATA.pairs.map(({ title }, k) => element("option", { value: k }, title));
   const picker = element("select", { id: "picker" }, options);
-  picker.addEventListener("change", () => change({ pair: Number(picker.value) }));
+  picker.addEventListener("change", () => change({ pair: Number(picker.value), cell: null }));
   picker.value = state.pair;
   return [element("div", { class: "figures" }, [
     found ? element("figure", { class: "card models" }, [
@@ -128,6 +144,7 @@ function models(pair, measure) {
 
 function modelGrid(found, open, pair) {
   const [names, size] = [DATA.names, DATA.names.length];
+  unpack(found, size * size);
   const at = (i, j) => found.value[i * size + j];
   const told = (i, j) => (i === j ? "the model itself" : "mean over layers at the same depth");
   return {

@@ -3,13 +3,19 @@
 function reading(pair, measure) {
   const a = DATA.sides[pair.a];
   const b = DATA.sides[pair.b];
+  unpack(measure, a.sites.length * b.sites.length);
   const at = (kind, i, j) => (j === null || !measure[kind] ? null : measure[kind][i * b.sites.length + j]);
   const places = measure.caveats.map(({ where }) => new Set(where.map(([i, j]) => `${i ?? "*"} ${j ?? "*"}`)));
   const concerns = (k, i, j) =>
     measure.caveats[k].all || [`${i} ${j}`, `${i} *`, `* ${j}`, "* *"].some((key) => places[k].has(key));
   const numbers = (i, j) => (j === null ? [] : measure.caveats.map((_, k) => k).filter((k) => concerns(k, i, j)));
   const notes = (i, j) => numbers(i, j).map((k) => measure.caveats[k].text);
-  return { pair, measure, a, b, at, numbers, notes, hasRange: Boolean(measure.low && measure.high) };
+  const calibrated = Boolean(state.calibrated && measure.calibrated);
+  const scale = calibrated ? measure.calibrated : measure; // how what is drawn is to be read
+  const ends = state.stretched ? scale.data : scale.full;
+  return {
+    pair, measure, a, b, at, numbers, notes, calibrated, scale, ends, hasRange: Boolean(measure.low && measure.high),
+  };
 }
 
 function rangeAt(found, i, j, digits = 4) {
@@ -17,19 +23,23 @@ function rangeAt(found, i, j, digits = 4) {
   return low === null || high === null ? "" : range(low, high, digits);
 }
 
-function gridOf(found, ends) {
-  const { a, b, measure } = found;
+function gridOf(found, choose) {
+  const { a, b, measure, scale } = found;
+  const drawn = found.calibrated ? `score of ${measure.name}` : measure.name;
   return {
     rows: a.sites, columns: b.sites, rowTitle: `A · ${a.name}`, columnTitle: `B · ${b.name}`,
-    measure: measure.name, value: measure.value, best: measure.best, ends,
-    full: measure.full, clipped: measure.clipped, closer: measure.closer,
-    label: `Heat map of ${measure.name}: rows are layers of ${a.name}, columns layers of ${b.name}. ` +
-      "Arrow keys move from cell to cell.",
+    measure: drawn, value: found.calibrated ? measure.score : measure.value, best: measure.best, ends: found.ends,
+    full: scale.full, clipped: scale.clipped, closer: scale.closer,
+    byChance: chanceCount(found) ? (i, j) => isByChance(found, i, j) : null,
+    label: `Heat map of ${drawn}: rows are layers of ${a.name}, columns layers of ${b.name}. ` +
+      "Arrow keys move from cell to cell, Enter keeps a cell’s numbers below.",
+    choose,
     describe: (i, j) => describeCell(found, i, j),
     say: (i, j) => {
       const between = rangeAt(found, i, j);
       const value = written(found.at("value", i, j));
-      return `${a.sites[i]} and ${b.sites[j]}: ${value}${between ? `, between ${between}` : ""}. ` +
+      return `${a.sites[i]} and ${b.sites[j]}: ${value}${between ? `, between ${between}` : ""}` +
+        `${chanceInWords(found, i, j).map((said) => `, ${said}`).join("")}. ` +
         found.notes(i, j).join(" ");
     },
   };
@@ -38,15 +48,16 @@ function gridOf(found, ends) {
 function describeCell(found, i, j) {
   const { a, b, measure } = found;
   const value = found.at("value", i, j);
-  const chance = found.at("null", i, j);
+  const between = rangeAt(found, i, j);
   const remarks = [];
-  if (chance !== null) remarks.push(`chance gives ${written(chance)}`);
   if (measure.best[i] === j) remarks.push("best match of this row");
   if (measure.partner[i] === j) remarks.push("same depth");
   const notes = found.notes(i, j);
   if (value === null && !notes.length) notes.push("Undefined; no reason was recorded.");
   return [
-    tipValue(written(value), rangeAt(found, i, j)),
+    tipValue(written(value), between && `${between} (95 %)`),
+    tipFacts(chanceFacts(found, i, j)),
+    isByChance(found, i, j) ? element("p", { class: "verdict" }, NOT_CLEAR) : null,
     tipSite(a, i),
     tipSite(b, j),
     remarks.length ? element("p", { class: "quiet" }, remarks.join(" · ")) : null,

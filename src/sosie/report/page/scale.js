@@ -34,8 +34,7 @@ function ticksBetween(low, high, count) {
   return ticks.map((value) => ({ value, text: Math.abs(value) >= 1e6 ? written(value) : value.toFixed(digits) }));
 }
 
-function colourBar(grid, ends, width) {
-  const size = Math.min(width, 300);
+function colourBar(grid, ends, size) {
   const id = `ramp-${Math.random().toString(36).slice(2)}`;
   const stops = DATA.ramp.map((hex, k) =>
     shape("stop", { offset: k / (DATA.ramp.length - 1), "stop-color": hex }));

@@ -7,20 +7,45 @@ function table(found) {
   const depth = (i) => found.at("value", i, measure.partner[i]);
   const value = (i) => found.at("value", i, best(i));
   const low = (i) => found.at("low", i, best(i));
+  const chance = (i) => found.at("null", i, best(i));
+  const p = (i, kind) => found.at(kind, i, best(i));
+  const shownP = (i, kind) => (p(i, kind) === null ? "" : writtenP(p(i, kind)));
+  const score = (i) => found.at("score", i, best(i));
+  const unclear = (i, j) => j !== null && isByChance(found, i, j);
+  const sign = (text, i, j) => (unclear(i, j)
+    ? element("span", { class: "unclear", title: NOT_CLEAR }, [text, element("small", {}, " n.s.")]) : text);
   const between = (i) => (best(i) === null ? "" : rangeAt(found, i, best(i), 3));
   const notes = (i) => found.numbers(i, best(i)).filter((k) => !measure.caveats[k].all);
   const columns = [
     { title: "Layer of A", key: (i) => i, cell: (i) => named(a.sites[i]) },
     { title: "Best match in B", key: best, cell: partner },
-    { title: "Value", key: value, cell: (i) => written(value(i), 3), number: true },
-    { title: "Interval", key: low, cell: between, number: true, hidden: !found.hasRange },
-    { title: "Same depth", key: depth, cell: (i) => written(depth(i), 3), number: true },
+    { title: "Value", key: value, cell: (i) => sign(written(value(i), 3), i, best(i)), number: true },
+    { title: "95 % interval", key: low, cell: between, number: true, hidden: !found.hasRange },
+    {
+      title: "Chance", key: chance, cell: (i) => (best(i) === null ? "" : chanceAt(found, i, best(i), 3)),
+      number: true, hidden: !measure.null,
+    },
+    { title: "p", key: (i) => p(i, "p"), cell: (i) => shownP(i, "p"), number: true, hidden: !measure.p },
+    {
+      title: "p, corrected", key: (i) => p(i, "p_search"), cell: (i) => shownP(i, "p_search"),
+      number: true, hidden: !measure.p_search,
+    },
+    { title: "Score", key: score, cell: (i) => written(score(i), 3), number: true, hidden: !measure.calibrated },
+    {
+      title: "Same depth", key: depth, number: true,
+      cell: (i) => sign(written(depth(i), 3), i, measure.partner[i]),
+    },
     {
       title: "Caveats", key: (i) => notes(i).length, cell: (i) => noteNumbers(measure, notes(i)),
       hidden: measure.caveats.every(({ all }) => all),
     },
   ];
-  return sortable(columns.filter(({ hidden }) => !hidden), a.sites.map((_, i) => i));
+  const note = `n.s.: ${NOT_CLEAR} (p > ${DATA.level}). ` +
+    (measure.p_search ? "p, corrected: for the search over all pairs." : "p is not corrected for the search.");
+  return element("div", {}, [
+    sortable(columns.filter(({ hidden }) => !hidden), a.sites.map((_, i) => i)),
+    measure.correction ? element("p", { class: "quiet table-note" }, note) : null,
+  ]);
 }
 
 // The numbers of the list of caveats below, with their words on hover.
@@ -45,8 +70,8 @@ function sortable(columns, rows) {
   heads[0].setAttribute("aria-sort", "ascending");
   fill(rows);
   const area = { class: "scroll layers-scroll", tabindex: 0, role: "region", "aria-label": "Best matches by layer" };
-  return element("div", area,
-    element("table", { class: "layers" }, [element("thead", {}, element("tr", {}, heads)), body]));
+  return hinted(element("div", area,
+    element("table", { class: "layers" }, [element("thead", {}, element("tr", {}, heads)), body])));
 }
 
 // Undefined values stay at the end whichever way the column is sorted.

@@ -25,6 +25,11 @@ function tipValue(text, note) {
   return element("p", { class: "tip-value" }, [element("strong", {}, text), note ? element("span", {}, note) : null]);
 }
 
+function tipFacts(facts) {
+  const lines = facts.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
+  return facts.length ? element("dl", { class: "tip-facts" }, lines) : null;
+}
+
 function tipSite(side, k) {
   return element("div", { class: "tip-site" }, [
     element("span", { class: "tip-side" }, named(side.name, "side")),

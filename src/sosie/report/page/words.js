@@ -17,8 +17,8 @@ function caveats(found) {
 
 function method(found) {
   const { measure, pair } = found;
-  const given = (kind) => {
-    if (measure[kind]) return "given for each pair";
+  const given = (kind, words) => {
+    if (measure[kind]) return words;
     return measure.dropped.includes(kind) ? "left out here to keep the page small" : "none for this statistic";
   };
   const [layers, others] = [found.a.sites.length, found.b.sites.length];
@@ -28,8 +28,11 @@ function method(found) {
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
-    ["Interval", given("low")],
-    ["Chance", given("null")],
+    ["Interval", given("low", "95 %, given for each pair")],
+    ["Chance", given("null", "what the measure gives when rows are paired at random: mean ± spread, for each pair")],
+    ...(measure.correction ? [["p", "how often chance gives a value as close; " +
+      "corrected for search: how often it gives one anywhere among the pairs"]] : []),
+    ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
     ["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`],
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
@@ -49,13 +52,16 @@ function provenance(pair) {
 }
 
 // What a reader must know to read the colours.
-function key(found, ends) {
-  const { measure } = found;
+function key(found) {
+  const { measure, scale } = found;
   const parts = ["Bright is alike."];
-  if (measure.closer === "down") parts.push("Lower values are more alike here, so the scale runs backwards.");
-  if (ends === measure.data) parts.push("Colours and curves are stretched to the values found here.");
-  else if (measure.clipped) parts.push("Values beyond the end of the scale have the colour of its end.");
+  if (found.calibrated) parts.push("Scores: 0 is what chance gives, 1 what a thing compared with itself gives.");
+  if (scale.closer === "down") parts.push("Lower values are more alike here, so the scale runs backwards.");
+  if (state.stretched) parts.push("Colours and curves are stretched to the values found here.");
+  else if (scale.clipped) parts.push("Values beyond the end of the scale have the colour of its end.");
   if (measure.value.includes(null)) parts.push("Hatched cells are undefined; the caveats say why.");
-  parts.push("A frame or dot marks each row’s best match.");
+  parts.push(`A frame or dot marks each row’s best match${found.calibrated ? ", by value" : ""}.`);
+  const chance = chanceKey(found);
+  if (chance) parts.push(chance);
   return element("p", { class: "key-note quiet" }, parts.join(" "));
 }

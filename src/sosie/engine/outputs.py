@@ -1,0 +1,213 @@
+"""The door to comparing what models answer: one pass, one result, the same kind as for layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import Batches, Chunk, recut
+from ..data import open_data
+from ..measures import MEASURES, Measure, find
+from ..progress import Progress
+from ..results import Comparison, Comparisons, Side
+from ..stats import OutputSums
+from .answering import Answering, Labels, ModelAnswering, SavedAnswering, open_answering
+from .comparing import tell_apart
+from .output_values import accuracies, evaluate_outputs
+from .provenance import provenance
+
+Pair = tuple[int, int]
+SAVED_CHUNK = 8192  # saved outputs that are read at a time
+
+
+def compare_outputs(
+    model_a: Any,
+    model_b: Any = None,
+    data: Any = None,
+    measures: str | Measure | Sequence[str | Measure] | None = None,
+    *,
+    labels: Any = None,
+    kind: str = "auto",
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    max_rows: int | None = None,
+) -> Comparison | Comparisons:
+    """Compare what models answer to the same inputs: agreement, errors in common, divergence; in one pass.
+
+    `model_a`, `model_b`: modules, model specifications, or predictions made earlier (an array, {name: array}, a
+    .npz or .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array
+    or model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: None takes all
+    that the outputs and labels at hand support.
+
+    `labels`: (n,) class numbers, or a function batch → labels; None takes whole numbers y from (x, y) batches or
+    `labels` from dicts. `kind`: what the outputs are, see `sosie.measure`. Of tuples, dicts and ModelOutputs `logits`
+    count, else the first tensor. Each side has one site, "output". Intervals leave out each of 32 groups of inputs in
+    turn; `null` is the mean over shuffled pairings, in closed form, where that is known.
+    """
+    things, names, data = _things(model_a, model_b, data)
+    chosen = None if measures is None else _chosen(measures)
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    if len(things) > 2 and prepare_b is not None:
+        raise ValueError("with more than two models, prepare_a is for all of them; leave prepare_b out")
+    prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
+    sources = [
+        open_answering(thing, name, kind=kind, prepare=prepare, inputs=inputs, device=device)
+        for thing, name, prepare in zip(things, names, prepares, strict=True)
+    ]
+    tell_apart(sources)
+    asked = _Asked(sources, chosen, Labels(labels), max_rows)
+    sums, doubts = asked.run(data)
+    settings = {"kind": kind, "device": str(device or "each model's own")}
+    if max_rows is not None:
+        settings["max_rows"] = str(max_rows)
+    about = provenance(settings=settings, models=[source.describe() for source in sources], data=data)
+    found = {(i, j): _comparison(total, asked.sides(i, j), chosen, doubts, about) for (i, j), total in sums.items()}
+    return found[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), found)
+
+
+@dataclass
+class _Asked:
+    """One pass over the data: every source answers each chunk once, and each pair's sums grow."""
+
+    sources: list[Answering]
+    measures: tuple[Measure, ...] | None
+    labels: Labels
+    max_rows: int | None
+    _place: torch.device | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        identities = [source.identity() for source in self.sources]
+        self.twins = [identities.index(identity) for identity in identities]
+
+    def run(self, data: Any) -> tuple[dict[Pair, OutputSums], list[str]]:
+        """The sums of each pair, and what there is to say about all of them."""
+        wanted = self.measures is None or any("labels" in measure.needs for measure in self.measures)
+        names = " and ".join(dict.fromkeys(source.name for source in self.sources))
+        totals: dict[Pair, OutputSums] = {}
+        chunks, expected = self._chunks(data)
+        done = 0
+        with ExitStack() as stack, Progress(f"comparing the outputs of {names}", expected, "inputs") as bar:
+            for k in dict.fromkeys(self.twins):
+                stack.enter_context(self.sources[k].opened())
+            for chunk in chunks:
+                parts = self._answer(chunk, wanted)
+                if not totals and self.measures is not None:
+                    _check_measures(self.measures, parts)
+                totals = parts if not totals else {pair: totals[pair].merge(part) for pair, part in parts.items()}
+                done += chunk.count
+                bar.advance(chunk.count)
+        self._check_ends(done)
+        short = self.max_rows is not None and done < self.max_rows
+        return totals, [f"max_rows={self.max_rows}, but the data had {done} inputs"] if short else []
+
+    def _answer(self, chunk: Chunk, wanted: bool) -> dict[Pair, OutputSums]:
+        labels = self.labels.of(chunk) if wanted else None
+        answers = {}
+        for k in dict.fromkeys(self.twins):
+            answers[k] = self.sources[k].answer(chunk, self._place)
+            found = answers[k].values if answers[k].predicted is None else answers[k].predicted
+            self._place = self._place or (None if found is None else found.device)
+        parts = {}
+        for i, j in itertools.combinations(range(len(self.sources)), 2):
+            try:
+                parts[i, j] = OutputSums.join(answers[self.twins[i]], answers[self.twins[j]], labels, start=chunk.start)
+            except ValueError as error:
+                names = f"{self.sources[i].name} and {self.sources[j].name}"
+                raise ValueError(f"{names}, inputs from {chunk.start} on: {error}") from error
+        return parts
+
+    def _chunks(self, data: Any) -> tuple[Iterator[Chunk], int | None]:
+        if data is not None:
+            batches = Batches(open_data(data) if isinstance(data, str) else data)
+            total = batches.total
+            most = total if total is None else min(total, self.max_rows or total)
+            return recut(batches, block=None, max_rows=self.max_rows), most
+        counts = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedAnswering)}
+        if any(isinstance(source, ModelAnswering) for source in self.sources):
+            raise TypeError("comparing the outputs of models needs data: compare_outputs(model_a, model_b, data)")
+        if len(set(counts.values())) > 1:
+            text = ", ".join(f"{count} of {name}" for name, count in counts.items())
+            raise ValueError(f"need outputs of the same inputs, got {text}")
+        end = next(iter(counts.values()))
+        if not end:
+            raise ValueError("no outputs to compare: the predictions are empty")
+        end = min(end, self.max_rows or end)
+        starts = range(0, end, SAVED_CHUNK)
+        return (Chunk(None, start, min(SAVED_CHUNK, end - start)) for start in starts), end
+
+    def _check_ends(self, done: int) -> None:
+        """Predictions or labels that go on after the data ended are of other inputs."""
+        if self.max_rows is not None:
+            return
+        lengths = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedAnswering)}
+        if isinstance(self.labels.given, torch.Tensor):
+            lengths["labels"] = len(self.labels.given)
+        for name, length in lengths.items():
+            if length != done:
+                raise ValueError(f"need outputs of the same inputs: {name} has {length}, the data {done}")
+
+    def sides(self, i: int, j: int) -> tuple[Side, Side]:
+        found = []
+        for k in (i, j):
+            side = self.sources[self.twins[k]].side
+            assert side is not None
+            found.append(replace(side, name=self.sources[k].name))
+        return found[0], found[1]
+
+
+def _things(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], list[str | None], Any]:
+    """What is compared, its names where they are given, and the data."""
+    several = isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module)
+    if isinstance(model_a, Mapping) and len(model_a) > 1:
+        several = True
+    if not several:
+        if model_b is None:
+            raise TypeError("compare_outputs needs two models (or predictions), or a list of them and data")
+        return [model_a, model_b], [None, None], data
+    if data is not None and model_b is not None:
+        raise TypeError("with several models there is no second one: compare_outputs([m1, m2, m3], data)")
+    things = list(model_a.values()) if isinstance(model_a, Mapping) else list(model_a)
+    if len(things) < 2:
+        raise ValueError(f"need at least two models to compare, got {len(things)}")
+    names: list[str | None] = list(map(str, model_a)) if isinstance(model_a, Mapping) else [None] * len(things)
+    return things, names, model_b if data is None else data
+
+
+def _chosen(measures: str | Measure | Sequence[str | Measure]) -> tuple[Measure, ...]:
+    found = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    if not found:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    if others := [measure.name for measure in found if not measure.reads_outputs]:
+        raise ValueError(f"{', '.join(others)}: of layers, not of what models answer; use compare")
+    return found
+
+
+def _check_measures(measures: Sequence[Measure], parts: Mapping[Pair, OutputSums]) -> None:
+    """What was asked for must be there, and that is known after the first chunk."""
+    for sums, measure in itertools.product(parts.values(), measures):
+        if measure.reads not in sums.supplies:
+            raise ValueError(f"{measure.name}: {sums.why_not(measure.reads)}")
+
+
+def _comparison(
+    sums: OutputSums,
+    sides: tuple[Side, Side],
+    chosen: tuple[Measure, ...] | None,
+    doubts: list[str],
+    about: dict[str, Any],
+) -> Comparison:
+    if chosen is None:
+        chosen = tuple(m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies)
+    about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
+    if (known := accuracies(sums)) is not None:
+        about["accuracy"] = list(known)
+    return Comparison(*sides, evaluate_outputs(chosen, sums, doubts), "outputs", about)

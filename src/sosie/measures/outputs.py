@@ -1,0 +1,217 @@
+"""Functional similarity: how alike the answers of two models to the same inputs are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..stats import Continuous, Distributions, MarkedPredictions, Predictions
+from .define import define
+
+
+@define(
+    reads=Predictions,
+    bounds=(0, 1),
+    same=1,
+    closer="up",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="klabunde2025",
+    cost="n classes",
+    chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k",
+)
+def agreement(o: Predictions) -> Tensor:
+    """Share of inputs for which both models name the same class.
+
+    Of several largest outputs the first counts. Its score, where 0 is chance and 1 the same model, is Cohen's kappa
+    of the predictions.
+    """
+    return o.equal / o.n
+
+
+@define(
+    reads=Predictions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="klabunde2025",
+    cost="n classes",
+    chance="1 − Σ aₖ bₖ / n²",
+)
+def disagreement(o: Predictions) -> Tensor:
+    """Share of inputs for which the models name different classes: 1 − agreement."""
+    return (o.n - o.equal) / o.n
+
+
+@define(
+    reads=Predictions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="milanifard2016",
+    cost="n classes",
+    chance="1 − Σ aₖ bₖ / n²",
+)
+def churn(o: Predictions) -> Tensor:
+    """Share of predictions that change when model A is replaced by model B; the same number as disagreement."""
+    return (o.n - o.equal) / o.n
+
+
+@define(
+    reads=MarkedPredictions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant={"scale"},
+    symmetric=False,
+    differentiable=False,
+    paper="milanifard2016",
+    cost="n classes",
+    chance="accuracy of A × error rate of B",
+    needs={"labels"},
+)
+def bad_churn(o: MarkedPredictions) -> Tensor:
+    """Share of inputs that A gets right and B, in its place, gets wrong.
+
+    Of all inputs, not of those that A gets right, nor of those that change.
+    """
+    return (o.right_a - o.both_right) / o.n
+
+
+@define(
+    reads=MarkedPredictions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="klabunde2023",
+    cost="n classes",
+    chance="depends on both error rates and on which wrong classes are named",
+    needs={"labels"},
+)
+def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
+    """Disagreement rescaled from the least (0) to the most (1) that the two error rates allow.
+
+    (d − |e − f|) / (min(e + f, 1) − |e − f|) for error rates e and f, as in the paper. With two classes two errors
+    are one answer, so that the most is 2 − e − f where e + f > 1, and the value cannot reach 1. Undefined where the
+    error rates leave no choice, as when one model makes no errors.
+    """
+    wrong_a, wrong_b = o.n - o.right_a, o.n - o.right_b
+    least, most = (wrong_a - wrong_b).abs(), torch.minimum(wrong_a + wrong_b, o.n)
+    if bool((most <= least).any()):
+        raise ValueError("the error rates allow only one disagreement, as when one model makes no errors")
+    return (o.n - o.equal - least) / (most - least)
+
+
+@define(
+    reads=MarkedPredictions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="klabunde2025",
+    cost="n classes",
+    chance="the same: pairing does not enter",
+    needs={"labels"},
+)
+def accuracy_difference(o: MarkedPredictions) -> Tensor:
+    """Absolute difference of the two accuracies: 0 does not say that the models err alike."""
+    return (o.right_a - o.right_b).abs() / o.n
+
+
+@define(
+    reads=MarkedPredictions,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"scale"},
+    symmetric=True,
+    differentiable=False,
+    paper="geirhos2020",
+    cost="n classes",
+    chance="0",
+    needs={"labels"},
+)
+def error_overlap(o: MarkedPredictions) -> Tensor:
+    """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as chance has it.
+
+    Which wrong class is named does not enter. Undefined where both models are always right, or always wrong.
+    """
+    wrong_a, wrong_b = o.n - o.right_a, o.n - o.right_b
+    alike = o.n - o.right_a - o.right_b + 2 * o.both_right
+    expected = (o.right_a * o.right_b + wrong_a * wrong_b) / o.n
+    if bool((expected >= o.n).any()):
+        raise ValueError("both models are right about every input, or wrong about every one")
+    return (alike - expected) / (o.n - expected)
+
+
+@define(
+    reads=Distributions,
+    bounds=(0, 1),
+    same=0,
+    closer="down",
+    invariant=set(),
+    symmetric=True,
+    paper="lin1991",
+    cost="n classes",
+    chance="depends on how sure both models are",
+)
+def jensen_shannon(o: Distributions) -> Tensor:
+    """Jensen-Shannon divergence of the predicted distributions in bits (base 2), averaged over inputs.
+
+    The divergence, not the distance, which is its root: scipy's `jensenshannon` gives the distance, in nats unless
+    told otherwise. Logits become probabilities by softmax.
+    """
+    return o.divergence / o.n
+
+
+@define(
+    reads=Continuous,
+    bounds=(0, None),
+    same=0,
+    closer="down",
+    invariant=set(),
+    symmetric=True,
+    paper="klabunde2025",
+    cost="n d",
+    chance="the root of both variances and the squared difference of the means",
+)
+def output_rmse(o: Continuous) -> Tensor:
+    """Root mean square difference of the two models' numbers, over inputs and outputs."""
+    mean = o.squared / o.n
+    differs = mean > 0
+    # The slope of a root is infinite at 0.
+    return torch.where(differs, torch.where(differs, mean, torch.ones_like(mean)).sqrt(), torch.zeros_like(mean))
+
+
+@define(
+    reads=Continuous,
+    bounds=(-1, 1),
+    same=1,
+    closer="up",
+    invariant={"stretch", "shift"},
+    symmetric=True,
+    paper="pearson1895",
+    cost="n d",
+    chance="0",
+)
+def output_correlation(o: Continuous) -> Tensor:
+    """Pearson's correlation of the two models' numbers; of several outputs, the mean of theirs.
+
+    Undefined where an output of one model is the same for every input.
+    """
+    scale = o.xx * o.yy
+    if bool((scale <= 0).any()):
+        raise ValueError("an output of one model is the same for every input, so nothing correlates with it")
+    return (o.xy / scale.sqrt()).mean(-1)

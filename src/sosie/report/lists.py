@@ -1,0 +1,65 @@
+"""Lists on the terminal: the measures there are, and the sites of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .text import NARROWEST, safe_text
+from .words import direction, extent, shorten, size, visible
+
+
+def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print the facts of each measure: what it is, its range and direction, what leaves it unchanged."""
+    console = console or Console()
+    table = Table.grid(padding=(0, 2, 1, 0), collapse_padding=False)
+    table.add_column(no_wrap=True, overflow="crop")
+    table.add_column(overflow="fold")
+    for fact in facts:
+        lines = [
+            safe_text(console, fact["summary"] or "-"),
+            *(safe_text(console, line, "dim") for line in _facts(fact)),
+        ]
+        table.add_row(safe_text(console, fact["name"], "bold"), Text("\n").join(lines))
+    console.print(table)
+
+
+def print_sites(
+    name: str, sites: Sequence[tuple[str, tuple[int, ...], int, str]], console: Console | None = None
+) -> None:
+    """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
+    console = console or Console()
+    rows = [
+        (visible(label), size(shape), str(width), shorten(visible(kind), 24)) for label, shape, width, kind in sites
+    ]
+    columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
+    room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("site", no_wrap=True, overflow="crop")
+    table.add_column("shape", justify="right", no_wrap=True, overflow="crop")
+    table.add_column("width", justify="right", no_wrap=True, overflow="crop")
+    table.add_column("kind", no_wrap=True, overflow="crop")
+    for label, *others in rows:
+        table.add_row(safe_text(console, shorten(label, room)), *(safe_text(console, other) for other in others))
+    console.print(safe_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
+    console.print(table)
+
+
+def _facts(fact: Mapping[str, Any]) -> list[str]:
+    low_high = tuple(fact["bounds"])
+    same = "no fixed value" if fact["same"] is None else f"{fact['same']:g}"
+    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {same} with itself"
+    traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
+    traits.append("differentiable" if fact["differentiable"] else "not differentiable")
+    if fact["invariant"]:
+        traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
+    origin = [f"reads {fact['reads']}", f"cost {fact['cost']}" if fact["cost"] else "", fact["paper"] or ""]
+    lines = [reading, "; ".join(traits), "; ".join(part for part in origin if part)]
+    if fact["defaults"]:
+        lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
+    return lines

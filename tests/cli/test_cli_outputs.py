@@ -1,0 +1,34 @@
+"""`sosie outputs` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from test_cli import MODELS, run
+
+import sosie
+
+
+def test_outputs(tmp_path: Path) -> None:
+    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "128", "--out", "o.json", "--html", "o.html",
+                cwd=tmp_path)  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stderr == "", "progress in a pipe"
+    assert "small_cnn-seed0 and small_cnn-seed1, 128 inputs" in found.stdout
+    for name in ("agreement", "error_overlap", "jensen_shannon"):
+        assert name in found.stdout
+    direct = sosie.compare_outputs(*MODELS, "demo", max_rows=128)
+    assert sosie.load(tmp_path / "o.json").matrix("agreement") == direct.matrix("agreement")
+    assert "<html" in (tmp_path / "o.html").read_text("utf-8")
+
+
+def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
+    for k in range(3):
+        np.savez(tmp_path / f"p{k}.npz", np.arange(40) % (k + 2))
+    found = run("outputs", "p0.npz", "p1.npz", "p2.npz", "--measures", "agreement", "--out", "o.json", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert sosie.load(tmp_path / "o.json").names == ("p0", "p1", "p2")
+    wrong = run("outputs", "p0.npz", "p1.npz", "--measures", "error_overlap", cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("error: error_overlap: it needs labels")
