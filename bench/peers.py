@@ -30,12 +30,6 @@ def pytorch_cka(x: Array, y: Array) -> float:
     return float(cka_from_features(torch.from_numpy(x), torch.from_numpy(y)))
 
 
-def repsim(x: Array, y: Array, which: str, *options: str) -> float:
-    import repsim as package
-
-    return float(getattr(package, which)([x, y], *options)[0, 1])
-
-
 def cca_zoo(x: Array, y: Array, power: int = 1) -> float:
     from cca_zoo.linear import CCA
 
@@ -136,12 +130,12 @@ def from_overlap(peer: Peer, of: Callable[[float], float]) -> Peer:
 
 
 PACKAGES: dict[str, dict[str, Peer]] = {
-    "linear_cka": {"ckatorch": ckatorch, "repsim": lambda x, y: repsim(x, y, "cka", "linear", "gretton")},
+    "linear_cka": {"ckatorch": ckatorch},
     "debiased_cka": {"ckatorch": partial(ckatorch, unbiased=True), "pytorch-cka": pytorch_cka},
     "rbf_cka": {"ckatorch": partial(ckatorch, kernel="rbf", threshold=0.5)},
     "distance_correlation": {"dcor": dcor},
-    "mean_cca": {"cca-zoo": cca_zoo, "repsim": lambda x, y: repsim(x, y, "cca", "pillai")},
-    "cca_r2": {"cca-zoo": partial(cca_zoo, power=2), "repsim": lambda x, y: repsim(x, y, "cca", "yanai")},
+    "mean_cca": {"cca-zoo": cca_zoo},
+    "cca_r2": {"cca-zoo": partial(cca_zoo, power=2)},
     "rsa": {"rsatoolbox": rsatoolbox, "SciPy, pdist": written_out.rsa_by_pdist},
     "normalized_bures": {"SciPy": scipy_procrustes},
     "procrustes_distance": {

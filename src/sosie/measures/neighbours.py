@@ -223,7 +223,7 @@ def cosines(rows: Tensor) -> Tensor:
 
 
 def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
-    """(n, k): the columns with the largest scores, largest first; the diagonal does not count. Overwrites the scores.
+    """(n, k): the columns with the largest scores, largest first; the diagonal does not count.
 
     Scores that differ by rounding alone are equal, and equal ones come in an order drawn at random: in the order of the
     rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
@@ -231,8 +231,7 @@ def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
     """
     low, high = score.aminmax()
     step = ROUNDING * torch.maximum(-low, high)
-    if bool(step > 0):
-        score = score.div_(step).round_()  # in place: these are large
+    score = (score / step).round_() if bool(step > 0) else score.clone()
     score = score.fill_diagonal_(-torch.inf)
     top = score.topk(min(k + 1, score.shape[1]), dim=1)
     columns = top.indices[:, :k]
