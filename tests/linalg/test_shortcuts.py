@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from sosie.linalg import column_squares, distances, nuclear_norm, row_squares, self_product, whitening
+from sosie.linalg import column_squares, cross_product, distances, nuclear_norm, row_squares, self_product, whitening
 
 
 def rows(n: int, p: int, seed: int = 0) -> torch.Tensor:
@@ -20,6 +20,7 @@ def test_products_and_squares(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(self_product(x), x.T @ x)
     torch.testing.assert_close(self_product(x.float()), (x.T @ x).float(), atol=1e-3, rtol=0)
     torch.testing.assert_close(self_product(x.T), x @ x.T)
+    torch.testing.assert_close(cross_product(x.float(), x + 1), x.float().double().T @ (x + 1))
     torch.testing.assert_close(column_squares(x), x.square().sum(0))
     torch.testing.assert_close(row_squares(x), x.square().sum(1))
 

@@ -7,7 +7,7 @@ from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .products import CACHED_ROWS, column_squares, row_squares, self_product
+from .products import CACHED_ROWS, column_squares, cross_product, row_squares, self_product
 from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "centred",
     "centred_diagonal",
     "column_squares",
+    "cross_product",
     "diagonal_part",
     "distances",
     "double_centred",

@@ -1,4 +1,4 @@
-"""Products of a matrix with itself, at half the price."""
+"""Products of columns, and sums of squares."""
 
 from __future__ import annotations
 
@@ -9,13 +9,34 @@ from torch import Tensor
 CACHED_ROWS = 128
 
 
-def self_product(rows: Tensor) -> Tensor:
-    """XᵀX; on a CPU by way of NumPy, which computes one triangle and mirrors it, as torch does not."""
-    if rows.device.type != "cpu" or rows.requires_grad or rows.dtype not in (torch.float32, torch.float64):
-        return rows.T @ rows
-    array = rows.detach().numpy()
+def cross_product(x: Tensor, y: Tensor) -> Tensor:
+    """XᵀY, in the finer of the two precisions; on a CPU by way of NumPy.
+
+    NumPy computes XᵀX at half the price, as torch does not, and its linear algebra stands a busy machine far better;
+    products that follow each other are left to one library, since the threads of both would fight over the cores.
+    """
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    left, right = x.to(dtype), y.to(dtype)
+    if not _for_numpy(left) or not _for_numpy(right):
+        return left.T @ right
     with np.errstate(all="ignore"):  # what is not finite is noticed elsewhere, and named
-        return torch.from_numpy(array.T @ array)
+        return torch.from_numpy(left.numpy().T @ right.numpy())
+
+
+def self_product(rows: Tensor) -> Tensor:
+    """XᵀX; on a CPU at half the price."""
+    return cross_product(rows, rows)
+
+
+def symmetric_eigenvalues(matrix: Tensor) -> Tensor:
+    """Ascending, of a symmetric matrix; no gradient is needed on a CPU."""
+    if not _for_numpy(matrix):
+        return torch.linalg.eigvalsh(matrix)
+    return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
+
+
+def _for_numpy(matrix: Tensor) -> bool:
+    return matrix.device.type == "cpu" and not matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)
 
 
 def column_squares(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .products import self_product
+from .products import self_product, symmetric_eigenvalues
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
@@ -139,7 +139,7 @@ def _from_eigenvalues(matrix: Tensor) -> Tensor | None:
     flatness = squared.trace().square() / squared.square().sum() / len(squared)
     if not bool(flatness > FLAT):
         return None
-    values = torch.linalg.eigvalsh(squared)
+    values = symmetric_eigenvalues(squared)
     singular = values.clamp_min(0).sqrt()  # below 0 by rounding only, which the doubt takes into account
     rounding = 32 * torch.finfo(values.dtype).eps * values[-1]
     doubt = (rounding / (singular + rounding.sqrt())).sum()

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, centred, column_squares, diagonal_part, row_squares, self_product
+from ..linalg import Spectrum, centred, column_squares, cross_product, diagonal_part, row_squares, self_product
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
@@ -94,7 +94,7 @@ class WideCovariances(Covariances):
 
 def covariances(x: Coordinates, y: Coordinates) -> Covariances:
     """The covariances of one pair of sites."""
-    xy = x.rows.T @ y.rows / len(x.rows)
+    xy = cross_product(x.rows, y.rows) / len(x.rows)
     if isinstance(x.scatter, WideScatter) or isinstance(y.scatter, WideScatter):
         return WideCovariances(x.scatter, y.scatter, xy, x_coordinates=x, y_coordinates=y)
     return Covariances(x.scatter, y.scatter, xy)
@@ -161,7 +161,7 @@ def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, 
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     if columns_are_cheaper(xs, ys):
         xx, yy = (torch.stack([self_product(rows).double().square().sum() for rows in side]) for side in (xs, ys))
-        xy = torch.stack([torch.stack([(x.T @ y).double().square().sum() for y in ys]) for x in xs])
+        xy = torch.stack([torch.stack([cross_product(x, y).double().square().sum() for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
     return _by_strips(xs, ys)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments, self_product
+from ..linalg import JointMoments, cross_product, self_product
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -176,7 +176,7 @@ class Moments:
             n=len(a.rows),
             a=a.sums,
             b=b.sums,
-            cross=_product(a.rows, b.rows),
+            cross=cross_product(a.rows, b.rows).double(),
             weighted_x=a.rows.double().T @ b.norms,
             weighted_y=a.norms.T @ b.rows.double(),
             lengths=a.norms.T @ b.norms,
@@ -289,9 +289,3 @@ class Moments:
             weighted_y=self.weighted_y + other.weighted_y,
             lengths=self.lengths + other.lengths,
         )
-
-
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """xᵀy, in the finer of the two precisions."""
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    return (x.to(dtype).T @ y.to(dtype)).double()

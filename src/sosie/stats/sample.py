@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import CACHED_ROWS, column_squares
+from ..linalg import CACHED_ROWS, column_squares, cross_product
 from . import from_rows
 from .lottery import Fold, Lottery, row_hash
 from .row_grams import RowGrams
@@ -225,7 +225,7 @@ class Sample:
             raise ValueError(f"these rows were projected to {self.folded} columns, {NO_NEURONS}")
         check_pairs(p, q)
         x, y = (_centred_neurons(site) for site in sites)
-        return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, x.T @ y / self.n)
+        return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, cross_product(x, y) / self.n)
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
