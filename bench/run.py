@@ -6,10 +6,12 @@ import importlib.util
 import os
 from pathlib import Path
 
-import coverage
 import cpu
 import gpu
+import interval_coverage
+import measures
 import rows
+import sites
 import startup
 import torch
 
@@ -22,7 +24,9 @@ def main() -> None:
             os.environ.setdefault(variable, str(SHARED / folder))
     startup.main()
     rows.main()
-    coverage.main()
+    interval_coverage.main()
+    measures.main()
+    sites.main()
     try:
         cpu.main()
     except FileNotFoundError as error:

@@ -103,3 +103,11 @@ def test_shape_angle_of_dead_and_repeated_neurons() -> None:
 def test_alpha_outside_the_family_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha=0"):
         sosie.measure("shape_angle", *numpy_pair(), alpha=alpha)
+
+
+def test_rows_with_themselves_turned_stay_defined_where_variances_differ_a_lot() -> None:
+    random = np.random.default_rng(1)
+    for n, p in ((50, 10), (300, 70), (400, 128)):
+        x = random.normal(size=(n, p)) * np.logspace(0, -4, p)
+        turn = np.linalg.qr(random.normal(size=(p, p)))[0]
+        assert sosie.measure("shape_angle", x, x @ turn) < 1e-3

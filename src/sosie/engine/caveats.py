@@ -77,7 +77,7 @@ def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
     keep = measure.defaults.get("keep")
-    return [int(s.rank) if keep is None else s.leading_root(keep)[1] for s in scatters]
+    return [int(s.rank) if keep is None else s.leading(keep)[1] for s in scatters]
 
 
 def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:

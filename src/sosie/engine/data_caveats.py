@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import Caveat, Side
-from ..stats import Alignment, Covariances, DebiasedAlignment, Grams, Sample, Statistic
+from ..stats import Alignment, Covariances, Grams, Sample, Statistic
 
 ONE_DIRECTION = 0.8  # Σλ² / (Σλ)² above which a single direction holds some nine tenths of the variance
 ONE_ROW = 0.5  # share of the squared Gram matrix that a single row may make up
@@ -22,8 +23,7 @@ def of_one_direction(measure: Measure, statistic: Statistic, side_a: Side, side_
     """Measures that weigh directions by their variance see little else than the one that has it all."""
     if "linear" in measure.invariant or not issubclass(measure.reads, (Alignment, Covariances)) or statistic.n < 4:
         return
-    view = statistic.alignment(DebiasedAlignment)
-    shares = (view.xx[:, 0] / statistic.traces[0].square(), view.yy[0] / statistic.traces[1].square())
+    shares = [own / trace.square() for own, trace in zip(statistic.own, statistic.traces, strict=True)]
     text = "one direction holds about {:.0%} of the variance, and decides the value"
     yield from _at(shares, side_a, side_b, lambda share: share > ONE_DIRECTION, lambda s: text.format(s**0.5))
 
@@ -38,7 +38,8 @@ def of_one_row(
     if isinstance(statistic, Grams):
         shares = statistic.heaviest_row
     elif rows is not None:
-        shares = [torch.stack([_heaviest(site) for site in side]) for side in (rows.xs, rows.ys)]
+        known = rows.grams.heaviest
+        shares = known or [torch.stack([_heaviest(site) for site in side]) for side in (rows.xs, rows.ys)]
     else:
         return
     text = "one row makes up {:.0%} of the Gram matrix: without it the value may be another"
@@ -60,12 +61,13 @@ def of_neighbours(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
 
 def _heaviest(site: Tensor) -> Tensor:
     """The largest share that one row has in ‖K‖², by way of the smaller of K and the covariance."""
-    x = site.double() - site.double().mean(0)
-    n, width = x.shape
+    n, width = site.shape
     if n * width * min(n, width) > WORK:
-        return x.new_zeros(())
-    rows = ((x @ (x.T @ x)) * x).sum(1) if width <= n else (x @ x.T).square().sum(1)
-    return ((2 * rows - x.square().sum(1).square()) / rows.sum()).amax()
+        return torch.zeros((), device=site.device)
+    x = site.float() - site.mean(0, dtype=torch.float64).float()
+    x = x / x.abs().amax()  # a share is wanted, and fourth powers would overflow
+    rows = ((x @ self_product(x)) * x).sum(1) if width <= n else self_product(x.T).square().sum(1)
+    return ((2 * rows - row_squares(x).square()) / rows.sum()).amax()
 
 
 def _at(

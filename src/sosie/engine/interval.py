@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..measures import Measure
 from ..progress import Progress
@@ -16,8 +17,6 @@ from ..stats import Alignment, Grams, Sample, Statistic
 from .pairwise import Widths, by_pair
 
 FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
-SMALLEST_GROUP = 4  # rows
-GROUPS = 20  # that sampled rows are dealt out to
 CONFIDENCE = 0.95
 CHEAP = 10**11  # multiply-adds that intervals are worth unless they are asked for
 
@@ -47,33 +46,43 @@ def by_rows(
     wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
     # A measure that draws rows of its own would draw others for every group.
     wanted = [m for m in wanted if not m.defaults.get("rows", sample.n) < sample.n]
-    count = min(GROUPS, sample.n // SMALLEST_GROUP)
+    count = sample.grams.groups
     if not wanted or count < FEWEST_GROUPS:
         return {}
-    left: dict[str, list[Array]] = {m.name: [] for m in wanted}
+    of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
+    left = {m.name: _array(m(sample.grams.left_out(m.reads))) for m in of_grams}
     finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
     defined = [finite.any(axis) for axis in (1, 0)]
+    left |= _pair_by_pair([m for m in wanted if m.name not in left], sample, widths, defined, count)
+    # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
+    shrink = (sample.n / statistic.n) ** 0.5
+    return {m.name: around(m, values[m.name], left[m.name], shrink) for m in wanted}
+
+
+def _pair_by_pair(
+    measures: Sequence[Measure], sample: Sample, widths: Widths, defined: Sequence[Array], count: int
+) -> dict[str, Array]:
+    """For each measure its values with each group left out (groups, A, B)."""
+    if not measures:
+        return {}
+    left: dict[str, list[Array]] = {m.name: [] for m in measures}
     with Progress(f"intervals for {', '.join(left)}", count, "groups of rows") as bar:
         for group in range(count):
             part = sample.without(torch.arange(group, sample.n, count))
-            pairwise = [m for m in wanted if not issubclass(m.reads, Alignment)]
-            found = by_pair(pairwise, part, widths, *defined)
-            for measure in wanted:
-                if measure.name in found:
-                    value = found[measure.name].matrix((len(part.xs), len(part.ys)))
-                else:
-                    value = measure(part.alignment(measure.reads))
-                left[measure.name].append(value.detach().cpu().double().numpy())
+            for name, found in by_pair(measures, part, widths, defined[0], defined[1]).items():
+                left[name].append(_array(found.matrix((len(part.xs), len(part.ys)))))
             bar.advance()
-    # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
-    shrink = (sample.n / statistic.n) ** 0.5
-    return {m.name: around(m, values[m.name], np.stack(left[m.name]), shrink) for m in wanted}
+    return {name: np.stack(found) for name, found in left.items()}
 
 
 def work(sample: Sample) -> int:
     """Multiply-adds that intervals of cosines of Gram matrices take."""
     p, q = (sum(widths) for widths in sample.widths)
-    return GROUPS * sample.n * min(p * q, sample.n * (p + q))
+    return sample.n * min(p * q, sample.n * (p + q))
+
+
+def _array(value: Tensor) -> Array:
+    return value.detach().cpu().double().numpy()
 
 
 def around(measure: Measure, value: Array, left: Array, shrink: float = 1.0) -> tuple[Array, Array]:

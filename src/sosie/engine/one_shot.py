@@ -105,7 +105,10 @@ def _from_array(given: Any, label: str) -> Tensor:
     array = np.asarray(given)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
-    return torch.from_numpy(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    array = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
+    # Only read, never written to; but torch takes no array that is reversed, and warns of one that is read-only.
+    plain = array.flags.writeable and all(step >= 0 for step in array.strides)
+    return torch.from_numpy(array if plain else array.copy())
 
 
 def _rows(given: Any, label: str) -> Tensor:
@@ -118,7 +121,7 @@ def _rows(given: Any, label: str) -> Tensor:
     if rows.is_complex():
         raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
     rows = rows.double()
-    if not bool(torch.isfinite(rows).all()):
+    if not bool(torch.isfinite(rows.sum())) and not bool(torch.isfinite(rows).all()):  # the sum is soon made
         bad = int((~torch.isfinite(rows)).sum())
         raise ValueError(f"{label} has {bad} values that are NaN or infinite")
     return rows

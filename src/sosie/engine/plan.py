@@ -102,7 +102,7 @@ def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: 
     fits = widths.moments_bytes <= budget
     if measure.reads in Grams.supplies:
         if exact:
-            return "moments" if fits else "sample"
+            return "moments" if fits and not _rows_are_cheaper(widths, budget) else "sample"
         by_blocks = block * (sum(widths.a) + sum(widths.b))
         cheap = widths.moments_work <= max(SMALL_WORK, by_blocks)
         return "moments" if fits and cheap else "grams"
@@ -111,6 +111,13 @@ def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: 
         few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
         return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
     return "sample"
+
+
+def _rows_are_cheaper(widths: Widths, budget: int) -> bool:
+    """Whether Gram matrices of all rows, which a sample then holds, take less work than covariances."""
+    if widths.rows is None or widths.rows > ROWS or widths.sample_bytes(widths.rows) > budget:
+        return False
+    return widths.rows * (sum(widths.a) + sum(widths.b) + len(widths.a) * len(widths.b)) < widths.moments_work
 
 
 def _room_for_rows(widths: Widths, budget: int) -> bool:

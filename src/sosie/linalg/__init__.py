@@ -3,12 +3,15 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance
+from .products import CACHED_ROWS, column_squares, cross_product, row_squares, self_product
+from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
 
 __all__ = [
+    "CACHED_ROWS",
     "FITS",
     "RANK_TOLERANCE",
     "Affine",
@@ -20,7 +23,10 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "column_squares",
+    "cross_product",
     "diagonal_part",
+    "distances",
     "double_centred",
     "explained",
     "find_fit",
@@ -31,6 +37,9 @@ __all__ = [
     "nuclear_norm",
     "permuted_moments",
     "rank_tolerance",
+    "row_squares",
+    "self_product",
     "u_centred",
+    "whitening",
     "without_diagonal",
 ]

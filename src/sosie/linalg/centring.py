@@ -14,7 +14,9 @@ def centred(rows: Tensor) -> Tensor:
 def double_centred(gram: Tensor) -> Tensor:
     """HKH for Gram matrices (…, n, n): what the rows' centring would have given."""
     row = gram.mean(dim=-1, keepdim=True)
-    return gram - row - row.transpose(-1, -2) + row.mean(dim=-2, keepdim=True)
+    found = gram - (row - row.mean(dim=-2, keepdim=True))
+    found -= row.transpose(-1, -2)  # in place: these are large
+    return found
 
 
 def centred_diagonal(gram: Tensor) -> Tensor:

@@ -9,8 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .products import self_product, symmetric_eigenvalues
+
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
+
+CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
+ENOUGH_DIGITS = (
+    1e-10  # bound on the relative error of a nuclear norm from eigenvalues; usually it is a thousandth of it
+)
+FLAT = 0.1  # (Σσ²)² / Σσ⁴ over the width, below which small singular values would lose too many digits
+WORTH_SQUARING = 64  # columns
 
 
 def rank_tolerance(dtype: torch.dtype) -> float:
@@ -94,6 +103,44 @@ def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
     return _InverseRoot.apply(matrix, tolerance)
 
 
-def nuclear_norm(matrix: Tensor) -> Tensor:
-    """Sum of singular values; differentiable, at rank deficiency too (a subgradient)."""
+def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
+    """W with W C Wᵀ = 1 on the range of a covariance C, and whether that is all of the space; differentiable.
+
+    The inverse of its Cholesky factor where C is far from singular, which takes a fraction of the time of the inverse
+    square root and is as good for all that does not depend on a rotation; otherwise the inverse square root.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed):
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(matrix)).to(matrix), upper=False)
+        # The smallest eigenvalue is at least 1 / ‖L⁻¹‖², and the largest at most the trace.
+        if bool(inverse.detach().square().sum() * rank_tolerance(matrix.dtype) * matrix.detach().trace() < 1):
+            return inverse, True
+    return inverse_root(matrix), False
+
+
+def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:
+    """Sum of singular values; differentiable, at rank deficiency too (a subgradient).
+
+    `most` is what the sum cannot exceed. Well below it ten certain digits are enough, and eigenvalues may do in half
+    the time; close to it every digit counts.
+    """
+    if most is not None and not matrix.requires_grad:
+        found = _from_eigenvalues(matrix)
+        if found is not None and bool(found < CLOSE * most):
+            return found
     return torch.linalg.svdvals(matrix).sum(-1)
+
+
+def _from_eigenvalues(matrix: Tensor) -> Tensor | None:
+    """Sum of singular values from the eigenvalues of MᵀM, unless small ones would lose too many digits."""
+    if min(matrix.shape) < WORTH_SQUARING or matrix.is_cuda or matrix.dtype != torch.float64:
+        return None
+    squared = self_product(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
+    flatness = squared.trace().square() / squared.square().sum() / len(squared)
+    if not bool(flatness > FLAT):
+        return None
+    values = symmetric_eigenvalues(squared)
+    singular = values.clamp_min(0).sqrt()  # below 0 by rounding only, which the doubt takes into account
+    rounding = 32 * torch.finfo(values.dtype).eps * values[-1]
+    doubt = (rounding / (singular + rounding.sqrt())).sum()
+    return singular.sum() if bool(doubt < ENOUGH_DIGITS * singular.sum()) else None

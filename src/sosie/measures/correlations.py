@@ -33,7 +33,8 @@ def mean_cca(c: Covariances) -> Tensor:
 
     1 for any two sites that have at least as many neurons as there are rows, less one.
     """
-    return nuclear_norm(c.whitened) / _directions(c)
+    most = _directions(c)
+    return nuclear_norm(c.whitened, most) / most
 
 
 @define(
@@ -71,8 +72,9 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
     if not 0 < keep <= 1:
         raise ValueError(f"svcca keeps a share of the variance between 0 and 1, got keep={keep!r}")
-    (x, count_x), (y, count_y) = (side.leading_root(keep) for side in (c.x, c.y))
-    return nuclear_norm(x @ c.xy @ y) / min(count_x, count_y)
+    (x, count_x), (y, count_y) = (side.leading(keep) for side in (c.x, c.y))
+    most = min(count_x, count_y)
+    return nuclear_norm(x @ c.xy @ y.T, most) / most
 
 
 @define(

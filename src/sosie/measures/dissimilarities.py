@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, double_centred
+from ..linalg import Spectrum, distances, double_centred
 from ..stats import PairedRows, SiteRows
 from .define import define
 from .neighbours import cosines
@@ -112,10 +112,6 @@ def _correlation(x: Tensor) -> Tensor:
     return 1 - cosines(x)
 
 
-def _euclidean(x: Tensor) -> Tensor:
-    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def _mahalanobis(x: Tensor) -> Tensor:
     x = x - x.mean(0)
     spectrum = Spectrum.of(x.T @ x / len(x))
@@ -124,7 +120,7 @@ def _mahalanobis(x: Tensor) -> Tensor:
             f"rsa by Mahalanobis distance needs more rows than dimensions: {len(x)} rows of {spectrum.rank} "
             "dimensions are all equally far apart"
         )
-    return _euclidean(x @ spectrum.whitening)
+    return distances(x @ spectrum.whitening)
 
 
 def _ranks(values: Tensor, _: int) -> Tensor:
@@ -163,8 +159,8 @@ def _tied(values: Tensor) -> float:
 
 DISSIMILARITIES = {
     "correlation": _correlation,
-    "euclidean": _euclidean,
-    "squared_euclidean": lambda x: _euclidean(x).square(),
+    "euclidean": distances,
+    "squared_euclidean": lambda x: distances(x).square(),
     "cosine": lambda x: 1 - cosines(x),
     "mahalanobis": _mahalanobis,
 }

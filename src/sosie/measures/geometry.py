@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import centred
+from ..linalg import centred, row_squares, self_product
 from ..stats import PairedRows
 from .define import define
 from .neighbours import check_k, cosines, nearest, unit_rows
@@ -136,7 +136,7 @@ def nearest_euclidean(rows: Tensor, k: int) -> Tensor:
     """(n, k): the nearest other rows, nearest first."""
     x = centred(rows.detach())  # distances do not change, but their rounding does
     # −‖xᵢ − xⱼ‖² + ‖xᵢ‖²: the same order within a row
-    return nearest((2 * x @ x.T - x.square().sum(1)).fill_diagonal_(-torch.inf), k, x)
+    return nearest(self_product(x.T).mul_(2).sub_(row_squares(x)), k, x)
 
 
 @define(

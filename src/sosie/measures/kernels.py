@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import RANK_TOLERANCE, double_centred, u_centred
+from ..linalg import RANK_TOLERANCE, distances, double_centred, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
@@ -119,10 +119,9 @@ def deconfounded_cka(rows: PairedRows) -> Tensor:
     """
     assert rows.inputs is not None
     given = rows.inputs.memo("centred gram", _linear)
-    k, l = (
-        side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "square") for side in (rows.x, rows.y)
-    )
-    return (k * l).sum() / (k.norm() * l.norm())
+    # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
+    f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y))
+    return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
 
 
 @define(
@@ -149,20 +148,19 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
-    a, b = (side.memo(("distances", unbiased), lambda x: centre(_distances(x)), "square") for side in (rows.x, rows.y))
-    cosine = (a * b).sum() / (a.norm() * b.norm())
+    a, b = (side.memo(("distances", unbiased), lambda x: centre(distances(x)), "square") for side in (rows.x, rows.y))
+    cosine = torch.dot(a.flatten(), b.flatten()) / (a.norm() * b.norm())
     if unbiased:
         return cosine
     return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
 
 
 def _linear(x: Tensor) -> Tensor:
-    x = x - x.mean(0, keepdim=True)
-    return x @ x.T
+    return self_product((x - x.mean(0, keepdim=True)).T)
 
 
 def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
-    """What the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
+    """(n, r): F with F Fᵀ what the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
     strength = given.square().sum()
     if not bool(strength > 0):
         raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
@@ -170,22 +168,25 @@ def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
     kept = values > RANK_TOLERANCE * k.diagonal().sum()
     if not bool(kept.any()):
         raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
-    return (vectors[:, kept] * values[kept]) @ vectors[:, kept].T
-
-
-def _distances(x: Tensor) -> Tensor:
-    return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    return vectors[:, kept] * values[kept].sqrt()
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
     """The centred Gaussian Gram matrix."""
     x = x - x.mean(0, keepdim=True)  # distances do not change, but their rounding does
     lengths = x.square().sum(1)
-    distances = lengths[:, None] + lengths[None, :] - 2 * x @ x.T
-    off = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-    distances = torch.where(off & (distances > 0), distances, torch.zeros_like(distances))
-    flat, count = distances.flatten(), distances.numel()
-    middle = (flat.kthvalue((count + 1) // 2).values + flat.kthvalue(count // 2 + 1).values) / 2
+    squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place: these are large
+    squares = squares.fill_diagonal_(0).relu_()  # below 0 by rounding only
+    middle = _median(squares)
     if not bool(middle > 0):
         raise ValueError(f"rbf_cka needs rows that differ: the median distance of {len(x)} rows is 0")
-    return double_centred(torch.exp(-distances / (2 * bandwidth**2 * middle)))
+    return double_centred((squares / (-2 * bandwidth**2 * middle)).exp_())
+
+
+def _median(values: Tensor) -> Tensor:
+    """The mean of the two middle ones if their number is even."""
+    flat, middle = values.flatten(), (values.numel() + 1) // 2
+    first = flat.median()  # the lower one
+    if values.numel() % 2 or int((flat <= first).sum()) > middle:
+        return first
+    return (first + torch.where(flat > first, flat, torch.inf).amin()) / 2

@@ -147,7 +147,7 @@ def aligned_cosine(rows: PairedRows) -> Tensor:
     (x, length_x), (y, length_y) = (side.memo("row coordinates", _row_coordinates) for side in (rows.x, rows.y))
     u, shared, v = torch.linalg.svd(x.T @ y, full_matrices=False)
     known = shared > max(x.shape[1], y.shape[1]) * torch.finfo(shared.dtype).eps * shared[0]
-    products = ((x @ u[:, known]) * (y @ v[known].T)).sum(1)
+    products = ((x @ (u[:, known] @ v[known])) * y).sum(1)
     return (products / (length_x * length_y)).mean()
 
 

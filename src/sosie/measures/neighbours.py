@@ -7,6 +7,7 @@ import zlib
 import torch
 from torch import Tensor
 
+from ..linalg import self_product
 from ..stats import PairedRows, SiteRows
 from .define import define
 
@@ -193,9 +194,7 @@ def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
     """(n, k) each: the nearest other rows by cosine, nearest first; made once a site for all measures."""
 
     def near(side: SiteRows) -> Tensor:
-        return side.memo(
-            ("neighbours", k), lambda r: nearest(cosines(r).fill_diagonal_(-torch.inf), k, r), "neighbours"
-        )
+        return side.memo(("neighbours", k), lambda r: nearest(cosines(r), k, r), "neighbours")
 
     check_k(name, k, len(rows.x.rows))
     return near(rows.x), near(rows.y)
@@ -220,20 +219,20 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 def cosines(rows: Tensor) -> Tensor:
     """(n, n): cosine of every row with every other."""
-    units = unit_rows(rows)
-    return units @ units.T
+    return self_product(unit_rows(rows).T)
 
 
 def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
-    """(n, k): the columns with the largest scores, largest first.
+    """(n, k): the columns with the largest scores, largest first; the diagonal does not count.
 
     Scores that differ by rounding alone are equal, and equal ones come in an order drawn at random: in the order of the
     rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
     with itself is the same.
     """
-    finite = torch.where(score.isfinite(), score, torch.zeros_like(score))
-    step = ROUNDING * finite.abs().amax()
-    score = torch.where(score.isfinite() & (step > 0), torch.round(score / step) * step, score)
+    low, high = score.aminmax()
+    step = ROUNDING * torch.maximum(-low, high)
+    score = (score / step).round_() if bool(step > 0) else score.clone()
+    score = score.fill_diagonal_(-torch.inf)
     top = score.topk(min(k + 1, score.shape[1]), dim=1)
     columns = top.indices[:, :k]
     tied = (top.values[:, 1:] == top.values[:, :-1]).any(1)

@@ -117,18 +117,22 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"shape_angle goes from CCA (alpha=0) to Procrustes (alpha=1), got alpha={alpha!r}")
-    (x, size_x), (y, size_y) = (
+    (x, size_x, inexact_x), (y, size_y, inexact_y) = (
         side.memo(("partly whitened", alpha), lambda s: _partly_whitened(s, alpha)) for side in (c.x, c.y)
     )
-    return _angle_from(nuclear_norm(x @ c.xy @ y) / (size_x * size_y))
+    most = size_x * size_y
+    return _angle_from(nuclear_norm(x @ c.xy @ y, most) / most, max(inexact_x, inexact_y))
 
 
-def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor]:
-    """The map of one side's neurons, and the norm of the rows that it gives, over √n."""
-    unit = (scatter.spectrum.rank / scatter.trace).sqrt()
-    identity = torch.eye(len(scatter.matrix), dtype=unit.dtype, device=unit.device)
-    mapped = alpha * unit * identity + (1 - alpha) * inverse_root(scatter.matrix)
-    return mapped, ((mapped @ scatter.matrix) * mapped).sum().sqrt()
+def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor, float]:
+    """The map of one side's neurons, the norm of the rows that it gives, over √n, and the map's rounding."""
+    spectrum, matrix = scatter.spectrum, scatter.matrix
+    unit = (spectrum.rank / scatter.trace).sqrt()
+    root = inverse_root(matrix) if matrix.requires_grad else spectrum.whitening @ spectrum.vectors.T
+    mapped = alpha * unit * torch.eye(len(matrix)).to(matrix) + (1 - alpha) * root
+    # Whitening makes rounding larger by the ratio of the largest to the smallest variance.
+    rounding = (1 - alpha) * 10 * torch.finfo(matrix.dtype).eps * float(spectrum.values[0] / spectrum.values[-1])
+    return mapped, ((mapped @ matrix) * mapped).sum().sqrt(), rounding
 
 
 def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor, rounding: float = 0) -> Tensor:
@@ -146,9 +150,9 @@ def distance_from(overlap: Tensor, rounding: float = 0) -> Tensor:
     return torch.where(nothing, torch.zeros_like(squared), safe.sqrt())
 
 
-def _angle_from(overlap: Tensor) -> Tensor:
+def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
     # arccos loses half the digits near 1; the angle of a chord of length d does not.
-    return 2 * torch.asin(distance_from(overlap) / 2)
+    return 2 * torch.asin(distance_from(overlap, rounding) / 2)
 
 
 @define(

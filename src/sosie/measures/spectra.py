@@ -98,7 +98,8 @@ def bures_distance(rows: PairedRows) -> Tensor:
     scale and on the order of the neurons: for one network at two times, or on two sets of inputs.
     """
     x, y = (side.memo("covariance factor", _factor) for side in (rows.x, rows.y))
-    return distance_between(x.square().sum(), y.square().sum(), nuclear_norm(x @ y.T))
+    length_x, length_y = x.square().sum(), y.square().sum()
+    return distance_between(length_x, length_y, nuclear_norm(x @ y.T, most=(length_x + length_y) / 2))
 
 
 def _factor(rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from .grams import Grams
 from .lottery import ROWS, Lottery
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import OutputSums
+from .row_grams import GROUPS, SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, save_statistics
@@ -30,9 +31,11 @@ Statistic = Moments | Grams | Sample
 
 __all__ = [
     "BLOCK",
+    "GROUPS",
     "KINDS",
     "NO_NEURONS",
     "ROWS",
+    "SMALLEST_GROUP",
     "Alignment",
     "Answers",
     "Continuous",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,13 +38,19 @@ def debiased_alignment(m: Moments) -> DebiasedAlignment:
     """n (n − 3) HSIC_u for every pair of sites, exactly."""
     if m.n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {m.n}")
-    biased = centred_alignment(m)
+    biased = m.alignment(Alignment)
     trace_a, trace_b = traces(m.a, m.n)[:, None], traces(m.b, m.n)[None, :]
     return DebiasedAlignment(
-        xx=biased.xx - diagonal_part(_own_kappa(m.a, m.n)[:, None], trace_a, trace_a, m.n),
-        yy=biased.yy - diagonal_part(_own_kappa(m.b, m.n)[None, :], trace_b, trace_b, m.n),
+        xx=own_debiased(m.a, m.n)[:, None],
+        yy=own_debiased(m.b, m.n)[None, :],
         xy=biased.xy - diagonal_part(_pair_kappa(m), trace_a, trace_b, m.n),
     )
+
+
+def own_debiased(side: SideSums, n: int) -> Tensor:
+    """(S,): n (n − 3) HSIC_u of each site with itself."""
+    trace = traces(side, n)
+    return _own_norms(side, -side.total / n, n) - diagonal_part(_own_kappa(side, n), trace, trace, n)
 
 
 def scatter(side: SideSums, index: int, n: int) -> Scatter:
@@ -74,7 +81,7 @@ def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:
     )
     found = []
     for block, total, shift in zip(m.cross.split(m.a.widths), m.a.split(m.a.total), m.a.split(shift_a), strict=True):
-        moved = block + torch.outer(shift, total_b) + torch.outer(total, shift_b)
+        moved = torch.addr(torch.addr(block, shift, total_b), total, shift_b)
         columns = moved.square().sum(0)
         found.append(
             torch.zeros(len(m.b.widths), dtype=columns.dtype, device=columns.device).index_add(0, site_b, columns)
@@ -85,7 +92,7 @@ def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:
 def _own_norms(side: SideSums, shift: Tensor, n: int) -> Tensor:
     found = []
     for square, total, by in zip(side.squares, side.split(side.total), side.split(shift), strict=True):
-        moved = square + torch.outer(by, total + n * by) + torch.outer(total, by)
+        moved = torch.addr(torch.addr(square, by, total + n * by), total, by)
         found.append(moved.square().sum())
     return torch.stack(found)
 
@@ -120,3 +127,10 @@ def _pair_kappa(m: Moments) -> Tensor:
         + mu2 * m.b.length[None, :]
         - 3 * m.n * mu2 * nu2
     )
+
+
+FORMS: dict[type[Alignment], Callable[[Moments], Alignment]] = {
+    Alignment: centred_alignment,
+    DebiasedAlignment: debiased_alignment,
+    UncentredAlignment: uncentred_alignment,
+}

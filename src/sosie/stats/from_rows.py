@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, centred, diagonal_part
+from ..linalg import Spectrum, centred, column_squares, cross_product, diagonal_part, row_squares, self_product
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
@@ -31,7 +31,7 @@ class Coordinates:
         # With gradients in the rows' own precision, which both sides share.
         rows = without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
         if width <= n or differentiable:
-            return cls(rows, Scatter(rows.T @ rows / n, n))
+            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows) / n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
         spectrum = Spectrum.of(rows @ rows.T)
         scores = spectrum.vectors * spectrum.values.sqrt()
@@ -45,7 +45,7 @@ class Coordinates:
             return original.basis[shuffle.order]
         if isinstance(self.scatter, WideScatter):
             return self.scatter.basis
-        return (self.rows / self.scatter.scale) @ self.scatter.inverse_root / self.scatter.n**0.5
+        return (self.rows / self.scatter.scale) @ self.scatter.whitener.T / self.scatter.n**0.5
 
     def shuffled(self, shuffle: Shuffle) -> Coordinates:
         return Coordinates(self.rows[shuffle.order], self.scatter, (self, shuffle))
@@ -94,7 +94,7 @@ class WideCovariances(Covariances):
 
 def covariances(x: Coordinates, y: Coordinates) -> Covariances:
     """The covariances of one pair of sites."""
-    xy = x.rows.T @ y.rows / len(x.rows)
+    xy = cross_product(x.rows, y.rows) / len(x.rows)
     if isinstance(x.scatter, WideScatter) or isinstance(y.scatter, WideScatter):
         return WideCovariances(x.scatter, y.scatter, xy, x_coordinates=x, y_coordinates=y)
     return Covariances(x.scatter, y.scatter, xy)
@@ -104,13 +104,19 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
     """Inner products of the Gram matrices of all rows, for every pair of sites."""
     if kind is not UncentredAlignment:
         xs, ys = [without_mean(x) for x in xs], [without_mean(y) for y in ys]
-    found = inner_products(xs, ys)
+    return from_products(inner_products(xs, ys), xs, ys, kind)
+
+
+def from_products(
+    found: tuple[Tensor, Tensor, Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]
+) -> Alignment:
+    """The view from the inner products of the Gram matrices of these rows, which are centred but for uncentred ones."""
     if kind is not DebiasedAlignment:
         return kind(*found)
     n = len(xs[0])
     if n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
-    k, l = (torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
+    k, l = (torch.stack([row_squares(rows).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
     return DebiasedAlignment(
         found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n),
@@ -122,9 +128,19 @@ def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment])
 def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
     digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
-    noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
     found = centred(rows.to(dtype))
-    return torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
+    if rows.is_cuda or _may_be_rounding(rows.detach(), found.detach(), digits):
+        noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
+        found = torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
+    return found
+
+
+def _may_be_rounding(rows: Tensor, found: Tensor, digits: torch.dtype) -> bool:
+    """Whether a neuron may vary by rounding alone; hardly ever, and means and variances are enough to rule it out."""
+    # max |x − mean| is at least the standard deviation and at most √n times that.
+    deviation = (column_squares(found) / len(found)).sqrt()
+    largest = rows[0].abs() + 2 * len(rows) ** 0.5 * deviation
+    return not bool((deviation > 9 * torch.finfo(digits).eps * largest).all())
 
 
 def without_mean(rows: Tensor) -> Tensor:
@@ -144,21 +160,28 @@ def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, 
     dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     if columns_are_cheaper(xs, ys):
-        xx = torch.stack([(x.T @ x).double().square().sum() for x in xs])
-        yy = torch.stack([(y.T @ y).double().square().sum() for y in ys])
-        xy = torch.stack([torch.stack([(x.T @ y).double().square().sum() for y in ys]) for x in xs])
+        xx, yy = (torch.stack([self_product(rows).double().square().sum() for rows in side]) for side in (xs, ys))
+        xy = torch.stack([torch.stack([cross_product(x, y).double().square().sum() for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
     return _by_strips(xs, ys)
 
 
 def _by_strips(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The same through Gram matrices, a strip of rows at a time: all pairs of sites in one product."""
-    sums: list[Tensor] = []
-    for start in range(0, len(xs[0]), STRIP):
+    n, sums = len(xs[0]), []
+    for start in range(0, n, STRIP):
+        size = min(STRIP, n - start)
         k, l = (
-            torch.stack([(rows[start : start + STRIP] @ rows.T).double().flatten() for rows in side])
-            for side in (xs, ys)
+            torch.stack([(rows[start : start + size] @ rows[start:].T).double() for rows in side]) for side in (xs, ys)
         )
-        strip = [k.square().sum(1)[:, None], l.square().sum(1)[None, :], k @ l.T]
-        sums = strip if not sums else [a + b for a, b in zip(sums, strip, strict=True)]
-    return sums[0], sums[1], sums[2]
+        # What lies beyond the square on the diagonal stands for its mirror image too.
+        square = products(k[:, :, :size].flatten(1), l[:, :, :size].flatten(1))
+        beyond = products(k[:, :, size:].flatten(1), l[:, :, size:].flatten(1))
+        sums.append([a + 2 * b for a, b in zip(square, beyond, strict=True)])
+    xx, yy, xy = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    return xx, yy, xy
+
+
+def products(k: Tensor, l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """⟨k, k⟩ (A, 1), ⟨l, l⟩ (1, B) and ⟨k, l⟩ (A, B) of vectors (A, length) and (B, length)."""
+    return k.square().sum(1)[:, None], l.square().sum(1)[None, :], k @ l.T

@@ -232,6 +232,12 @@ class Grams:
             xy + diagonal_part(kxy, trace_a, trace_b, self.n),
         )
 
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site's U-centred Gram matrix, scaled to all n rows."""
+        view = self.alignment(DebiasedAlignment)
+        return view.xx[:, 0], view.yy[0]
+
     def _uncentred(self, jackknife: bool) -> UncentredAlignment:
         if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
             raise ValueError("these Grams were made without uncentred sums")

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments
+from ..linalg import JointMoments, cross_product, self_product
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -40,7 +40,7 @@ class MomentMaker:
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         rows = rows - centre.to(rows.dtype)
-        return MomentPart(centre, rows, rows.double().square().sum(1), (rows.T @ rows).double())
+        return MomentPart(centre, rows, rows.double().square().sum(1), self_product(rows).double())
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
         return MomentSide.of(parts)
@@ -176,7 +176,7 @@ class Moments:
             n=len(a.rows),
             a=a.sums,
             b=b.sums,
-            cross=_product(a.rows, b.rows),
+            cross=cross_product(a.rows, b.rows).double(),
             weighted_x=a.rows.double().T @ b.norms,
             weighted_y=a.norms.T @ b.rows.double(),
             lengths=a.norms.T @ b.norms,
@@ -202,17 +202,24 @@ class Moments:
         a, b = (closed_forms.traces(side, self.n) for side in (self.a, self.b))
         return a, b
 
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site's U-centred Gram matrix."""
+        a, b = (closed_forms.own_debiased(side, self.n) for side in (self.a, self.b))
+        return a, b
+
     def describe(self) -> str:
         return f"moments of all {self.n} rows"
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of Gram matrices for every pair of sites."""
-        forms = {
-            Alignment: closed_forms.centred_alignment,
-            DebiasedAlignment: closed_forms.debiased_alignment,
-            UncentredAlignment: closed_forms.uncentred_alignment,
-        }
-        return forms[kind](self)
+        if kind not in self._alignments:
+            self._alignments[kind] = closed_forms.FORMS[kind](self)
+        return self._alignments[kind]
+
+    @cached_property
+    def _alignments(self) -> dict[type[Alignment], Alignment]:
+        return {}
 
     @cached_property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
@@ -282,9 +289,3 @@ class Moments:
             weighted_y=self.weighted_y + other.weighted_y,
             lengths=self.lengths + other.lengths,
         )
-
-
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """xᵀy, in the finer of the two precisions."""
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    return (x.to(dtype).T @ y.to(dtype)).double()

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import CACHED_ROWS, column_squares, cross_product
 from . import from_rows
 from .lottery import Fold, Lottery, row_hash
+from .row_grams import RowGrams
 from .shuffle import Shuffle
 from .views import (
     Alignment,
@@ -189,7 +191,16 @@ class Sample:
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of the whole Gram matrices for every pair of sites."""
-        return from_rows.alignment(self.xs, self.ys, kind)
+        return self.grams.alignment(kind)
+
+    @cached_property
+    def grams(self) -> RowGrams:
+        return RowGrams(self.xs, self.ys)
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site's U-centred Gram matrix."""
+        return self.grams.own
 
     @cached_property
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
@@ -214,7 +225,7 @@ class Sample:
             raise ValueError(f"these rows were projected to {self.folded} columns, {NO_NEURONS}")
         check_pairs(p, q)
         x, y = (_centred_neurons(site) for site in sites)
-        return Neurons(x.square().mean(0), y.square().mean(0), x.T @ y / self.n)
+        return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, cross_product(x, y) / self.n)
 
     @cached_property
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
@@ -244,5 +255,6 @@ def _centred_neurons(site: SiteRows) -> Tensor:
 def _spread(rows: Tensor) -> Tensor:
     rows = rows.detach()
     mean = rows.mean(0, keepdim=True, dtype=torch.float64)
-    about = (rows - mean.to(rows.dtype)).square().sum(dtype=torch.float64)
+    centre = mean.to(rows.dtype)
+    about = torch.stack([(part - centre).square().sum(dtype=torch.float64) for part in rows.split(CACHED_ROWS)]).sum()
     return about / (about + len(rows) * mean.square().sum())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..linalg import diagonal_part
 from .from_rows import alignment, columns_are_cheaper, without_mean
+from .left_out import owners
 from .shuffle import Shuffle
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
@@ -37,7 +38,7 @@ class _ByColumns:
 
     def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         self.x, self.y = (torch.cat([rows.double() for rows in side], dim=1) for side in (xs, ys))
-        self.of_x, self.of_y = (_owners(side) for side in (xs, ys))
+        self.of_x, self.of_y = (owners(side) for side in (xs, ys))
         self.shape = len(xs), len(ys)
 
     def shuffled(self, shuffle: Shuffle) -> Tensor:
@@ -55,9 +56,3 @@ class _ByRows:
 
     def shuffled(self, shuffle: Shuffle) -> Tensor:
         return torch.stack([self.k @ shuffle(gram, "square").flatten() for gram in self.l], dim=1)
-
-
-def _owners(sites: Sequence[Tensor]) -> Tensor:
-    """Which site each column belongs to."""
-    widths = torch.tensor([site.shape[1] for site in sites])
-    return torch.repeat_interleave(torch.arange(len(sites)), widths).to(sites[0].device)

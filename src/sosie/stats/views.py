@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, best_assignment, inverse_root, nuclear_norm
+from ..linalg import Spectrum, best_assignment, inverse_root, nuclear_norm, whitening
 from .shuffle import Moves, Shuffle
 
 T = TypeVar("T")
@@ -42,8 +42,9 @@ class UncentredAlignment(Alignment):
 class Scatter:
     """One site's covariance with its factorisations, each done once however many pairs ask."""
 
-    matrix: Tensor  # (r, r): Σ (x − mean)(x − mean)ᵀ / n
+    given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or what makes it once it is needed
     n: int
+    variances: Tensor | None = None  # (r,) its diagonal, where that is at hand sooner
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
@@ -53,19 +54,25 @@ class Scatter:
         return self._kept[key]  # type: ignore[return-value]
 
     @cached_property
+    def matrix(self) -> Tensor:
+        return self.given if isinstance(self.given, Tensor) else self.given()
+
+    @cached_property
     def trace(self) -> Tensor:
-        return torch.trace(self.matrix)
+        return torch.trace(self.matrix) if self.variances is None else self.variances.sum()
 
     @cached_property
     def spectrum(self) -> Spectrum:
         return Spectrum.of(self.matrix.detach())
 
-    def leading_root(self, share: float) -> tuple[Tensor, int]:
-        """Inverse square root on the fewest leading directions that hold this share of the variance; their number."""
+    def leading(self, share: float) -> tuple[Tensor, int]:
+        """Whitens the fewest leading directions that hold this share of the variance; their number."""
 
         def make(scatter: Scatter) -> tuple[Tensor, int]:
-            count = scatter.spectrum.leading(share).rank
-            return inverse_root(scatter.matrix, scatter.spectrum.cut_after(count)), count
+            leading = scatter.spectrum.leading(share)
+            if not scatter.matrix.requires_grad:
+                return leading.whitening.T, leading.rank
+            return inverse_root(scatter.matrix, scatter.spectrum.cut_after(leading.rank)), leading.rank
 
         return self.memo(("leading", share), make)
 
@@ -81,20 +88,27 @@ class Scatter:
         return self.matrix / (self.scale[:, None] * self.scale[None, :])
 
     @cached_property
-    def inverse_root(self) -> Tensor:
-        """Inverse square root of the correlations: scaled first, so that a quiet neuron counts like a loud one."""
-        return inverse_root(self.correlation)
+    def _whitening(self) -> tuple[Tensor, bool]:
+        return whitening(self.correlation)
+
+    @property
+    def whitener(self) -> Tensor:
+        """(r, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
+        return self._whitening[0]
 
     @cached_property
     def rank(self) -> Tensor:
-        """Directions that vary, as a scalar tensor: the trace of the projector R C R."""
-        root = self.inverse_root.detach()
+        """Directions that vary, as a scalar tensor: the trace of the projector W C Wᵀ."""
+        whitener, everywhere = self._whitening
+        if everywhere:
+            return whitener.new_tensor(len(whitener))
+        root = whitener.detach()
         return ((root @ self.correlation.detach()) * root).sum().round()
 
     @cached_property
     def whitened_neurons(self) -> Tensor:
         """(k, p): covariance of k uncorrelated directions of unit variance, which span the site, with each neuron."""
-        return self.inverse_root @ (self.matrix / self.scale[:, None])
+        return self.whitener @ (self.matrix / self.scale[:, None])
 
 
 @dataclass
@@ -108,18 +122,18 @@ class Covariances:
     @cached_property
     def nuclear(self) -> Tensor:
         """Sum of the singular values of the cross-covariance."""
-        return nuclear_norm(self.xy)
+        return nuclear_norm(self.xy, most=self.x.trace.sqrt() * self.y.trace.sqrt())
 
     @cached_property
     def whitened(self) -> Tensor:
         """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
-        return self.x.inverse_root @ scaled @ self.y.inverse_root
+        return self.x.whitener @ scaled @ self.y.whitener.T
 
     @cached_property
     def x_whitened(self) -> Tensor:
         """Covariance of whitened x with y as it is: what a regression on x explains."""
-        return self.x.inverse_root @ (self.xy / self.x.scale[:, None])
+        return self.x.whitener @ (self.xy / self.x.scale[:, None])
 
 
 @dataclass

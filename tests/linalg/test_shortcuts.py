@@ -1,0 +1,78 @@
+"""Cheaper ways to a number give the number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from sosie.linalg import column_squares, cross_product, distances, nuclear_norm, row_squares, self_product, whitening
+
+
+def rows(n: int, p: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, p, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (90, 150), (7, 1)])
+def test_products_and_squares(shape: tuple[int, int]) -> None:
+    x = rows(*shape)
+    torch.testing.assert_close(self_product(x), x.T @ x)
+    torch.testing.assert_close(self_product(x.float()), (x.T @ x).float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(self_product(x.T), x @ x.T)
+    torch.testing.assert_close(cross_product(x.float(), x + 1), x.float().double().T @ (x + 1))
+    torch.testing.assert_close(column_squares(x), x.square().sum(0))
+    torch.testing.assert_close(row_squares(x), x.square().sum(1))
+
+
+def test_distances_of_rows_that_nearly_coincide() -> None:
+    x = rows(40, 5) + 1e6
+    x[1] = x[0] + 1e-6
+    found = distances(x)
+    np.testing.assert_allclose(found.numpy(), cdist(x.numpy(), x.numpy()), rtol=1e-12)
+    assert found[0, 1] > 0
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (200, 90), (90, 200)])
+def test_nuclear_norm_from_eigenvalues(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = rows(*shape)
+    expected = np.linalg.svd(x.numpy(), compute_uv=False).sum()
+    monkeypatch.setattr(torch.linalg, "svdvals", None)  # not needed here
+    assert float(nuclear_norm(x, most=2 * expected)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_nuclear_norm_by_the_book_where_digits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = torch.linalg.svdvals
+    monkeypatch.setattr(torch.linalg, "svdvals", lambda m: calls.append(m.shape) or original(m))
+    x = rows(150, 150)
+    steep = x * torch.logspace(0, -9, 150, dtype=torch.float64)
+    hollow = torch.cat([x[:, :75], torch.zeros_like(x[:, :75])], dim=1)  # flat, but eigenvalues 0 have no digits
+    for matrix, share in ((x, 0.995), (steep, 0.5), (hollow, 0.5)):
+        expected = np.linalg.svd(matrix.numpy(), compute_uv=False).sum()
+        assert float(nuclear_norm(matrix, most=expected / share)) == pytest.approx(expected, rel=1e-13)
+    assert len(calls) == 3
+
+
+def test_whitening_by_a_triangle_or_by_the_root() -> None:
+    x = rows(60, 8)
+    full = torch.corrcoef(x.T)
+    found, everywhere = whitening(full)
+    assert everywhere
+    torch.testing.assert_close(found @ full @ found.T, torch.eye(8, dtype=torch.float64))
+    repeated = torch.corrcoef(torch.cat([x, x[:, :2]], dim=1).T)
+    found, everywhere = whitening(repeated)
+    assert not everywhere
+    projector = found @ repeated @ found.T
+    torch.testing.assert_close(projector @ projector, projector)
+    assert float(projector.trace()) == pytest.approx(8)
+
+
+def test_whitening_has_a_gradient() -> None:
+    change = torch.zeros(5, 5, dtype=torch.float64, requires_grad=True)
+    matrix, other = torch.corrcoef(rows(40, 5).T), rows(5, 5, seed=1)
+
+    def canonical(change: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(whitening(matrix + change + change.T)[0] @ other).sum()
+
+    assert torch.autograd.gradcheck(canonical, (change,), eps=1e-6, atol=1e-6)
