@@ -100,6 +100,7 @@ class GramSide:
     offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
     raw: list[Tensor]  # (blocks, sites, b·b) as they are, diagonal left out; empty unless asked for
     raw_diagonal: list[Tensor]  # (blocks, sites, b)
+    norms: list[Tensor]  # (blocks, sites) Σ Kᵢⱼ² of the U-centred ones
     heaviest: Tensor  # (sites,) the largest Σⱼ Kᵢⱼ² of one row of the U-centred Gram matrices
     drift: Drift
 
@@ -113,10 +114,12 @@ class GramSide:
         raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
         length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
         unbiased = [u_centred(gram) for gram in grams]
+        by_row = [torch.einsum("ksij,ksij->ksi", gram, gram) for gram in unbiased]
         return cls(
             sizes=sizes[0],
             debiased=[gram.flatten(2) for gram in unbiased],
-            heaviest=torch.stack([gram.square().sum(-1).amax((0, 2)) for gram in unbiased]).amax(0),
+            norms=[rows.sum(-1) for rows in by_row],
+            heaviest=torch.stack([rows.amax((0, 2)) for rows in by_row]).amax(0),
             diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
             length=length + _from_means(parts, grams),
             offset=_offsets_left(parts, grams),

@@ -6,7 +6,6 @@ sites come out of one matrix product. Sums are kept for a few groups of blocks: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -32,11 +31,18 @@ class PairSums:
     xy: Tensor  # (G, A, B)
 
     @classmethod
-    def of(cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor) -> PairSums:
-        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack."""
+    def of(
+        cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor, norms: tuple[list[Tensor], list[Tensor]] | None = None
+    ) -> PairSums:
+        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
+
+        `norms` are the sums of squares (blocks, sites), where they are at hand.
+        """
+        if norms is None:
+            norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
         return cls(
-            _grouped(torch.cat([x.square().sum(-1) for x in xs]), groups),
-            _grouped(torch.cat([y.square().sum(-1) for y in ys]), groups),
+            _grouped(torch.cat(norms[0]), groups),
+            _grouped(torch.cat(norms[1]), groups),
             _grouped(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
         )
 
@@ -56,12 +62,11 @@ class _Drawn(PairSums):
         return self.xx.sum(0)[:, None], self.yy.sum(0)[None, :], self.xy
 
 
-def _variance(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+def _variance(a: GramSide, b: GramSide) -> Tensor:
     """Σ over blocks of 2 ‖K‖² ‖L‖² / (b (b − 3)): exact for U-centred matrices whose rows are shuffled."""
     found = []
-    for x, y in zip(xs, ys, strict=True):
-        b = math.isqrt(x.shape[-1])
-        found.append(2 / (b * (b - 3)) * x.square().sum(-1).T @ y.square().sum(-1))
+    for (_, size), x, y in zip(a.sizes, a.norms, b.norms, strict=True):
+        found.append(2 / (size * (size - 3)) * x.T @ y)
     return torch.stack(found).sum(0)
 
 
@@ -132,14 +137,14 @@ class Grams:
             block=block,
             blocks=a.blocks,
             n=a.rows,
-            debiased=PairSums.of(a.debiased, b.debiased, groups),
+            debiased=PairSums.of(a.debiased, b.debiased, groups, (a.norms, b.norms)),
             diagonal=PairSums.of(a.diagonal, b.diagonal, groups),
             trace_a=_grouped(torch.cat([d.sum(-1) for d in a.diagonal]), groups),
             trace_b=_grouped(torch.cat([d.sum(-1) for d in b.diagonal]), groups),
             length_a=a.length,
             length_b=b.length,
             pairs=_grouped(each * (each - 3), groups),
-            variance=_variance(a.debiased, b.debiased),
+            variance=_variance(a, b),
             heaviest_a=a.heaviest,
             heaviest_b=b.heaviest,
             drift_a=a.drift,
