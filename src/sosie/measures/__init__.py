@@ -21,7 +21,7 @@ from .matching import (
     soft_match_distance,
 )
 from .neighbours import cknna, cycle_knn, jaccard, lcs_knn, mutual_knn, rank_similarity, second_order_cosine
-from .output_chance import Chance, chance_of
+from .output_chance import OutputChance, chance_of
 from .outputs import (
     accuracy_difference,
     agreement,
@@ -46,8 +46,8 @@ from .spectra import bures_distance, eigenspace_overlap, gulp
 
 __all__ = [
     "MEASURES",
-    "Chance",
     "Measure",
+    "OutputChance",
     "UnknownMeasure",
     "accuracy_difference",
     "agreement",

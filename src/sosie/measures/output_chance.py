@@ -12,7 +12,7 @@ from ..stats import OutputSums
 
 
 @dataclass(frozen=True)
-class Chance:
+class OutputChance:
     """Mean and standard deviation over all shuffles; how often one is as close as what was seen, if known."""
 
     mean: float
@@ -20,12 +20,12 @@ class Chance:
     p: float | None = None
 
 
-def chance_of(measure: str, sums: OutputSums) -> Chance | None:
+def chance_of(measure: str, sums: OutputSums) -> OutputChance | None:
     """The chance level of a measure by its name; None where no closed form is known, or there is one input."""
     return CHANCE[measure](sums) if measure in CHANCE and sums.n > 1 else None
 
 
-def _agreement(sums: OutputSums) -> Chance:
+def _agreement(sums: OutputSums) -> OutputChance:
     assert sums.predicted is not None
     n = sums.n
     # Python's integers: these sums of products pass 2⁵³ at 200,000 inputs.
@@ -33,12 +33,12 @@ def _agreement(sums: OutputSums) -> Chance:
     alike = sum(a * b for a, b in pairs)
     # Hoeffding 1951: the variance of Σ c(i, π(i)) is Σ of the doubly centred c, squared, over n − 1.
     scaled = n * n * alike - n * sum(a * b * (a + b) for a, b in pairs) + alike * alike
-    return Chance(alike / n**2, (scaled / (n - 1)) ** 0.5 / n**2)
+    return OutputChance(alike / n**2, (scaled / (n - 1)) ** 0.5 / n**2)
 
 
-def _disagreement(sums: OutputSums) -> Chance:
+def _disagreement(sums: OutputSums) -> OutputChance:
     found = _agreement(sums)
-    return Chance(1 - found.mean, found.spread)
+    return OutputChance(1 - found.mean, found.spread)
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,24 @@ class _Errors:
         return float(hypergeom.sf(self.both - 1, self.n, self.right_a, self.right_b))
 
 
-def _error_overlap(sums: OutputSums) -> Chance | None:
+def _error_overlap(sums: OutputSums) -> OutputChance | None:
     errors = _Errors.of(sums)
     n, wrong_a, wrong_b = errors.n, errors.n - errors.right_a, errors.n - errors.right_b
     unexpected = n * n - errors.right_a * errors.right_b - wrong_a * wrong_b
-    return Chance(0.0, 2 * n * errors.spread / unexpected, errors.p) if unexpected else None
+    return OutputChance(0.0, 2 * n * errors.spread / unexpected, errors.p) if unexpected else None
 
 
-def _bad_churn(sums: OutputSums) -> Chance:
+def _bad_churn(sums: OutputSums) -> OutputChance:
     errors = _Errors.of(sums)
-    return Chance(errors.right_a * (errors.n - errors.right_b) / errors.n**2, errors.spread / errors.n, errors.p)
+    return OutputChance(errors.right_a * (errors.n - errors.right_b) / errors.n**2, errors.spread / errors.n, errors.p)
 
 
-def _output_correlation(sums: OutputSums) -> Chance:
+def _output_correlation(sums: OutputSums) -> OutputChance:
     # Several outputs are correlated with each other, and the spread of their mean is not in the sums.
-    return Chance(0.0, (sums.n - 1) ** -0.5 if sums.widths[0] == 1 else None)
+    return OutputChance(0.0, (sums.n - 1) ** -0.5 if sums.widths[0] == 1 else None)
 
 
-CHANCE: dict[str, Callable[[OutputSums], Chance | None]] = {
+CHANCE: dict[str, Callable[[OutputSums], OutputChance | None]] = {
     "agreement": _agreement,
     "disagreement": _disagreement,
     "churn": _disagreement,

@@ -47,6 +47,7 @@ def full_scale(values: Values) -> Scale:
         far = _first(high, _round_up(max(found, default=alike + 1.0)))
     if far == alike:
         far = alike - 1.0 if values.closer == "up" else alike + 1.0
+    # A value that rounding alone puts past the end of the scale does not count as clipped.
     beyond = any((v - alike) * (far - alike) > (far - alike) ** 2 * (1 + 1e-9) for v in found)
     return Scale(far, alike, beyond)
 

@@ -57,7 +57,7 @@ def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
     """
     if xs[0].shape[1] > ys[0].shape[1]:
         return _squares(ys, xs, orders).transpose(1, 2)
-    total: Tensor | None = None
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
     for x, y, order in zip(xs, ys, orders, strict=True):
         blocks, _, b = order.shape
         i, j = torch.triu_indices(b, b, 1, device=order.device)
@@ -69,9 +69,7 @@ def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
             for some in order[block].split(few):
                 moved = source[:, some[:, i] * b + some[:, j]]  # (A, draws, pairs)
                 parts.append(2 * (moved @ upper[block].T).transpose(0, 1))
-            found = torch.cat(parts).double()
-            total = found if total is None else total + found
-    assert total is not None
+            total += torch.cat(parts)
     return total
 
 
@@ -79,10 +77,8 @@ def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
     """The same for what is on the diagonals, stacks (blocks, sites, b)."""
     if xs[0].shape[1] > ys[0].shape[1]:  # so that both are shuffled alike
         return _vectors(ys, xs, orders).transpose(1, 2)
-    total: Tensor | None = None
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
     for x, y, order in zip(xs, ys, orders, strict=True):
         for block in range(len(order)):
-            found = (x[block][:, order[block]] @ y[block].T).transpose(0, 1)
-            total = found if total is None else total + found
-    assert total is not None
+            total += (x[block][:, order[block]] @ y[block].T).transpose(0, 1)
     return total

@@ -255,18 +255,12 @@ class Grams:
         """The sums of pairs of sites replaced by those of shuffled rows."""
         if self.shuffled is None:
             raise ValueError("these Grams were made without shuffled sums")
-        drawn = self.shuffled
-
-        def swapped(sums: PairSums | None, xy: Tensor | None) -> PairSums | None:
-            return None if sums is None or xy is None else _Drawn(sums.xx, sums.yy, xy)
-
-        debiased, diagonal = swapped(self.debiased, drawn.debiased), swapped(self.diagonal, drawn.diagonal)
-        assert debiased is not None
-        assert diagonal is not None
-        raw, raw_diagonal = swapped(self.raw, drawn.raw), swapped(self.raw_diagonal, drawn.raw_diagonal)
-        return replace(
-            self, debiased=debiased, diagonal=diagonal, raw=raw, raw_diagonal=raw_diagonal, shuffled=None
-        ).alignment(kind)
+        swapped: dict[str, PairSums] = {}
+        for name in ("debiased", "diagonal", "raw", "raw_diagonal"):
+            sums, xy = getattr(self, name), getattr(self.shuffled, name)
+            if xy is not None:
+                swapped[name] = _Drawn(sums.xx, sums.yy, xy)
+        return replace(self, shuffled=None, **swapped).alignment(kind)  # type: ignore[arg-type]
 
     def _share(self, jackknife: bool) -> Tensor:
         """Which part of the rows is left, by its pairs: all blocks but the last are of one size."""
