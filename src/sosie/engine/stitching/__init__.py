@@ -1,0 +1,7 @@
+"""Stitching: halves → fit or training of the joint → evaluation; single joints, maps of all sites, files."""
+
+from .evaluating import Stitch
+from .fitting import stitch
+from .halves import Half, Stitched
+
+__all__ = ["Half", "Stitch", "Stitched", "stitch"]

@@ -1,0 +1,96 @@
+"""Stitching: the lower part of one network, an affine layer, the upper part of another (Csiszárik et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import Batches, as_found
+from ...data import open_data
+from ...linalg import Affine, find_fit
+from ...models.joint import Form, Joint, Resize
+from ...progress import Progress
+from ...stats import MomentMaker, Moments
+from .evaluating import Stitch
+from .halves import Half, Stitched, chunks_of, open_half
+
+
+def stitch(
+    model_a: Any,
+    site_a: str,
+    model_b: Any,
+    site_b: str,
+    data: Any,
+    *,
+    fit: str = "least_squares",
+    resize: Resize = "interpolate",
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    max_rows: int | None = None,
+) -> Stitch:
+    """Can B do its job with A's representation? Join A up to `site_a` to B from `site_b` on, by an affine layer.
+
+    The layer is found from the activations of both networks on `data`, in one pass and exactly, whatever the batch
+    size: `fit` is least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) or
+    identity. It acts on channels: every pixel or token of a map is a row. Where the sites differ in shape, A's
+    activation is brought into B's first, see `resize` and sosie.models.joint. A cut that something goes around, a
+    skip connection say, is refused. `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it
+    does.
+    """
+    chosen = find_fit(fit)
+    batches = Batches(open_data(data) if isinstance(data, str) else data)
+    first = next(iter(batches))
+    lower, upper = (
+        open_half(model, site, prepare, inputs, first)
+        for model, site, prepare in ((model_a, site_a, prepare_a), (model_b, site_b, prepare_b))
+    )
+    args, kwargs = upper.call(first)
+    upper.cut.check(*args, **kwargs)
+    source, target = (Form.of(half.cut.site.shape, half.cut.site.channels_last) for half in (lower, upper))
+    joint = Joint(source, target, resize)
+    moments = moments_of(lower, upper, joint, data, max_rows)
+    affine = chosen(moments.joint(0, 0))
+    _fill(joint, affine, like=upper.model)
+    return Stitch(Stitched(lower, joint, upper), chosen.name, dict(affine.report), moments.n)
+
+
+def moments_of(lower: Half, upper: Half, joint: Joint, data: Any, max_rows: int | None) -> Moments:
+    """Of both sites' rows, A's in the shape of B's; merged chunk by chunk, so that memory does not grow."""
+    makers = MomentMaker(), MomentMaker()
+    total: Moments | None = None
+    with (
+        as_found([lower.model, upper.model]),
+        Progress(f"stitching {lower.name} to {upper.name}", None, "inputs") as bar,
+    ):
+        for chunk in chunks_of(data, max_rows):
+            activations = joint.shaped(lower.representation(chunk.batch)), upper.representation(chunk.batch)
+            sides = [
+                maker.side([maker.part(half.cut.site.label, joint_rows(activation, joint.target))])
+                for maker, half, activation in zip(makers, (lower, upper), activations, strict=True)
+            ]
+            part = Moments.join(*sides)
+            total = part if total is None else total.merge(part)
+            bar.advance(chunk.count)
+    if total is None:
+        raise ValueError("the data yielded no inputs")
+    return total
+
+
+def joint_rows(activation: Tensor, form: Form) -> Tensor:
+    """(positions of all inputs, channels)."""
+    last = activation if form.tokens or not form.space else activation.movedim(1, -1)
+    return last.reshape(-1, last.shape[-1])
+
+
+@torch.no_grad()
+def _fill(joint: Joint, affine: Affine, *, like: nn.Module) -> None:
+    first = next(like.parameters(), None)
+    if first is not None:
+        joint.to(first.device, first.dtype)
+    joint.weight.copy_(affine.weight)
+    assert joint.bias is not None
+    joint.bias.copy_(affine.bias)

@@ -1,0 +1,86 @@
+"""The two networks of a stitch, each cut at a site, and the network of the one's lower and the other's upper part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...capture import Batches, Chunk, Cut, answer_in, model_arguments, recut
+from ...data import open_data
+from ...models import NamedModel, open_model
+from ...models.joint import Joint
+
+CHUNK = 128  # inputs that both networks are run on at a time
+
+
+@dataclass
+class Half:
+    """One of the two networks: cut at a site, with the normalisation of its own."""
+
+    name: str
+    model: nn.Module
+    cut: Cut
+    prepare: Callable[[Any], Any] | None
+    inputs: Callable[[Any], Any] | None
+
+    def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        first = next(self.model.parameters(), None)
+        device = None if first is None else first.device
+        return model_arguments(batch, inputs=self.inputs, prepare=self.prepare, device=device)
+
+    def representation(self, batch: Any) -> Tensor:
+        args, kwargs = self.call(batch)
+        return self.cut.representation(*args, **kwargs)
+
+    def answer(self, batch: Any) -> Tensor:
+        args, kwargs = self.call(batch)
+        return answer_of(self.model(*args, **kwargs))
+
+
+class Stitched(nn.Module):
+    """A network whose lower part is A's and whose upper part is B's; only the joint between them is its own."""
+
+    def __init__(self, lower: Half, joint: Joint, upper: Half) -> None:
+        super().__init__()
+        self.lower, self.joint, self.upper = lower, joint, upper
+        self.a, self.b = lower.model, upper.model
+
+    def forward(self, batch: Any) -> Tensor:
+        """The answer to a batch as the data give it: each half prepares it in its own way."""
+        activation = self.joint(self.lower.representation(batch))
+        if not self.upper.cut.needs_input:
+            return answer_of(self.upper.cut.task(activation))
+        args, kwargs = self.upper.call(batch)
+        return answer_of(self.upper.cut.task(activation, *args, **kwargs))
+
+
+def answer_of(output: Any) -> Tensor:
+    found = answer_in(output)
+    if found is None:
+        raise TypeError(f"the network answered with no tensor but {type(output).__name__}")
+    return found
+
+
+def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> Half:
+    if isinstance(model, (str, os.PathLike)):
+        model = open_model(str(model))
+    name = type(model).__name__
+    if isinstance(model, NamedModel):
+        model, name, prepare = model.model, model.name, prepare or model.prepare
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
+        )
+    half = Half(name, model, None, prepare, inputs)  # type: ignore[arg-type]
+    args, kwargs = half.call(batch)
+    half.cut = Cut(model, site, *args, **kwargs)
+    return half
+
+
+def chunks_of(data: Any, max_rows: int | None) -> Iterator[Chunk]:
+    source = open_data(data) if isinstance(data, str) else data
+    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=CHUNK)
