@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
-from ..stats import OutputSums, Reader, Sample
+from ..stats import Distributions, OutputSums, Reader, Sample
 from .caveats import of_widths
 from .evaluate import CONSTANT
 
@@ -54,8 +55,8 @@ def measure(
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
     given = None if inputs is None else _rows(inputs, "inputs").to(rows_x.device)
     sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
-    for label, spread in zip("xy", sample.spread, strict=True):
-        if not bool(spread[0] > CONSTANT["float64"]):
+    for label, rows in (("x", rows_x), ("y", rows_y)):
+        if not _varies(rows):
             raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
     with torch.no_grad():
         value = float(settled(chosen.from_sample(sample), chosen))
@@ -77,7 +78,9 @@ def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind:
     if not len(a):
         raise ValueError("no outputs to compare: x is empty")
     with torch.no_grad():
-        sums = OutputSums.join(a, b, None if labels is None else as_outputs(labels, "labels"))
+        marks = None if labels is None else as_outputs(labels, "labels")
+        # What is not asked for is not made, unless it is needed to say why it cannot be had.
+        sums = OutputSums.join(a, b, marks, distributions=issubclass(chosen.reads, Distributions))
         try:
             return float(settled(chosen.from_outputs(sums), chosen))
         except ValueError as error:
@@ -121,7 +124,15 @@ def _rows(given: Any, label: str) -> Tensor:
     if rows.is_complex():
         raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
     rows = rows.double()
-    if not bool(torch.isfinite(rows.sum())) and not bool(torch.isfinite(rows).all()):  # the sum is soon made
-        bad = int((~torch.isfinite(rows)).sum())
+    if not bool(torch.isfinite(total_squares(rows))) and (bad := int((~torch.isfinite(rows)).sum())):
         raise ValueError(f"{label} has {bad} values that are NaN or infinite")
     return rows
+
+
+def _varies(rows: Tensor) -> bool:
+    """Whether rows differ by more than rounding."""
+    # Σ‖x − mean‖² is at least half of any one squared distance, which settles it for all but nearly equal rows.
+    apart = (rows[: len(rows) // 2 + 1 : len(rows) // 2] - rows[-1]).square().sum(1).max()
+    if bool(apart / 2 > CONSTANT["float64"] * total_squares(rows)):
+        return True
+    return bool(Sample.of(rows, rows).spread[0][0] > CONSTANT["float64"])

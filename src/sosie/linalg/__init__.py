@@ -7,11 +7,10 @@ from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .products import CACHED_ROWS, column_squares, cross_product, row_squares, self_product
-from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
+from .products import column_squares, cross_product, for_numpy, row_squares, self_product, total_squares
+from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, triangular_inverse, whitening
 
 __all__ = [
-    "CACHED_ROWS",
     "FITS",
     "RANK_TOLERANCE",
     "Affine",
@@ -31,6 +30,7 @@ __all__ = [
     "explained",
     "find_fit",
     "fit",
+    "for_numpy",
     "gram_cuda",
     "gram_stack",
     "inverse_root",
@@ -39,6 +39,8 @@ __all__ = [
     "rank_tolerance",
     "row_squares",
     "self_product",
+    "total_squares",
+    "triangular_inverse",
     "u_centred",
     "whitening",
     "without_diagonal",

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CACHED_ROWS = 128
-
 
 def cross_product(x: Tensor, y: Tensor) -> Tensor:
     """XᵀY, in the finer of the two precisions; on a CPU by way of NumPy.
@@ -17,7 +15,7 @@ def cross_product(x: Tensor, y: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(x.dtype, y.dtype)
     left, right = x.to(dtype), y.to(dtype)
-    if not _for_numpy(left) or not _for_numpy(right):
+    if not for_numpy(left) or not for_numpy(right):
         return left.T @ right
     with np.errstate(all="ignore"):  # what is not finite is noticed elsewhere, and named
         return torch.from_numpy(left.numpy().T @ right.numpy())
@@ -30,24 +28,37 @@ def self_product(rows: Tensor) -> Tensor:
 
 def symmetric_eigenvalues(matrix: Tensor) -> Tensor:
     """Ascending, of a symmetric matrix; no gradient is needed on a CPU."""
-    if not _for_numpy(matrix):
+    if not for_numpy(matrix):
         return torch.linalg.eigvalsh(matrix)
     return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
 
 
-def _for_numpy(matrix: Tensor) -> bool:
+def for_numpy(matrix: Tensor) -> bool:
+    """Whether NumPy and SciPy may compute with it: on a CPU, and no gradient is wanted."""
     return matrix.device.type == "cpu" and not matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)
 
 
 def column_squares(rows: Tensor) -> Tensor:
-    """Σ x² of each column; a few rows at a time, which stay in a CPU's cache."""
-    if rows.device.type != "cpu" or rows.requires_grad:
-        return rows.square().sum(0)
-    return torch.stack([part.square().sum(0) for part in rows.split(CACHED_ROWS)]).sum(0)
+    """Σ x² of each column."""
+    return _squares(rows, "ij,ij->j") if for_numpy(rows) else rows.square().sum(0)
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Σ x² of each row; a few at a time, which stay in a CPU's cache."""
-    if rows.device.type != "cpu" or rows.requires_grad:
-        return rows.square().sum(1)
-    return torch.cat([part.square().sum(1) for part in rows.split(CACHED_ROWS)])
+    """Σ x² of each row."""
+    return _squares(rows, "ij,ij->i") if for_numpy(rows) else rows.square().sum(1)
+
+
+def total_squares(rows: Tensor) -> Tensor:
+    """Σ x² of all entries, in float64; not finite where an entry is not, or its square overflows."""
+    if not for_numpy(rows) or rows.dtype != torch.float64:
+        return rows.double().square().sum()
+    flat = rows.numpy().ravel(order="K")  # as they lie in memory, so that a transpose is not copied
+    with np.errstate(all="ignore"):
+        return torch.tensor(np.dot(flat, flat), dtype=torch.float64)
+
+
+def _squares(rows: Tensor, which: str) -> Tensor:
+    """In one go, with nothing written to memory; and no torch threads, which would wait for those of a product."""
+    array = rows.numpy()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.einsum(which, array, array, dtype=np.float64)).to(rows.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .products import self_product, symmetric_eigenvalues
+from .products import for_numpy, self_product, symmetric_eigenvalues
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
@@ -111,11 +111,20 @@ def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
-        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(matrix)).to(matrix), upper=False)
+        inverse = triangular_inverse(factor)
         # The smallest eigenvalue is at least 1 / ‖L⁻¹‖², and the largest at most the trace.
         if bool(inverse.detach().square().sum() * rank_tolerance(matrix.dtype) * matrix.detach().trace() < 1):
             return inverse, True
     return inverse_root(matrix), False
+
+
+def triangular_inverse(factor: Tensor) -> Tensor:
+    """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
+    if for_numpy(factor) and factor.dtype == torch.float64:
+        from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
+
+        return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
+    return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
 
 
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..linalg import centred, row_squares, self_product
 from ..stats import PairedRows
 from .define import define
-from .neighbours import check_k, cosines, nearest, unit_rows
+from .neighbours import check_k, cosines, nearest, row_lengths
 
 # Tsitsulin et al.'s temperatures, and the weight that makes the distance a bound on spectral Gromov–Wasserstein
 TEMPERATURES = torch.logspace(-1, 1, 256, dtype=torch.float64)
@@ -56,11 +56,11 @@ def concentricity_difference(rows: PairedRows) -> Tensor:
 
 
 def _concentricity(rows: Tensor) -> Tensor:
-    mean = rows.mean(0)
+    mean, lengths = rows.mean(0), row_lengths(rows)
     length = mean.norm()
-    if not bool(length > 1e-10 * rows.square().sum(1).mean().sqrt()):
+    if not bool(length > 1e-10 * lengths.square().mean().sqrt()):
         raise ValueError("concentricity_difference needs a mean row that is not zero; are these rows centred?")
-    return (unit_rows(rows) @ mean).mean() / length
+    return (rows @ mean / lengths).mean() / length
 
 
 @define(

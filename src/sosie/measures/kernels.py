@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import RANK_TOLERANCE, distances, double_centred, self_product, u_centred
+from ..linalg import RANK_TOLERANCE, distances, double_centred, for_numpy, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
@@ -185,6 +186,8 @@ def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
 
 def _median(values: Tensor) -> Tensor:
     """The mean of the two middle ones if their number is even."""
+    if for_numpy(values):
+        return values.new_tensor(np.median(values.numpy()))  # looks for both at once
     flat, middle = values.flatten(), (values.numel() + 1) // 2
     first = flat.median()  # the lower one
     if values.numel() % 2 or int((flat <= first).sum()) > middle:

@@ -207,19 +207,19 @@ def check_k(name: str, k: int, n: int) -> None:
         raise ValueError(f"{name}(k={k}) needs more than k rows, got {n}")
 
 
-def unit_rows(rows: Tensor) -> Tensor:
-    """Rows divided by their lengths."""
-    lengths = rows.norm(dim=1, keepdim=True)
+def row_lengths(rows: Tensor) -> Tensor:
+    """(n,), none of them 0."""
+    lengths = rows.norm(dim=1)
     if not bool((lengths > 0).all()):
         raise ValueError(
             f"cosines need rows that have a direction, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero"
         )
-    return rows / lengths
+    return lengths
 
 
 def cosines(rows: Tensor) -> Tensor:
     """(n, n): cosine of every row with every other."""
-    return self_product(unit_rows(rows).T)
+    return self_product((rows / row_lengths(rows)[:, None]).T)
 
 
 def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -21,9 +22,18 @@ class Answers:
     kind: str
     width: int  # classes, or numbers an input; 1 for labels, which do not tell how many classes there are
     predicted: Tensor | None = None  # (n,) class numbers
-    log_p: Tensor | None = None  # (n, classes) float64
+    scores: Tensor | None = None  # (n, classes) logits or probabilities, float64
     values: Tensor | None = None  # (n, d) float64
     ties: int = 0  # inputs with several largest outputs, of which the first is taken
+
+    @cached_property
+    def log_p(self) -> Tensor | None:
+        """(n, classes): log-probabilities; made when first asked for, since labels are enough for most measures."""
+        if self.scores is None:
+            return None
+        if self.kind == "logits":
+            return torch.log_softmax(self.scores, 1)
+        return (self.scores / self.scores.sum(1, keepdim=True)).log()
 
     def __len__(self) -> int:
         found = self.values if self.predicted is None else self.predicted
@@ -63,7 +73,7 @@ class Reader:
 
     def _logits(self, outputs: Tensor) -> Answers:
         scores = self._by_class(outputs)
-        return Answers("logits", scores.shape[1], *_largest(scores, torch.log_softmax(scores, 1)))
+        return Answers("logits", scores.shape[1], *_largest(scores))
 
     def _probabilities(self, outputs: Tensor) -> Answers:
         p = self._by_class(outputs)
@@ -76,7 +86,7 @@ class Reader:
                 f"{self.name}: {int(wrong.sum())} of {len(p)} rows are no probabilities, e.g. one that sums to "
                 f"{float(sums[row].detach()):.6g} with smallest entry {float(p[row].min().detach()):.3g}{hint}"
             )
-        return Answers("probabilities", p.shape[1], *_largest(p, (p / sums).log()))
+        return Answers("probabilities", p.shape[1], *_largest(p))
 
     def _regression(self, outputs: Tensor) -> Answers:
         values = outputs.double()[:, None] if outputs.ndim == 1 else outputs.double()
@@ -108,9 +118,9 @@ def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tenso
     return whole
 
 
-def _largest(scores: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor, None, int]:
+def _largest(scores: Tensor) -> tuple[Tensor, Tensor, None, int]:
     tied = (scores == scores.amax(1, keepdim=True)).sum(1) > 1
-    return scores.argmax(1), log_p, None, int(tied.sum())
+    return scores.argmax(1), scores, None, int(tied.sum())
 
 
 def _kind_of(outputs: Tensor, name: str) -> str:

@@ -10,7 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, centred, column_squares, cross_product, diagonal_part, row_squares, self_product
+from ..linalg import (
+    Spectrum,
+    centred,
+    column_squares,
+    cross_product,
+    diagonal_part,
+    row_squares,
+    self_product,
+    total_squares,
+)
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
@@ -160,8 +169,8 @@ def inner_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, 
     dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     if columns_are_cheaper(xs, ys):
-        xx, yy = (torch.stack([self_product(rows).double().square().sum() for rows in side]) for side in (xs, ys))
-        xy = torch.stack([torch.stack([cross_product(x, y).double().square().sum() for y in ys]) for x in xs])
+        xx, yy = (torch.stack([total_squares(self_product(rows)) for rows in side]) for side in (xs, ys))
+        xy = torch.stack([torch.stack([total_squares(cross_product(x, y)) for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
     return _by_strips(xs, ys)
 

@@ -77,8 +77,10 @@ class OutputSums:
         return cls.join(Reader("x", kind).read(x), Reader("y", kind).read(y), labels, start=start)
 
     @classmethod
-    def join(cls, a: Answers, b: Answers, labels: Tensor | None = None, *, start: int = 0) -> OutputSums:
-        """The sums of one chunk, from what each model answered."""
+    def join(
+        cls, a: Answers, b: Answers, labels: Tensor | None = None, *, start: int = 0, distributions: bool = True
+    ) -> OutputSums:
+        """The sums of one chunk, from what each model answered; without `distributions` only their classes count."""
         _check_pair(a, b)
         if a.values is not None and b.values is not None:
             groups, n = _groups(a.values, start)
@@ -103,7 +105,7 @@ class OutputSums:
             right_a, right_b = a.predicted == labels, b.predicted == labels
             found |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
         sums = {"n": n} | {name: _grouped(each.double(), groups) for name, each in found.items()}
-        if a.log_p is not None and b.log_p is not None:
+        if distributions and a.log_p is not None and b.log_p is not None:
             sums["divergence"] = _grouped(jensen_shannon_bits(a.log_p, b.log_p), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import CACHED_ROWS, column_squares, cross_product
+from ..linalg import column_squares, cross_product
 from . import from_rows
 from .lottery import Fold, Lottery, row_hash
 from .row_grams import RowGrams
@@ -255,6 +255,5 @@ def _centred_neurons(site: SiteRows) -> Tensor:
 def _spread(rows: Tensor) -> Tensor:
     rows = rows.detach()
     mean = rows.mean(0, keepdim=True, dtype=torch.float64)
-    centre = mean.to(rows.dtype)
-    about = torch.stack([(part - centre).square().sum(dtype=torch.float64) for part in rows.split(CACHED_ROWS)]).sum()
+    about = column_squares(rows - mean.to(rows.dtype)).sum(dtype=torch.float64)
     return about / (about + len(rows) * mean.square().sum())
