@@ -7,7 +7,16 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from sosie.linalg import column_squares, cross_product, distances, nuclear_norm, row_squares, self_product, whitening
+from sosie.linalg import (
+    column_squares,
+    cross_product,
+    distances,
+    nuclear_norm,
+    row_squares,
+    self_product,
+    spectra,
+    whitening,
+)
 
 
 def rows(n: int, p: int, seed: int = 0) -> torch.Tensor:
@@ -37,14 +46,14 @@ def test_distances_of_rows_that_nearly_coincide() -> None:
 def test_nuclear_norm_from_eigenvalues(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(*shape)
     expected = np.linalg.svd(x.numpy(), compute_uv=False).sum()
-    monkeypatch.setattr(torch.linalg, "svdvals", None)  # not needed here
+    monkeypatch.setattr(spectra, "singular_values", None)  # not needed here
     assert float(nuclear_norm(x, most=2 * expected)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_nuclear_norm_by_the_book_where_digits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = torch.linalg.svdvals
-    monkeypatch.setattr(torch.linalg, "svdvals", lambda m: calls.append(m.shape) or original(m))
+    original = spectra.singular_values
+    monkeypatch.setattr(spectra, "singular_values", lambda m: calls.append(m.shape) or original(m))
     x = rows(150, 150)
     steep = x * torch.logspace(0, -9, 150, dtype=torch.float64)
     hollow = torch.cat([x[:, :75], torch.zeros_like(x[:, :75])], dim=1)  # flat, but eigenvalues 0 have no digits

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import side_by_side
 from ..measures import Measure
 from ..progress import track
 from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, Statistic
@@ -38,14 +39,17 @@ def by_pair(
 ) -> dict[str, Found]:
     """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
 
+    On a CPU several pairs at a time.
+
     `widths` are those of the sites: rows that were projected no longer tell.
     """
     found = {measure.name: Found() for measure in measures}
     if not measures:
         return found
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
-    names = ", ".join(found)
-    for i, j in track(pairs, names, len(pairs), "pairs of sites"):
+
+    def of_pair(pair: tuple[int, int]) -> None:
+        i, j = pair
         views: dict[type, Covariances | Neurons | PairedRows] = {}
         for measure in measures:
             try:
@@ -53,9 +57,18 @@ def by_pair(
                 if measure.reads not in views:
                     views[measure.reads] = _view(measure.reads, statistic, i, j)
                 found[measure.name].values[i, j] = measure(views[measure.reads])
-            except (ValueError, ImportError, torch.linalg.LinAlgError) as error:
+            except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
                 found[measure.name].undefined[i, j] = str(error)
+
+    in_turn = map(of_pair, pairs) if _on_gpu(statistic) or len(pairs) == 1 else side_by_side(of_pair, pairs)
+    for _ in track(in_turn, ", ".join(found), len(pairs), "pairs of sites"):
+        pass
     return found
+
+
+def _on_gpu(statistic: Statistic) -> bool:
+    assert not isinstance(statistic, Grams)
+    return (statistic.xs[0] if isinstance(statistic, Sample) else statistic.cross).is_cuda
 
 
 def _check_widths(measure: Measure, x: int, y: int) -> None:

@@ -3,12 +3,14 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .dense import eigen, eigenvalues, singular, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
 from .products import column_squares, cross_product, for_numpy, row_squares, self_product, total_squares
-from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, triangular_inverse, whitening
+from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
+from .threads import lock_of, once, side_by_side
 
 __all__ = [
     "FITS",
@@ -27,6 +29,8 @@ __all__ = [
     "diagonal_part",
     "distances",
     "double_centred",
+    "eigen",
+    "eigenvalues",
     "explained",
     "find_fit",
     "fit",
@@ -34,11 +38,15 @@ __all__ = [
     "gram_cuda",
     "gram_stack",
     "inverse_root",
+    "lock_of",
     "nuclear_norm",
+    "once",
     "permuted_moments",
     "rank_tolerance",
     "row_squares",
     "self_product",
+    "side_by_side",
+    "singular",
     "total_squares",
     "triangular_inverse",
     "u_centred",

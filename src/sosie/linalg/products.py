@@ -26,13 +26,6 @@ def self_product(rows: Tensor) -> Tensor:
     return cross_product(rows, rows)
 
 
-def symmetric_eigenvalues(matrix: Tensor) -> Tensor:
-    """Ascending, of a symmetric matrix; no gradient is needed on a CPU."""
-    if not for_numpy(matrix):
-        return torch.linalg.eigvalsh(matrix)
-    return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
-
-
 def for_numpy(matrix: Tensor) -> bool:
     """Whether NumPy and SciPy may compute with it: on a CPU, and no gradient is wanted."""
     return matrix.device.type == "cpu" and not matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .products import for_numpy, self_product, symmetric_eigenvalues
+from .dense import eigen, eigenvalues, singular_values, triangular_inverse
+from .products import self_product
+from .threads import once
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
@@ -38,7 +39,7 @@ class Spectrum:
     def of(cls, matrix: Tensor, tolerance: float | None = None) -> Spectrum:
         if tolerance is None:
             tolerance = rank_tolerance(matrix.dtype)
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigen(matrix)
         kept = values > tolerance * values[-1]
         if not bool(values[-1] > 0):
             kept = torch.zeros_like(kept)
@@ -59,7 +60,7 @@ class Spectrum:
         following = self.values[count] if count < self.rank else 0.0
         return float((self.values[count - 1] + following) / 2 / self.values[0])
 
-    @cached_property
+    @once
     def whitening(self) -> Tensor:
         """(p, rank): turns rows into uncorrelated columns of unit variance."""
         return self.vectors * self.values.rsqrt()
@@ -74,7 +75,7 @@ class _InverseRoot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, tolerance: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigen(matrix)
         kept = values > tolerance * values[-1]
         root = torch.where(kept, values.clamp_min(0).sqrt(), torch.zeros_like(values))
         inverse = torch.where(kept, 1 / root, torch.zeros_like(root))
@@ -118,15 +119,6 @@ def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
     return inverse_root(matrix), False
 
 
-def triangular_inverse(factor: Tensor) -> Tensor:
-    """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
-    if for_numpy(factor) and factor.dtype == torch.float64:
-        from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
-
-        return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
-    return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-
-
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:
     """Sum of singular values; differentiable, at rank deficiency too (a subgradient).
 
@@ -137,7 +129,7 @@ def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:
         found = _from_eigenvalues(matrix)
         if found is not None and bool(found < CLOSE * most):
             return found
-    return torch.linalg.svdvals(matrix).sum(-1)
+    return singular_values(matrix).sum(-1)
 
 
 def _from_eigenvalues(matrix: Tensor) -> Tensor | None:
@@ -148,7 +140,7 @@ def _from_eigenvalues(matrix: Tensor) -> Tensor | None:
     flatness = squared.trace().square() / squared.square().sum() / len(squared)
     if not bool(flatness > FLAT):
         return None
-    values = symmetric_eigenvalues(squared)
+    values = eigenvalues(squared)
     singular = values.clamp_min(0).sqrt()  # below 0 by rounding only, which the doubt takes into account
     rounding = 32 * torch.finfo(values.dtype).eps * values[-1]
     doubt = (rounding / (singular + rounding.sqrt())).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import nuclear_norm
+from ..linalg import nuclear_norm, singular
 from ..stats import Covariances
 from .define import define
 
@@ -100,7 +100,7 @@ def pwcca(c: Covariances) -> Tensor:
     as the smaller rank. No gradient is promised: where two correlations are equal, as all are for a site
     with itself, their directions are arbitrary.
     """
-    u, correlations, _ = torch.linalg.svd(c.whitened, full_matrices=False)
+    u, correlations, _ = singular(c.whitened)
     count = int(_directions(c))
     weights = (u.T @ c.x.whitened_neurons).abs().sum(1)
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import centred, row_squares, self_product
+from ..linalg import centred, eigenvalues, row_squares, self_product
 from ..stats import PairedRows
 from .define import define
 from .neighbours import check_k, cosines, nearest, row_lengths
@@ -128,7 +128,7 @@ def _heat_trace(rows: Tensor, k: int) -> Tensor:
     joined = torch.maximum(joined, joined.T)
     root = joined.sum(1).rsqrt()  # each row has k neighbours or more
     # The Laplacian's eigenvalues are 1 less those of the normalised graph.
-    values = 1 - torch.linalg.eigvalsh(root[:, None] * joined * root)
+    values = 1 - eigenvalues(root[:, None] * joined * root)
     return torch.exp(-TEMPERATURES.to(rows.device)[:, None] * values).mean(1)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import RANK_TOLERANCE, distances, double_centred, for_numpy, self_product, u_centred
+from ..linalg import RANK_TOLERANCE, distances, double_centred, eigen, for_numpy, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
@@ -165,7 +165,7 @@ def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
     strength = given.square().sum()
     if not bool(strength > 0):
         raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
-    values, vectors = torch.linalg.eigh(k - (given * k).sum() / strength * given)
+    values, vectors = eigen(k - (given * k).sum() / strength * given)
     kept = values > RANK_TOLERANCE * k.diagonal().sum()
     if not bool(kept.any()):
         raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")

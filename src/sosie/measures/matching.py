@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import singular
 from ..stats import Neurons, PairedRows
 from .define import define
 from .shape import distance_from
@@ -145,7 +146,7 @@ def aligned_cosine(rows: PairedRows) -> Tensor:
     Q is arbitrary, and adds nothing here.
     """
     (x, length_x), (y, length_y) = (side.memo("row coordinates", _row_coordinates) for side in (rows.x, rows.y))
-    u, shared, v = torch.linalg.svd(x.T @ y, full_matrices=False)
+    u, shared, v = singular(x.T @ y)
     known = shared > max(x.shape[1], y.shape[1]) * torch.finfo(shared.dtype).eps * shared[0]
     products = ((x @ (u[:, known] @ v[known])) * y).sum(1)
     return (products / (length_x * length_y)).mean()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from ..linalg import once
 
 Kind = Literal["auto", "logits", "probabilities", "labels", "regression"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -26,7 +27,7 @@ class Answers:
     values: Tensor | None = None  # (n, d) float64
     ties: int = 0  # inputs with several largest outputs, of which the first is taken
 
-    @cached_property
+    @once
     def log_p(self) -> Tensor | None:
         """(n, classes): log-probabilities; made when first asked for, since labels are enough for most measures."""
         if self.scores is None:

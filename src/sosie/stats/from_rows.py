@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..linalg import (
     Spectrum,
-    centred,
     column_squares,
     cross_product,
     diagonal_part,
+    once,
     row_squares,
     self_product,
     total_squares,
@@ -46,7 +45,7 @@ class Coordinates:
         scores = spectrum.vectors * spectrum.values.sqrt()
         return cls(scores, WideScatter(torch.diag(spectrum.values) / n, n, wide=rows))
 
-    @cached_property
+    @once
     def basis(self) -> Tensor:
         """(n, k): orthonormal columns that span what the neurons span, a quiet one counting like a loud one."""
         if self._before is not None:
@@ -70,17 +69,17 @@ class WideScatter(Scatter):
 
     wide: Tensor = field(kw_only=True, repr=False)  # (n, p) centred
 
-    @cached_property
+    @once
     def basis(self) -> Tensor:
         lengths = self.wide.norm(dim=0)
         scaled = self.wide / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
         return Spectrum.of(scaled @ scaled.T).vectors
 
-    @cached_property
+    @once
     def rank(self) -> Tensor:
         return torch.tensor(float(self.basis.shape[1]), dtype=self.matrix.dtype, device=self.matrix.device)
 
-    @cached_property
+    @once
     def whitened_neurons(self) -> Tensor:
         return self.basis.T @ self.wide / self.n**0.5
 
@@ -92,11 +91,11 @@ class WideCovariances(Covariances):
     x_coordinates: Coordinates = field(kw_only=True, repr=False)
     y_coordinates: Coordinates = field(kw_only=True, repr=False)
 
-    @cached_property
+    @once
     def whitened(self) -> Tensor:
         return self.x_coordinates.basis.T @ self.y_coordinates.basis
 
-    @cached_property
+    @once
     def x_whitened(self) -> Tensor:
         return self.x_coordinates.basis.T @ self.y_coordinates.rows / self.x.n**0.5
 
@@ -137,7 +136,7 @@ def from_products(
 def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
     digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
-    found = centred(rows.to(dtype))
+    found = without_mean(rows.to(dtype))
     if rows.is_cuda or _may_be_rounding(rows.detach(), found.detach(), digits):
         noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
         found = torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))

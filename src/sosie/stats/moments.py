@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments, cross_product, self_product
+from ..linalg import JointMoments, cross_product, once, self_product
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -217,11 +216,11 @@ class Moments:
             self._alignments[kind] = closed_forms.FORMS[kind](self)
         return self._alignments[kind]
 
-    @cached_property
+    @once
     def _alignments(self) -> dict[type[Alignment], Alignment]:
         return {}
 
-    @cached_property
+    @once
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
         """Each site's own covariance."""
         a, b = ([closed_forms.scatter(s, i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ..linalg import once
 from .from_rows import columns_are_cheaper, from_products, inner_products, without_mean
 from .left_out import GroupedProducts, left_out_alignment
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
@@ -69,7 +69,7 @@ class RowGrams:
         by_columns = entries * (n + GOING_THROUGH * self.groups)
         return by_columns < n * n / 2 * (sum(p) + sum(q) + GOING_THROUGH * (len(p) + len(q)))
 
-    @cached_property
+    @once
     def own(self) -> tuple[Tensor, Tensor]:
         """‖K‖² of each site's U-centred Gram matrix, (A,) and (B,), without a look at the pairs."""
         if DebiasedAlignment in self._views:

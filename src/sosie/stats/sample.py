@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import column_squares, cross_product
+from ..linalg import column_squares, cross_product, once
 from . import from_rows
 from .lottery import Fold, Lottery, row_hash
 from .row_grams import RowGrams
@@ -193,7 +192,7 @@ class Sample:
         """Inner products of the whole Gram matrices for every pair of sites."""
         return self.grams.alignment(kind)
 
-    @cached_property
+    @once
     def grams(self) -> RowGrams:
         return RowGrams(self.xs, self.ys)
 
@@ -202,7 +201,7 @@ class Sample:
         """‖K‖² of each site's U-centred Gram matrix."""
         return self.grams.own
 
-    @cached_property
+    @once
     def _sites(self) -> tuple[list[SiteRows], list[SiteRows]]:
         if self._before is not None:
             original, shuffle = self._before
@@ -210,7 +209,7 @@ class Sample:
         a, b = ([SiteRows(rows) for rows in side] for side in (self.xs, self.ys))
         return a, b
 
-    @cached_property
+    @once
     def _inputs(self) -> SiteRows | None:
         return None if self.inputs is None else SiteRows(self.inputs)
 
@@ -227,7 +226,7 @@ class Sample:
         x, y = (_centred_neurons(site) for site in sites)
         return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, cross_product(x, y) / self.n)
 
-    @cached_property
+    @once
     def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
         if self._before is not None:
             original, shuffle = self._before

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from ..linalg import once
 
 # How something made from rows follows when the rows change places: a matrix of pairs of rows, one thing a row,
 # the indices of each row's neighbours, or the upper triangle of a matrix of pairs.
@@ -24,11 +25,11 @@ class Shuffle:
         """The draw of that number: the same whichever others are made."""
         return cls(torch.randperm(n, generator=_generator(seed, number)).to(device))
 
-    @cached_property
+    @once
     def inverse(self) -> Tensor:
         return torch.argsort(self.order)
 
-    @cached_property
+    @once
     def triangle(self) -> Tensor:
         """Where each entry of the upper triangle (row by row, diagonal left out) comes from."""
         n = len(self.order)

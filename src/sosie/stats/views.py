@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, best_assignment, inverse_root, nuclear_norm, whitening
+from ..linalg import Spectrum, best_assignment, inverse_root, lock_of, nuclear_norm, once, whitening
 from .shuffle import Moves, Shuffle
 
 T = TypeVar("T")
@@ -49,19 +48,20 @@ class Scatter:
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
         """`make(self)`, made once however many pairs ask for it."""
-        if key not in self._kept:
-            self._kept[key] = make(self)
-        return self._kept[key]  # type: ignore[return-value]
+        with lock_of(self):
+            if key not in self._kept:
+                self._kept[key] = make(self)
+            return self._kept[key]  # type: ignore[return-value]
 
-    @cached_property
+    @once
     def matrix(self) -> Tensor:
         return self.given if isinstance(self.given, Tensor) else self.given()
 
-    @cached_property
+    @once
     def trace(self) -> Tensor:
         return torch.trace(self.matrix) if self.variances is None else self.variances.sum()
 
-    @cached_property
+    @once
     def spectrum(self) -> Spectrum:
         return Spectrum.of(self.matrix.detach())
 
@@ -76,18 +76,18 @@ class Scatter:
 
         return self.memo(("leading", share), make)
 
-    @cached_property
+    @once
     def scale(self) -> Tensor:
         """Standard deviations; 1 for a neuron that never varies."""
         variance = self.matrix.diagonal()
         positive = variance > 0
         return torch.where(positive, variance, torch.ones_like(variance)).sqrt()
 
-    @cached_property
+    @once
     def correlation(self) -> Tensor:
         return self.matrix / (self.scale[:, None] * self.scale[None, :])
 
-    @cached_property
+    @once
     def _whitening(self) -> tuple[Tensor, bool]:
         return whitening(self.correlation)
 
@@ -96,7 +96,7 @@ class Scatter:
         """(r, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
         return self._whitening[0]
 
-    @cached_property
+    @once
     def rank(self) -> Tensor:
         """Directions that vary, as a scalar tensor: the trace of the projector W C Wᵀ."""
         whitener, everywhere = self._whitening
@@ -105,7 +105,7 @@ class Scatter:
         root = whitener.detach()
         return ((root @ self.correlation.detach()) * root).sum().round()
 
-    @cached_property
+    @once
     def whitened_neurons(self) -> Tensor:
         """(k, p): covariance of k uncorrelated directions of unit variance, which span the site, with each neuron."""
         return self.whitener @ (self.matrix / self.scale[:, None])
@@ -119,18 +119,18 @@ class Covariances:
     y: Scatter
     xy: Tensor  # (r, s)
 
-    @cached_property
+    @once
     def nuclear(self) -> Tensor:
         """Sum of the singular values of the cross-covariance."""
         return nuclear_norm(self.xy, most=self.x.trace.sqrt() * self.y.trace.sqrt())
 
-    @cached_property
+    @once
     def whitened(self) -> Tensor:
         """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
         return self.x.whitener @ scaled @ self.y.whitener.T
 
-    @cached_property
+    @once
     def x_whitened(self) -> Tensor:
         """Covariance of whitened x with y as it is: what a regression on x explains."""
         return self.x.whitener @ (self.xy / self.x.scale[:, None])
@@ -149,13 +149,14 @@ class SiteRows:
 
         `moves` says how the result follows when the rows are shuffled, so that it need not be made again.
         """
-        if key not in self._kept:
-            if self._before is not None and moves is not None:
-                original, shuffle = self._before
-                self._kept[key] = shuffle(original.memo(key, make, moves), moves)  # type: ignore[arg-type]
-            else:
-                self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
-        return self._kept[key]  # type: ignore[return-value]
+        with lock_of(self):
+            if key not in self._kept:
+                if self._before is not None and moves is not None:
+                    original, shuffle = self._before
+                    self._kept[key] = shuffle(original.memo(key, make, moves), moves)  # type: ignore[arg-type]
+                else:
+                    self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
+            return self._kept[key]  # type: ignore[return-value]
 
     def shuffled(self, shuffle: Shuffle) -> SiteRows:
         return SiteRows(self.rows[shuffle.order], _before=(self, shuffle))
@@ -194,18 +195,18 @@ class Neurons:
     y: Tensor  # (q,)
     xy: Tensor  # (p, q) covariances
 
-    @cached_property
+    @once
     def correlations(self) -> Tensor:
         """(p, q); 0 for a neuron that never varies."""
         x, y = (torch.where(v > 0, v, torch.inf).rsqrt() for v in (self.x, self.y))
         return self.xy * x[:, None] * y[None, :]
 
-    @cached_property
+    @once
     def matched(self) -> Tensor:
         """Covariances of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
         return self.xy[best_assignment(self.xy)]
 
-    @cached_property
+    @once
     def matched_correlations(self) -> Tensor:
         """Correlations of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
         return self.correlations[best_assignment(self.correlations)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..dense import eigen
 from .define import check_count, check_number, define
 from .joint import Affine, JointMoments, finished
 
@@ -134,7 +135,7 @@ def _newton_step(r: Tensor, downhill: Tensor) -> tuple[Tensor, Tensor]:
     """A direction down, and how far along it the minimum is: without end where the neurons in use are collinear."""
     factor, failed = torch.linalg.cholesky_ex(r)
     if bool(failed):
-        step = torch.linalg.eigh(r).eigenvectors[:, 0]
+        step = eigen(r)[1][:, 0]
         step = step if bool(downhill @ step >= 0) else -step
     else:
         step = torch.cholesky_solve(downhill[:, None], factor)[:, 0]

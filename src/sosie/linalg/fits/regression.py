@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..dense import eigenvalues, singular
 from ..spectra import RANK_TOLERANCE, Spectrum
 from .define import check_count, check_number, define
 from .joint import Affine, JointMoments, finished
@@ -71,10 +72,10 @@ def reduced_rank(
     k = check_count("k", k, min(m.widths))
     found = _solve(m, intercept, tolerance)
     if truncate:
-        left, sizes, right = torch.linalg.svd(found.weight, full_matrices=False)
+        left, sizes, right = singular(found.weight)
         weight = (left[:, :k] * sizes[:k]) @ right[:k]
     else:
-        leading = torch.linalg.svd(found.fitted, full_matrices=False).Vh[:k]
+        leading = singular(found.fitted)[2][:k]
         weight = leading.T @ (leading @ found.weight)
     return finished(m, weight * found.live, intercept=intercept, rank=min(k, found.rank), condition=found.condition)
 
@@ -90,7 +91,7 @@ def ridge(m: JointMoments, strength: float) -> Affine:
     system = m.cov_aa + penalty * torch.eye(len(m.cov_aa), dtype=penalty.dtype, device=penalty.device)
     weight = torch.cholesky_solve(m.cov_ab, torch.linalg.cholesky(system)).T
     weight = weight * (m.varies_b[:, None] & m.varies_a)  # elsewhere a covariance is rounding
-    values = torch.linalg.eigvalsh(system)
+    values = eigenvalues(system)
     return finished(
         m, weight, rank=int(m.varies_a.sum()), condition=float(values[-1] / values[0]), penalty=float(penalty)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..assignment import best_assignment
+from ..dense import singular
 from ..spectra import RANK_TOLERANCE
 from .define import define
 from .joint import Affine, JointMoments, finished
@@ -20,7 +21,7 @@ def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Aff
     Csiszárik et al. 2021. `undetermined` counts directions that do not vary together, so can turn anywhere.
     """
     aa, _, ab = m.about("mean" if centre else "zero")
-    left, sizes, right = torch.linalg.svd(ab, full_matrices=False)
+    left, sizes, right = singular(ab)
     if not bool(sizes[0] > 0):
         raise ValueError("A and B have no covariance at all, so no rotation is better than another")
     weight = right.T @ left.T

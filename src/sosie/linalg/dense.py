@@ -1,0 +1,64 @@
+"""Factorisations of dense matrices: on a CPU and without gradients by NumPy, small ones on one core."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .products import for_numpy
+from .threads import one_thread
+
+SMALL = 1024  # columns up to which more cores do not make it faster
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """Ascending, of a symmetric matrix."""
+    if not for_numpy(matrix):
+        return torch.linalg.eigvalsh(matrix)
+    with _threads_for(matrix):
+        return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
+
+
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of a symmetric matrix."""
+    if not for_numpy(matrix):
+        values, vectors = torch.linalg.eigh(matrix)
+        return values, vectors
+    with _threads_for(matrix):
+        found = np.linalg.eigh(matrix.numpy())
+    return torch.from_numpy(found.eigenvalues), torch.from_numpy(found.eigenvectors)
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Descending."""
+    if not for_numpy(matrix):
+        return torch.linalg.svdvals(matrix)
+    with _threads_for(matrix):
+        return torch.from_numpy(np.linalg.svd(matrix.numpy(), compute_uv=False))
+
+
+def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U (p, k), σ (k,) descending and Vᵀ (k, q) with k = min(p, q)."""
+    if not for_numpy(matrix):
+        u, sizes, vt = torch.linalg.svd(matrix, full_matrices=False)
+        return u, sizes, vt
+    with _threads_for(matrix):
+        found = np.linalg.svd(matrix.numpy(), full_matrices=False)
+    return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
+
+
+def triangular_inverse(factor: Tensor) -> Tensor:
+    """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
+    if not for_numpy(factor) or factor.dtype != torch.float64:
+        return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+    from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
+
+    with _threads_for(factor):
+        return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
+
+
+def _threads_for(matrix: Tensor) -> AbstractContextManager[None]:
+    return one_thread() if min(matrix.shape[-2:]) <= SMALL else nullcontext()
