@@ -148,6 +148,13 @@ def test_frozen_halves_stay_as_they_are() -> None:
     states = [{key: value.clone() for key, value in net.state_dict().items()} for net in (a, b)]
     random = torch.get_rng_state()
     x = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def loss(outputs: Tensor, batch: Tensor) -> Tensor:
+        assert not any(p.requires_grad for net in (a, b) for p in net.parameters()), "no gradients but the joint's"
+        assert not any(module.training for net in (a, b) for module in net.modules())
+        return outputs.square().mean()
+
+    sosie.stitch(a, "1", b, "1", x, fit="task_loss(epochs=1)", loss=loss)
     found = sosie.stitch(a, "1", b, "1", x, fit="task_loss(epochs=2, batch=16, rate=0.1, start='random')")
     for net, state in zip((a, b), states, strict=True):
         assert net.training
@@ -200,6 +207,18 @@ def test_rank(start: str) -> None:
         assert found.history[0]["r2"] == pytest.approx(best.report["r2"]), "the best map of that rank is the start"
 
 
+def test_without_a_bias() -> None:
+    with_bias, *without = train([f"task_loss(epochs=3, bias={bias}, start={start!r})" for bias, start in BIASES])
+    assert bool(with_bias.model.joint.bias.any())
+    for found, (_, start) in zip(without, BIASES[1:], strict=True):
+        assert not bool(found.model.joint.bias.any()), start
+    best = train("least_squares(intercept=False)")
+    assert without[0].history[0]["r2"] == pytest.approx(best.report["r2"]), "the best map without a bias is the start"
+
+
+BIASES = [(True, "least_squares"), (False, "least_squares"), (False, "random"), (False, "ridge(strength=0.1)")]
+
+
 def test_sparsity() -> None:
     dense, sparse = train([f"task_loss(epochs=60, rate=0.02, batch=90, threshold=0.01, l1={l1})" for l1 in (0.0, 0.05)])
     weight = sparse.model.joint.weight
@@ -224,10 +243,11 @@ def test_cka_of_rows_is_linear_cka(n: int) -> None:
     x, y = torch.randn(3, n, 8, generator=g) * 1e6 + 1e6, torch.randn(1, n, 12, generator=g)
     x.requires_grad_()
     found = cka_of_rows(x, y)
+    values = found.tolist()
     for k in range(3):
         left, right = (rows.detach().double() - rows.detach().double().mean(0) for rows in (x[k], y[0]))
         norms = (left.T @ left).norm() * (right.T @ right).norm()
-        assert float(found[k]) == pytest.approx(float((left.T @ right).norm() ** 2 / norms), abs=1e-5)
+        assert values[k] == pytest.approx(float((left.T @ right).norm() ** 2 / norms), abs=1e-5)
     found.sum().backward()
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
@@ -262,6 +282,15 @@ def test_patience_keeps_the_best_layer() -> None:
         train(fit, X[:8])
 
 
+def test_a_joint_that_has_stopped_stays_as_it_was_while_others_go_on() -> None:
+    fits = [f"task_loss(epochs=24, rate=0.3, batch=30, start='random', patience={patience})" for patience in (1, 24)]
+    impatient, patient = train(fits)
+    assert len(impatient.history) < len(patient.history) == 25
+    assert patient.report["epoch"] > len(impatient.history), "it would have got better later"
+    assert torch.allclose(impatient.model.joint.weight, train(fits[0]).model.joint.weight, atol=1e-10)
+    assert impatient.report == pytest.approx(train(fits[0]).report)
+
+
 def test_a_users_own_loss() -> None:
     def squared(outputs: Tensor, batch: Any) -> Tensor:
         x, labels = batch
@@ -274,7 +303,7 @@ def test_a_users_own_loss() -> None:
     for each in found:
         assert each.history[-1]["loss"] < each.history[0]["loss"]
     assert found[0].history[0]["loss"] == pytest.approx(
-        float(squared(train("least_squares").model(X), (X, LABELS))), abs=1e-9
+        squared(train("least_squares").model(X), (X, LABELS)).item(), abs=1e-9
     )
     for bad in (lambda outputs, batch: 1.0, lambda outputs, batch: outputs, lambda o, b: torch.zeros(())):
         with pytest.raises(ValueError, match="must return a single number"):

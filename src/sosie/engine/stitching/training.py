@@ -112,13 +112,11 @@ class _Run:
     def _epoch(self, factor: float) -> tuple[list[Lost], list[int]]:
         """One pass over the inputs; what was lost at every step, still on the device, and of how many inputs."""
         found, counts = [], []
-        moving = self.journal.going.to(self._device)
         for index in self._batches(self.orders.next_epoch()):
             with torch.enable_grad():
                 lost = self.objective(self.stack, self.kept, index)
                 gradients = torch.autograd.grad(lost.loss.sum(), self.stack.tensors)
-            moving = moving & lost.loss.isfinite()
-            self.stack.step(gradients, factor, moving)
+            self.stack.step(gradients, factor)
             found.append(lost.detached())
             counts.append(index.shape[1])
         return found, counts
