@@ -86,3 +86,27 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
     found = sosie.compare(mlp(0), mlp(1), x.split(64), resume=path, **kwargs)
     for name in whole.measures:
         np.testing.assert_allclose(found.matrix(name), whole.matrix(name), atol=1e-6)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_stitching_is_as_on_a_cpu(tf32: bool) -> None:
+    """Cuts are compared with the whole network without TF32, whatever is allowed."""
+    generator = torch.Generator().manual_seed(0)
+    x, labels = torch.rand(96, 1, 6, 6, generator=generator), torch.randint(3, (96,), generator=generator)
+    ways = ["least_squares", "task_loss(epochs=2, batch=32)", "task_loss(start='random', epochs=2, batch=32, cka=0.5)"]
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        found = {}
+        for device in ("cpu", "cuda"):
+            a, b = cnn(0).to(device), cnn(1).to(device)
+            site = next(name for name, module in a.named_modules() if isinstance(module, nn.Conv2d))
+            found[device] = sosie.stitch(a, site, b, site, [(x, labels)], fit=ways)
+        assert torch.backends.cudnn.allow_tf32 == tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    for here, there in zip(found["cpu"], found["cuda"], strict=True):
+        weights = here.model.joint.weight, there.model.joint.weight.cpu()
+        torch.testing.assert_close(*weights, atol=2e-2 if tf32 else 2e-3, rtol=0)
+        one, other = (s.evaluate([(x, labels)])["cross_entropy"] for s in (here, there))
+        assert one == pytest.approx(other, abs=2e-2 if tf32 else 1e-3)

@@ -14,7 +14,7 @@ from .arguments import CallArguments
 from .leaks import changed_outputs, is_mask, leaking, other_content
 from .names import Names, unwrap
 from .outputs import activation_in, answer_in, path_to_tensor, replaced, tensors_in
-from .quiet import as_found, evaluating
+from .quiet import as_found, evaluating, full_precision
 from .sites import SilentSite, Site, SiteError, UnknownSite, find_name, nearest
 from .structure import BadBatch
 from .task_graph import TaskGraph, task_graph
@@ -45,7 +45,7 @@ class Cut:
         self._parameters = _positional_names(self._root)
         if not args and not kwargs:
             raise TypeError("a cut is tried on an example of what the model is called with: Cut(model, site, x)")
-        with torch.inference_mode(False), as_found(self._root):
+        with torch.inference_mode(False), as_found(self._root), full_precision():
             example = _several(self._arguments(args, kwargs))
             with watch(self._root, f"{self._name}@{self._call_number}") as seen:
                 seen.run(*example.args, **example.kwargs)
@@ -96,7 +96,7 @@ class Cut:
         Tried on two different inputs of this batch, with the padding mask and the positions of the first: these
         belong to both maps.
         """
-        with torch.inference_mode(False), as_found(self._root):
+        with torch.inference_mode(False), as_found(self._root), full_precision():
             call = self._arguments(args, kwargs).map(_copied)
             first, other = call.inputs(0, 1), other_content(call)
             activation = self.representation(*first.args, **first.kwargs)

@@ -45,6 +45,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def full_precision() -> Iterator[None]:
+    """Products in float32 with all their digits on a GPU too (TF32 keeps three); afterwards as before."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = False  # type: ignore[attr-defined]
+        yield
+    finally:
+        for switch, flag in zip(switches, before, strict=True):
+            switch.allow_tf32 = flag  # type: ignore[attr-defined]
+
+
+@contextmanager
 def _flags(model: nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
