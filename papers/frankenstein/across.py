@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from joining import join, mean
@@ -39,12 +40,12 @@ def architectures(settings: Settings) -> dict[str, Any]:
     """ResNet-20 and ResNet-56 both ways; ResNet-20 and a small vision transformer both ways."""
     small, deep = akamaster(20, settings), akamaster(56, settings)
     transformer = trained(VIT, "cifar10", 0, settings)
-    back = lambda pairs: tuple((b, a) for a, b in pairs)  # noqa: E731
+    depths, tokens = DEPTHS[-settings.across_pairs :], TOKENS[-settings.across_pairs :]
     curves = {
-        "resnet20_to_resnet56": curve(small, deep, DEPTHS, settings),
-        "resnet56_to_resnet20": curve(deep, small, back(DEPTHS), settings),
-        "resnet20_to_vit": curve(small, transformer, TOKENS, settings),
-        "vit_to_resnet20": curve(transformer, small, back(TOKENS), settings),
+        "resnet20_to_resnet56": curve(small, deep, depths, settings),
+        "resnet56_to_resnet20": curve(deep, small, [pair[::-1] for pair in depths], settings),
+        "resnet20_to_vit": curve(small, transformer, tokens, settings),
+        "vit_to_resnet20": curve(transformer, small, [pair[::-1] for pair in tokens], settings),
     }
     numbers = {name: mean([row["relative_accuracy"] for row in rows]) for name, rows in curves.items()}
     return {"numbers": numbers, "vit_accuracy": accuracy_of(transformer, "cifar10", settings), "curves": curves}
@@ -81,7 +82,7 @@ def control(settings: Settings) -> dict[str, Any]:
 
 
 def curve(
-    a: NamedModel, b: NamedModel, pairs: tuple[tuple[str, str], ...], settings: Settings, **options: object
+    a: NamedModel, b: NamedModel, pairs: Sequence[tuple[str, str]], settings: Settings, **options: object
 ) -> list[dict[str, Any]]:
     """Task-loss matching at pairs of sites; what least squares gives beside it."""
     rows = []

@@ -25,7 +25,7 @@ def join(
     images: Images | None = None,
 ) -> list[Row]:
     """One row a fit: how well B does with A's representation on test images, and how the joint was found."""
-    found = sosie.stitch(a, site_a, b, site_b, images or fit_batches(settings), fit=list(fits), precision="float32")
+    found = sosie.stitch(a, site_a, b, site_b, images or fit_batches(settings), fit=list(fits))
     return [row_of(each, settings) for each in found]
 
 

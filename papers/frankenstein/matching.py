@@ -16,7 +16,7 @@ CLOSED = ("least_squares", "procrustes", "identity")
 COLLAPSED, FAIR = 0.5, 0.7  # relative accuracies that we take the paper's words "collapses" and "fairly well" to mean
 LATE = 3  # layers from the end that count as late
 FIGURE_4_SITE = "bn3"
-INDICES = ("linear_cka", "r2", "mean_cca", "svcca", "cross_entropy")
+INDICES = ("linear_cka", "r2_about_zero", "mean_cca", "svcca", "cross_entropy")  # r2: 1 − ‖AM − B‖² / ‖B‖²
 
 
 def figure_2(settings: Settings) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def figure_4(settings: Settings) -> dict[str, Any]:
             "cross_entropy_change": change["cross_entropy"],
             "cka_change": change["linear_cka"],
             "runs_with_falling_cka": mean([h[-1]["linear_cka"] < h[0]["linear_cka"] for h in histories]),
-            "r2_change": change["r2"],
+            "r2_change": change["r2_about_zero"],
             "cca_largest_change": max(abs(h[i]["mean_cca"] - h[0]["mean_cca"]) for h in histories for i in epochs),
             "cka_spread_at_first_epoch_over_start": spread(columns["linear_cka"][1]) / spread(columns["linear_cka"][0]),
             "svcca_correlation_with_cross_entropy": mean(along) if along else None,

@@ -53,7 +53,9 @@ class Settings:
     # Figure 6 and mode connectivity
     starts: int = 50
     start_sites: tuple[str, ...] = ("bn2", "bn5")
-    start_images: int = 5_000  # a hundred joints at once
+    start_images: int = 5_000  # for Figure 6: a hundred joints at once
+    start_epochs: int = 30  # a random start has further to go
+    start_batch: int = 128
     modes: int = 5  # random starts a layer
     steps: int = 10  # between two maps
     good: float = 0.8  # relative accuracy that a map must have to count
@@ -68,11 +70,16 @@ class Settings:
 
     # Across data sets and architectures
     across_sites: tuple[str, ...] = ("layer1.0", "layer1.2", "layer2.0", "layer2.2", "layer3.0", "layer3.2")
+    across_pairs: int = 3  # of sites between two architectures
 
     def task(self, **options: object) -> str:
         """Task-loss matching as the text that sosie.stitch reads."""
         given = {"epochs": self.epochs, "batch": self.task_batch, "rate": self.rate, **options}
         return f"task_loss({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+
+    def long_task(self, **options: object) -> str:
+        """The same where training starts at random."""
+        return self.task(epochs=self.start_epochs, batch=self.start_batch, **options)
 
 
 def small(full: Settings) -> Settings:
@@ -80,34 +87,38 @@ def small(full: Settings) -> Settings:
     return replace(
         full,
         mixed=False,
-        fit_images=256,
-        test_images=200,
-        train_images=512,
-        batch=128,
+        fit_images=64,
+        test_images=100,
+        train_images=64,
+        batch=64,
         epochs=2,
-        task_batch=128,
-        tiny_sites=("bn1", "bn3", "bn7", "bn8"),
+        task_batch=32,
+        tiny_sites=("bn3", "bn8"),
         tiny_pairs=TINY_PAIRS[:2],
-        resnet_sites=("conv1", "layer1.0", "layer3.2"),
+        resnet_sites=("conv1", "layer1.0"),
+        resnet_pairs=RESNET_PAIRS[:1],
         label_pairs=1,
         widths=(1, 2),
         width_sites=("layer3.1",),
         net_epochs=1,
-        net_batch=128,
+        net_batch=32,
         net_rate=0.1,
         vit_epochs=1,
         penalties=(1.0,),
         penalty_width=2,
-        starts=3,
+        starts=2,
         start_sites=("bn7",),
-        start_images=256,
+        start_images=64,
+        start_epochs=2,
+        start_batch=32,
         modes=2,
         steps=2,
         good=0.0,
-        ranks=(4, 16),
+        ranks=(4, 8, 16),
         rank_pairs=1,
         sparse_sites=("bn5",),
-        alphas=(0.03, 0.1),
-        l1s=(0.001, 0.01),
-        across_sites=("layer2.2",),
+        alphas=(0.1, 1.0),
+        l1s=(0.1,),
+        across_sites=("layer3.1",),
+        across_pairs=1,
     )

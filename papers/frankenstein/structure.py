@@ -23,7 +23,7 @@ def figure_6(settings: Settings) -> dict[str, Any]:
     a, b = tiny10(0, settings), tiny10(1, settings)
     found: dict[str, Any] = {"numbers": {}, "sites": {}}
     seeds = range(settings.starts)
-    fits = [settings.task(start=start, seed=seed) for start in ("random", "least_squares") for seed in seeds]
+    fits = [settings.long_task(start=start, seed=seed) for start in ("random", "least_squares") for seed in seeds]
     for site in settings.start_sites:
         rows = join(a, site, b, site, fits, settings, fit_batches(settings, count=settings.start_images))
         accuracies = [row["relative_accuracy"] for row in rows]
@@ -45,10 +45,10 @@ def figure_6(settings: Settings) -> dict[str, Any]:
 def mode_connectivity(settings: Settings) -> dict[str, Any]:
     """Relative accuracy on the line between two maps that were found from different random starts."""
     a, b = tiny10(0, settings), tiny10(1, settings)
-    fits = [settings.task(start="random", seed=seed) for seed in range(settings.modes)]
+    fits = [settings.long_task(start="random", seed=seed) for seed in range(settings.modes)]
     layers: dict[str, Any] = {}
     for site in settings.tiny_sites:
-        stitches = sosie.stitch(a, site, b, site, fit_batches(settings), fit=fits, precision="float32")
+        stitches = sosie.stitch(a, site, b, site, fit_batches(settings), fit=fits)
         ends = [row_of(each, settings)["relative_accuracy"] for each in stitches]
         good = [k for k, end in enumerate(ends) if end >= settings.good]
         lines = [[ends[i], *between(stitches[i], stitches[j], settings), ends[j]] for i, j in combinations(good, 2)]
@@ -130,7 +130,7 @@ def figure_8(settings: Settings) -> dict[str, Any]:
     trained = [settings.task(), *(settings.task(l1=l1, threshold=settings.threshold) for l1 in settings.l1s)]
     sites: dict[str, Any] = {}
     for site in settings.sparse_sites:
-        stitches = sosie.stitch(a, site, b, site, fit_batches(settings), fit=[*direct, *trained], precision="float32")
+        stitches = sosie.stitch(a, site, b, site, fit_batches(settings), fit=[*direct, *trained])
         points = []
         for found in stitches:
             weight = found.model.joint.weight
