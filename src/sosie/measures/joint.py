@@ -32,25 +32,31 @@ def mapped(moments: JointMoments, affine: Affine) -> JointMoments:
 
 
 def similarity_at_joint(
-    moments: JointMoments, affine: Affine, measures: Iterable[str | Measure] = AT_THE_JOINT
+    moments: JointMoments,
+    affine: Affine,
+    measures: Iterable[str | Measure] = AT_THE_JOINT,
+    *,
+    of_b: Scatter | None = None,
 ) -> dict[str, float]:
     """The measures' values for S(A) and B; those that read covariances, neurons, or the alignment, centred or not.
 
     Measures that ignore what S does say nothing of it: CKA ignores rotations, mean_cca and regression_r2 any
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
+    `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
     """
-    at_joint = mapped(moments, affine)
-    return {measure.name: float(settled(_value(at_joint, measure), measure)) for measure in map(find, measures)}
+    m = mapped(moments, affine)
+    both = Covariances(Scatter(m.cov_aa, m.n), of_b or Scatter(m.cov_bb, m.n), m.cov_ab)
+    return {measure.name: float(settled(_value(m, both, measure), measure)) for measure in map(find, measures)}
 
 
-def _value(m: JointMoments, measure: Measure) -> Tensor:
+def _value(m: JointMoments, both: Covariances, measure: Measure) -> Tensor:
     if measure.reads in (Alignment, UncentredAlignment):
         # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in what measures make of it, and is kept for what the view says it holds.
         seconds = m.about("mean" if measure.reads is Alignment else "zero")
         xx, yy, xy = ((m.n * second).square().sum() for second in seconds)
         return measure(measure.reads(xx, yy, xy))
     if measure.reads is Covariances:
-        return measure(Covariances(Scatter(m.cov_aa, m.n), Scatter(m.cov_bb, m.n), m.cov_ab))
+        return measure(both)
     if measure.reads is Neurons:
         p, q = m.widths
         if measure.same_width and p != q:

@@ -3,5 +3,6 @@
 from .evaluating import Stitch
 from .fitting import stitch
 from .halves import Half, Stitched
+from .task_loss import TaskLoss
 
-__all__ = ["Half", "Stitch", "Stitched", "stitch"]
+__all__ = ["Half", "Stitch", "Stitched", "TaskLoss", "stitch"]
