@@ -1,6 +1,6 @@
 """Similarity and Matching of Neural Network Representations (Csiszárik et al. 2021): every claim that can be run.
 
-    python papers/frankenstein/run.py                        # all of it: about 12 minutes on one H200
+    python papers/frankenstein/run.py                        # all of it: a quarter of an hour on one H200
     python papers/frankenstein/run.py --only figure-2,figure-4 --resume
     python papers/frankenstein/run.py --small                # a smoke run on a CPU: its numbers mean nothing
     python papers/frankenstein/draw.py                       # the figures, from results/*.json
@@ -40,6 +40,8 @@ EXPERIMENTS = {
 
 if __name__ == "__main__":
     given = parse(PAPER, EXPERIMENTS)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    settings = Settings(given.device, results=given.results, nets=given.results.parent / f"{given.results.name}-nets")
+    # A cut is compared with the whole network when it is made: TF32's rounding would be taken for a difference.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    nets = given.results / "nets" if given.small else PAPER / "nets"
+    settings = Settings(given.device, given.results, nets)
     run(PAPER, EXPERIMENTS, small(settings) if given.small else settings, given)

@@ -52,7 +52,7 @@ def figure_3(settings: Settings) -> dict[str, Any]:
 def figure_5(settings: Settings) -> dict[str, Any]:
     """A network stitched to itself, from the identity on, for several weights of the penalty."""
     network = wide_resnet20(settings.penalty_width, 0, settings)
-    fits = [settings.task(start="identity", cka=weight) for weight in settings.penalties]
+    fits = [settings.task(start="identity", cka=weight, epochs=settings.start_epochs) for weight in settings.penalties]
     rows = join(network, FIGURE_5_SITE, network, FIGURE_5_SITE, fits, settings)
     ends = [(row["history"][-1]["linear_cka"], row["relative_accuracy"]) for row in rows]
     unchanged = [(cka, accuracy) for cka, accuracy in ends if accuracy >= UNCHANGED]
