@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from sosie.train import accuracy, fit
+from sosie.train import Augment, accuracy, fit
 
 
 def problem() -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,3 +28,57 @@ def test_it_learns_and_repeats() -> None:
     other = fit(network(), x, y, epochs=30, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
     assert not models[0].training
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """Bright spots left or right of the middle, as uint8."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 60, (200, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    y = torch.arange(200) % 2
+    x[y == 0, :, 2:6, 1:3] += 150
+    x[y == 1, :, 2:6, 5:7] += 150
+    return x, y
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("optimiser", "rate"), [("adam", 5e-3), ("sgd", 0.05)])
+def test_images_of_bytes_are_learnt_with_changes(optimiser: str, rate: float, mixed: bool) -> None:
+    x, y = images()
+    given = {"epochs": 8, "seed": 0, "batch": 32, "optimiser": optimiser, "rate": rate, "decay": 1e-4, "mixed": mixed}
+    model = fit(convolution(), x, y, augment=Augment(pad=1, mirror=False), prepare=lambda z: (z - 0.3) / 0.2, **given)
+    assert accuracy(model, x, y, prepare=lambda z: (z - 0.3) / 0.2) == 1.0
+    assert x.dtype == torch.uint8
+    assert int(x.max()) < 210  # the images are as they were
+
+
+def test_crops_and_mirror_images_are_parts_of_the_image() -> None:
+    x = torch.arange(1, 2 * 3 * 4 * 4 + 1).reshape(2, 3, 4, 4)
+    augment = Augment(pad=2)
+    padded = augment.padded(x)
+    index = torch.tensor([1, 0, 1]).repeat(40)
+    made = augment(padded, index, torch.Generator().manual_seed(0))
+    seen = set()
+    for i, picture in zip(index.tolist(), made, strict=True):
+        wanted = {
+            (top, left, mirrored): (crop.flip(-1) if mirrored else crop)
+            for top in range(5)
+            for left in range(5)
+            for mirrored in (False, True)
+            for crop in [padded[i, :, top : top + 4, left : left + 4]]
+        }
+        matches = [key for key, crop in wanted.items() if torch.equal(crop, picture)]
+        assert matches
+        seen.add(matches[0])
+    assert len(seen) > 35  # of 50: shifts and both directions all occur
+    assert torch.equal(Augment(pad=0, mirror=False)(x, torch.tensor([1]), torch.Generator()), x[1:])
+
+
+def test_an_unknown_optimiser_is_refused() -> None:
+    x, y = images()
+    with pytest.raises(ValueError, match="'adam' and 'sgd'"):
+        fit(convolution(), x, y, epochs=1, seed=0, optimiser="lion")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from .. import __version__
-from . import compare, demo, measures, outputs, report, sites, stitch
+from . import compare, demo, measures, outputs, papers, report, sites, stitch
 
 app = typer.Typer(
     name="sosie",
@@ -39,6 +39,8 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
 
 for module in (demo, compare, outputs, sites, measures, report, stitch):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
+# What a paper's own script takes is its own affair.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))
 
 
 def _version(asked: bool) -> None:

@@ -1,5 +1,5 @@
 """Training, as far as comparing models needs it."""
 
-from .loop import accuracy, fit
+from .loop import Augment, accuracy, fit
 
-__all__ = ["accuracy", "fit"]
+__all__ = ["Augment", "accuracy", "fit"]

@@ -1,0 +1,47 @@
+"""Similarity and Matching of Neural Network Representations (Csiszárik et al. 2021): every claim that can be run.
+
+    python papers/frankenstein/run.py                        # all of it: a quarter of an hour on one H200
+    python papers/frankenstein/run.py --only figure-2,figure-4 --resume
+    python papers/frankenstein/run.py --small                # a smoke run on a CPU: its numbers mean nothing
+    python papers/frankenstein/draw.py                       # the figures, from results/*.json
+
+SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and the published weights (README.md says which).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PAPER = Path(__file__).resolve().parent
+sys.path.insert(0, str(PAPER.parent))  # what all papers share
+
+import across  # noqa: E402
+import matching  # noqa: E402
+import structure  # noqa: E402
+import torch  # noqa: E402
+import width  # noqa: E402
+from running import parse, run  # noqa: E402
+from settings import Settings, small  # noqa: E402
+
+EXPERIMENTS = {
+    "figure-2": matching.figure_2,
+    "figure-4": matching.figure_4,  # reads what figure-2 wrote
+    "figure-3": width.figure_3,
+    "figure-5": width.figure_5,
+    "figure-6": structure.figure_6,
+    "mode-connectivity": structure.mode_connectivity,
+    "figure-7": structure.figure_7,
+    "figure-8": structure.figure_8,
+    "data-sets": across.data_sets,
+    "architectures": across.architectures,
+    "control": across.control,
+}
+
+if __name__ == "__main__":
+    given = parse(PAPER, EXPERIMENTS)
+    # A cut is compared with the whole network when it is made: TF32's rounding would be taken for a difference.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    nets = given.results / "nets" if given.small else PAPER / "nets"
+    settings = Settings(given.device, given.results, nets)
+    run(PAPER, EXPERIMENTS, small(settings) if given.small else settings, given)

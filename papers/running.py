@@ -1,0 +1,63 @@
+"""Runs a paper's experiments one by one: each writes its results when it is done, so that a run can be resumed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from claims import check_claims
+
+Experiment = Callable[[Any], dict[str, Any]]  # settings → {"numbers": {name: number}, and whatever figures need}
+
+
+def parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=f"Reproduce the claims of papers/{paper.name}.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(experiments)}")
+    parser.add_argument("--small", action="store_true", help="a smoke run: its numbers mean nothing")
+    parser.add_argument("--resume", action="store_true", help="keep the results that are there")
+    parser.add_argument("--results", type=Path, help="the folder to write to")
+    given = parser.parse_args()
+    given.only = [name.strip() for name in given.only.split(",") if name.strip()] or list(experiments)
+    if unknown := sorted(set(given.only) - set(experiments)):
+        parser.error(f"no experiment {', '.join(unknown)}; there are {', '.join(experiments)}")
+    given.results = given.results or paper / ("small" if given.small else "results")
+    return given
+
+
+def run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given: argparse.Namespace) -> None:
+    """Every experiment that was asked for, then the verdicts on all claims."""
+    given.results.mkdir(parents=True, exist_ok=True)
+    for name in given.only:
+        path = given.results / f"{name}.json"
+        if given.resume and path.is_file():
+            print(f"{name}: kept", flush=True)
+            continue
+        start = time.perf_counter()
+        found = experiments[name](settings)
+        seconds = round(time.perf_counter() - start, 1)
+        whole = {
+            "experiment": name,
+            "seconds": seconds,
+            "ran_on": describe(given.device),
+            "small": given.small,
+            **found,
+        }
+        path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        print(f"{name}: {seconds:.0f} s", flush=True)
+        for key, value in found["numbers"].items():
+            print(f"    {key} {value if value is None else format(value, '.4g')}", flush=True)
+    if given.small:
+        print("a smoke run: the verdicts below mean nothing")
+    check_claims(paper, given.results)
+
+
+def describe(device: str) -> str:
+    chip = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine() + " CPU"
+    return f"{chip}, torch {torch.__version__}"

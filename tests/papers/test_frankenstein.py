@@ -1,0 +1,66 @@
+"""Every experiment of the stitching paper runs, on a handful of images; and its figures can be drawn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sosie.data import open_images
+from sosie.factory import find_file
+
+PAPER = Path(__file__).resolve().parents[2] / "papers" / "frankenstein"
+WEIGHTS = (
+    "drfrankenstein-tiny10-cifar10-seed00.safetensors",
+    "drfrankenstein-resnet20w1-cifar10-seed00.safetensors",
+    "akamaster-resnet56-cifar10.safetensors",
+)
+
+
+@pytest.fixture
+def needed() -> None:
+    try:
+        for name in ("cifar10", "cifar100", "fashion-mnist"):
+            open_images(name, split="train", limit=1)
+        for name in WEIGHTS:
+            find_file(name, "SOSIE_WEIGHTS")
+    except FileNotFoundError as error:
+        pytest.skip(f"the paper's data or weights are not at hand: {error}")
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("needed")
+def test_the_smoke_run(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    told = run(str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results))
+    verdicts = json.loads((results / "verdicts.json").read_text())
+    assert len(verdicts) == 42
+    assert all(f"{each['name']} " in told for each in verdicts)
+    measured = {each["measured"].partition("/")[0] for each in verdicts}
+    stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
+    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    numbers = json.loads((results / "figure-2.json").read_text())["numbers"]
+    # The widest of facts, which hold even here: unmatched joints are useless, matched ones are not.
+    assert numbers["tiny10_unstitched_cross_entropy"] > 3
+    assert numbers["tiny10_task_loss_mean"] > 0.6
+    kept = run(str(PAPER / "run.py"), "--small", "--resume", "--only", "figure-2", "--results", str(results))
+    assert "figure-2: kept" in kept
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    drawn = run(str(PAPER / "draw.py"), str(results)).splitlines()
+    assert {Path(path).stem for path in drawn} == stored
+
+
+def test_an_unknown_experiment_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, str(PAPER / "run.py"), "--only", "figure-9"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "no experiment figure-9; there are figure-2" in done.stderr
