@@ -103,19 +103,20 @@ def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
     return _InverseRoot.apply(matrix, tolerance)
 
 
-def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
+def whitening(matrix: Tensor, tolerance: float | None = None) -> tuple[Tensor, bool]:
     """W with W C Wᵀ = 1 on the range of a covariance C, and whether that is all of the space; differentiable.
 
     The inverse of its Cholesky factor where C is far from singular, which takes a fraction of the time of the inverse
     square root and is as good for all that does not depend on a rotation; otherwise the inverse square root.
     """
+    tolerance = rank_tolerance(matrix.dtype) if tolerance is None else tolerance
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
         inverse = torch.linalg.solve_triangular(factor, torch.eye(len(matrix)).to(matrix), upper=False)
         # The smallest eigenvalue is at least 1 / ‖L⁻¹‖², and the largest at most the trace.
-        if bool(inverse.detach().square().sum() * rank_tolerance(matrix.dtype) * matrix.detach().trace() < 1):
+        if bool(inverse.detach().square().sum() * tolerance * matrix.detach().trace() < 1):
             return inverse, True
-    return inverse_root(matrix), False
+    return inverse_root(matrix, tolerance), False
 
 
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:

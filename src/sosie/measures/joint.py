@@ -28,6 +28,7 @@ def mapped(moments: JointMoments, affine: Affine) -> JointMoments:
         cov_aa=(cov + cov.T) / 2,
         cov_bb=moments.cov_bb,
         cov_ab=weight @ moments.cov_ab,
+        products=moments.products,
     )
 
 
@@ -40,7 +41,12 @@ def similarity_at_joint(
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
     """
     at_joint = mapped(moments, affine)
-    return {measure.name: float(settled(_value(at_joint, measure), measure)) for measure in map(find, measures)}
+    return {measure.name: similarity(at_joint, measure) for measure in map(find, measures)}
+
+
+def similarity(moments: JointMoments, measure: Measure) -> float:
+    """The measure's value for A and B as they are."""
+    return float(settled(_value(moments, measure), measure, moments.products))
 
 
 def _value(m: JointMoments, measure: Measure) -> Tensor:
@@ -50,7 +56,8 @@ def _value(m: JointMoments, measure: Measure) -> Tensor:
         xx, yy, xy = ((m.n * second).square().sum() for second in seconds)
         return measure(measure.reads(xx, yy, xy))
     if measure.reads is Covariances:
-        return measure(Covariances(Scatter(m.cov_aa, m.n), Scatter(m.cov_bb, m.n), m.cov_ab))
+        x, y = (Scatter(cov, m.n, tolerance=m.tolerance) for cov in (m.cov_aa, m.cov_bb))
+        return measure(Covariances(x, y, m.cov_ab))
     if measure.reads is Neurons:
         p, q = m.widths
         if measure.same_width and p != q:
