@@ -16,7 +16,8 @@ def stitch(
     fit: Annotated[
         str,
         typer.Option(
-            help="least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) …"
+            help="least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…), "
+            "task_loss(epochs=…) …"
         ),
     ] = "least_squares",
     resize: Annotated[str, typer.Option(help="interpolate or pool, where maps differ in size.")] = "interpolate",
@@ -39,6 +40,7 @@ def stitch(
         fit=fit,
         resize=resize,  # type: ignore[arg-type]
     )
+    assert isinstance(found, engine.Stitch)  # one fit, one stitch
     held_out = open_data(test or data, batch=batch, limit=max_rows)
     numbers = {f"fit: {key}": value for key, value in found.report.items()}
     print_numbers(f"{found.fit} from {site} of A to {site_b or site} of B", {**numbers, **found.evaluate(held_out)})

@@ -21,6 +21,7 @@ class Stitch:
     fit: str
     report: dict[str, Any] = field(repr=False)
     n: int  # rows that the fit rests on
+    history: list[dict[str, float]] = field(default_factory=list, repr=False)  # of training: the start, each epoch
 
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
         """How well B does its job with A's representation, on data that should not be those of the fit.

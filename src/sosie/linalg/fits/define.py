@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,15 +56,19 @@ def define(function: Callable[..., Affine]) -> Callable[..., Affine]:
     return function
 
 
-def find_fit(text: str | Fit) -> Fit:
-    """The fit of that name; options may follow as Python literals: "ridge(strength=0.1)"."""
+def find_fit(text: str | Fit, *, also: Sequence[str] = ()) -> Fit:
+    """The fit of that name; options may follow as Python literals: "ridge(strength=0.1)".
+
+    `also`: names that the caller knows besides, for the message about an unknown one.
+    """
     if isinstance(text, Fit):
         return text
     name, options = parse_call(text)
     if name not in FITS:
-        near = difflib.get_close_matches(name, FITS, n=3, cutoff=0.4)
+        known = [*FITS, *also]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise ValueError(f"no fit is called {name!r}{hint} There are {', '.join(FITS)}")
+        raise ValueError(f"no fit is called {name!r}{hint} There are {', '.join(known)}")
     found = FITS[name].using(**options) if options else FITS[name]
     for key, parameter in found.parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in found.options:

@@ -1,0 +1,203 @@
+"""Task-loss matching: many joints between the same two frozen halves are trained at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import as_found
+from ...linalg import JointMoments
+from ...models.joint import Joint
+from ...progress import Progress
+from .halves import Half
+from .journal import Journal, Trained
+from .kept import Kept
+from .losses import Lost, Objective, UserLoss
+from .stack import JointStack
+from .starts import start_of
+from .task_loss import TaskLoss
+
+FOLDED = 2**30  # bytes of activations at the joint in one step; joints beyond that wait for the next turn
+HELD_OUT = 10  # one input of so many is held out for early stopping where no validation data are given
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all joints of one call share: the frozen halves, the moments at the sites, the inputs."""
+
+    lower: Half
+    upper: Half
+    joint: Joint  # for its form; its weights are not used
+    moments: JointMoments
+    inputs: Any
+    validation: Any = None
+    loss: UserLoss | None = None
+
+    def train(self, tasks: Sequence[TaskLoss]) -> list[Trained]:
+        """One layer for each task, in their order; those of the same epochs and batch size are trained together."""
+        like = next((p for p in self.upper.model.parameters() if p.is_floating_point()), torch.zeros(()))
+        starts = [start_of(task, self.moments) for task in tasks]
+        found: dict[int, Trained] = {}
+        with as_found([self.lower.model, self.upper.model]), _frozen(self.lower.model, self.upper.model):
+            kept, validation = self._kept(tasks, like)
+            self._check(tasks, kept, validation)
+            for group in _groups(tasks, self._together(like)):
+                stack = JointStack([tasks[k] for k in group], [starts[k] for k in group], like)
+                run = _Run(self, [tasks[k] for k in group], stack, kept, validation)
+                found.update(zip(group, run.trained(), strict=True))
+        return [found[k] for k in range(len(tasks))]
+
+    def _kept(self, tasks: Sequence[TaskLoss], like: Tensor) -> tuple[Kept, Kept | None]:
+        rows_of_b = any(task.cka for task in tasks)
+        return tuple(  # type: ignore[return-value]
+            None if inputs is None else Kept(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, like=like)
+            for inputs in (self.inputs, self.validation)
+        )
+
+    def _together(self, like: Tensor) -> int:
+        """Numbers at the joint that fit into one step."""
+        return FOLDED // like.element_size() // (self.joint.target.channels * max(1, _positions(self.joint)))
+
+    def _check(self, tasks: Sequence[TaskLoss], *supplies: Kept | None) -> None:
+        for kept in supplies:
+            if kept is None or self.loss is not None:
+                continue
+            if kept.soft is None:
+                raise ValueError(
+                    "task_loss needs a network B that answers (inputs, classes); for other answers give "
+                    "loss(outputs, batch)"
+                )
+            if any(task.targets == "labels" for task in tasks):
+                _check_labels(kept.labels, kept.soft.shape[1])
+        if any(task.patience for task in tasks) and supplies[1] is None and supplies[0].n < HELD_OUT:  # type: ignore[union-attr]
+            raise ValueError(
+                f"patience holds out a tenth of the inputs, and there are fewer than {HELD_OUT}: give validation="
+            )
+
+
+class _Run:
+    """The training of one group."""
+
+    def __init__(
+        self, bench: Bench, tasks: Sequence[TaskLoss], stack: JointStack, kept: Kept, validation: Kept | None
+    ) -> None:
+        self.tasks, self.stack, self.kept = tasks, stack, kept
+        self.objective = Objective(tasks, bench.upper, bench.joint.target, bench.loss, stack.bias)
+        self.orders = _Orders(tasks, kept.n, held_out=validation is None and tasks[0].patience is not None)
+        self.validation = validation
+        self.journal = Journal(tasks, stack, bench.moments)
+        self._device = stack.bias.device
+
+    def trained(self) -> list[Trained]:
+        first = self.tasks[0]
+        self.objective.settle(self.stack, self.kept, self.orders.train[:, :2].to(self._device))
+        many = f"{len(self.tasks)} joints" if len(self.tasks) > 1 else "a joint"
+        with Progress(f"training {many}", first.epochs, "epochs") as bar:
+            start = self._over(self.kept, self.orders.train)
+            self.journal.begin(start, self._validate())
+            for epoch in range(1, first.epochs + 1):
+                if not self.journal.any_going:
+                    break
+                losses, counts = self._epoch(0.1 ** (3 * (epoch - 1) // first.epochs))
+                self.journal.end_of(epoch, losses, counts, self._validate())
+                bar.advance()
+        return self.journal.trained()
+
+    def _epoch(self, factor: float) -> tuple[list[Lost], list[int]]:
+        """One pass over the inputs; what was lost at every step, still on the device, and of how many inputs."""
+        found, counts = [], []
+        moving = self.journal.going.to(self._device)
+        for index in self._batches(self.orders.next_epoch()):
+            with torch.enable_grad():
+                lost = self.objective(self.stack, self.kept, index)
+                gradients = torch.autograd.grad(lost.loss.sum(), self.stack.tensors)
+            moving = moving & lost.loss.isfinite()
+            self.stack.step(gradients, factor, moving)
+            found.append(lost.detached())
+            counts.append(index.shape[1])
+        return found, counts
+
+    def _validate(self) -> Lost | None:
+        if self.validation is not None:
+            return self._over(self.validation, torch.arange(self.validation.n)[None])
+        return self._over(self.kept, self.orders.held_out) if self.orders.held_out is not None else None
+
+    def _over(self, kept: Kept, order: Tensor) -> Lost:
+        """The mean over inputs, without training."""
+        batches = list(self._batches(order))
+        return Lost.mean([self.objective(self.stack, kept, index) for index in batches], [b.shape[1] for b in batches])
+
+    def _batches(self, order: Tensor) -> Iterator[Tensor]:
+        """(J, m) at a time; a last batch of one input, which has no CKA, joins the one before."""
+        size = self.tasks[0].batch
+        order = order.to(self._device, non_blocking=True)
+        n = order.shape[1]
+        ends = list(range(size, n, size))
+        if ends and size > 1 and n - ends[-1] == 1:
+            ends.pop()
+        yield from torch.tensor_split(order, ends, dim=1)
+
+
+class _Orders:
+    """Which inputs each joint is trained on and in which order, by its seed alone; (1, n) where all have one seed."""
+
+    def __init__(self, tasks: Sequence[TaskLoss], n: int, *, held_out: bool) -> None:
+        seeds = [task.seed for task in tasks]
+        self._owners = seeds if len(set(seeds)) > 1 else seeds[:1]
+        self._generators = {seed: torch.Generator().manual_seed(seed) for seed in set(seeds)}
+        shuffled = self._permuted(n) if held_out else torch.arange(n).expand(len(self._owners), -1)
+        cut = n // HELD_OUT if held_out else 0
+        self.held_out = shuffled[:, :cut] if held_out else None
+        self.train = shuffled[:, cut:]
+
+    def next_epoch(self) -> Tensor:
+        return self.train.gather(1, self._permuted(self.train.shape[1]))
+
+    def _permuted(self, n: int) -> Tensor:
+        """Each seed's generator is used once, whoever shares it."""
+        made = {seed: torch.randperm(n, generator=generator) for seed, generator in self._generators.items()}
+        return torch.stack([made[seed] for seed in self._owners])
+
+
+def _groups(tasks: Sequence[TaskLoss], room: int) -> Iterator[list[int]]:
+    """Places of tasks that are trained together: those of whole matrices before those of factors."""
+    groups: dict[object, list[int]] = {}
+    for k, task in enumerate(tasks):
+        groups.setdefault((task.epochs, task.batch, task.autocast, task.patience is None), []).append(k)
+    for group in groups.values():
+        ordered = sorted(group, key=lambda k: tasks[k].rank is not None)
+        most = max(1, room // tasks[group[0]].batch)
+        yield from (ordered[start : start + most] for start in range(0, len(ordered), most))
+
+
+def _positions(joint: Joint) -> int:
+    found = 1
+    for size in joint.target.space:
+        found *= size
+    return found
+
+
+def _check_labels(labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        raise ValueError(
+            "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that differ, take "
+            "targets='soft'"
+        )
+
+
+@contextmanager
+def _frozen(*models: nn.Module) -> Iterator[None]:
+    """No gradients of parameters; `as_found` around it puts the flags back."""
+    for model in models:
+        model.requires_grad_(False)
+    yield
