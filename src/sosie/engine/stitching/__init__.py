@@ -3,5 +3,6 @@
 from .evaluating import Stitch
 from .fitting import stitch
 from .halves import Half, Stitched
+from .sites import stitch_sites
 
-__all__ = ["Half", "Stitch", "Stitched", "stitch"]
+__all__ = ["Half", "Stitch", "Stitched", "stitch", "stitch_sites"]
