@@ -82,7 +82,7 @@ def test_specifications_and_tokens(tmp_path: Path) -> None:
 def rewritten(path: Path, change: Any) -> Path:
     """The file with its tensors and its record changed."""
     with safe_open(path, framework="pt") as opened:
-        text, tensors = dict(opened.metadata()), {key: opened.get_tensor(key) for key in opened.keys()}
+        text, tensors = dict(opened.metadata()), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     about = json.loads(text["about"])
     change(tensors, about, text)
     if "about" in text:
@@ -135,5 +135,5 @@ def test_a_site_of_another_shape_is_refused(saved: Path) -> None:
     def elsewhere(tensors: Any, about: Any, text: Any) -> None:
         about["a"]["site"] = "3"
 
-    with pytest.raises((ValueError, RuntimeError), match="joint was made for|shape"):
+    with pytest.raises((ValueError, RuntimeError), match=r"joint was made for|shape"):
         sosie.Stitch.load(rewritten(saved, elsewhere), cnn(0), cnn(1))

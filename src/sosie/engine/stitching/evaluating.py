@@ -35,8 +35,8 @@ class Stitch:
         tally = Tally()
         with as_found(self.model), Progress("evaluating the stitched network", None, "inputs") as bar:
             for chunk in chunks_of(data, max_rows):
-                answers = [self.model(chunk.batch), *(half.answer(chunk.batch) for half in halves)]
-                tally.add(*answers, labels_of(chunk.batch))
+                a, b = (half.answer(chunk.batch) for half in halves)
+                tally.add(self.model(chunk.batch), a, b, labels_of(chunk.batch))
                 bar.advance(chunk.count)
         return {**tally.numbers(), "n": float(tally.n)}
 

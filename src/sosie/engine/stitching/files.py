@@ -66,7 +66,9 @@ def load_stitch(
         report, history = _typed(about["report"], dict), _typed(about["history"], list)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    batch = None if example is None else next(iter(Batches(open_data(example) if isinstance(example, str) else example)))
+    batch = (
+        None if example is None else next(iter(Batches(open_data(example) if isinstance(example, str) else example)))
+    )
     halves = []
     for side, model, prepare, known in zip("ab", (model_a, model_b), (prepare_a, prepare_b), facts, strict=True):
         half = open_network(model, prepare, inputs)
@@ -187,7 +189,9 @@ def _joint(forms: list[Form], resize: Any, tensors: dict[str, Tensor]) -> Joint:
     for name, wanted in joint.named_parameters():
         found = tensors[name]
         if found.shape != wanted.shape:
-            raise ValueError(f"the {name} is {tuple(found.shape)}, the forms of the sites make it {tuple(wanted.shape)}")
+            raise ValueError(
+                f"the {name} is {tuple(found.shape)}, the forms of the sites make it {tuple(wanted.shape)}"
+            )
         if not found.is_floating_point() or not bool(found.isfinite().all()):
             raise ValueError(f"the {name} holds what is no finite number")
     joint.to(tensors["weight"].dtype)

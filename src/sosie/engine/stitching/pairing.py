@@ -89,5 +89,3 @@ def _cuts(half: Half, sites: Sequence[Site], batch: Any, *, named: bool) -> tupl
         else:
             cuts[j] = found
     return cuts, tuple(leaking)
-
-

@@ -29,7 +29,9 @@ FOUND: dict[str, tuple[Closer, tuple[float | None, float | None], float | None]]
     "cross_entropy": ("down", (0.0, None), None),
 }
 _READABLE = (Alignment, UncentredAlignment, Covariances, Neurons)
-_DIAGONAL = "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each to each"
+_DIAGONAL = (
+    "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each to each"
+)
 _NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="
 _POSITIONS = "every position of an input is a row, as in the fit; they hang together, so no interval is told"
 _UNLABELLED = "the test data have no labels, so there is no accuracy"

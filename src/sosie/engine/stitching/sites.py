@@ -101,7 +101,9 @@ def sums_of_pairs(
             for half, seen in zip(halves, watched, strict=True):
                 args, kwargs = half.call(chunk.batch)
                 seen.run(*args, **kwargs)
-            a, b = ([seen[site.label] for site in sites] for seen, sites in zip(watched, (found.a, found.b), strict=True))
+            a, b = (
+                [seen[site.label] for site in sites] for seen, sites in zip(watched, (found.a, found.b), strict=True)
+            )
             for form, pairs in groups.items():
                 shaped = {i: found.joints[i, j].shaped(a[i]) for i, j in pairs}
                 part = joint_part(makers[form], shaped, {j: b[j] for _, j in pairs}, pairs, form)

@@ -54,9 +54,9 @@ def joint_part(
 ) -> JointSums:
     """The sums of one chunk, from activations that have the form's positions."""
     device = next(iter(b.values())).device
-    blocks = [{k: as_block(each.to(device), form) for k, each in side.items()} for side in (a, b)]
+    x, y = ({k: as_block(each.to(device), form) for k, each in side.items()} for side in (a, b))
     with products():
-        return maker.part(*blocks, pairs)
+        return maker.part(x, y, pairs)
 
 
 def as_block(activation: Tensor, form: Form) -> Tensor:

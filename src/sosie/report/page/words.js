@@ -33,7 +33,7 @@ function method(found) {
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
-    ["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`],
+    ...(pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
     element("dt", {}, term), element("dd", {}, named(text, "words")),
