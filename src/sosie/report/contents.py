@@ -125,7 +125,11 @@ def _stitched(comparison: Comparison) -> dict[str, Any] | None:
     if does is None:
         return None
     says = [name for name in what_is_said(comparison) if comparison[name].closer == "up"]
-    return {"does": names.index(does), "says": [names.index(name) for name in says]}
+    return {
+        "does": names.index(does),
+        "says": [names.index(name) for name in says],
+        "overInputs": [name for name in names if name not in what_is_said(comparison)],
+    }
 
 
 def _calibrated(values: Values) -> dict[str, Any] | None:

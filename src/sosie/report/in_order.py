@@ -22,7 +22,8 @@ def print_in_order(result: Comparison, console: Console) -> None:
     for intervals in (True, False):
         columns = [_column(result, name, intervals=intervals and not k) for k, name in enumerate(result.values)]
         taken = sum(max(map(len, (*title.split("\n"), *cells))) + 2 for title, cells in columns)
-        room = max(min(max(map(len, sites)), console.width - taken - 2), NARROWEST)
+        longest = max(map(len, sites))
+        room = max(min(longest, console.width - taken - 2), min(longest, NARROWEST))
         if taken + room < console.width:
             break
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

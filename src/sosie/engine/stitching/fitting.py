@@ -57,7 +57,9 @@ def stitch(
 
     `precision` is that in which activations are multiplied; sums are in float64. float32 gives fitted values to about
     1e-4 of the exact ones, and directions of A with less than 1e-5 of the largest count as none; float64 equals a least
-    squares solver on all rows. `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it does.
+    squares solver on all rows.
+
+    `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it does.
     """
     check_precision(precision)
     ways = find_ways(fit)

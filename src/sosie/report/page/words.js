@@ -24,7 +24,8 @@ function method(found) {
   const [layers, others] = [found.a.sites.length, found.b.sites.length];
   const facts = [
     ["Statistic", measure.statistic],
-    ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
+    pair.stitched?.overInputs.includes(measure.name) ? ["Inputs", `${measure.n.toLocaleString("en")}, each answered once`]
+      : ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
