@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from report_examples import HOSTILE, side, similarity, stages
+from report_examples import HOSTILE, pair, side, similarity
 from rich.console import Console
 
 from sosie.report import print_comparison
@@ -39,14 +39,14 @@ def stitched(*, every: bool = False, sites: list[str] | None = None) -> Comparis
 
 
 def test_which_values_say_what() -> None:
-    c = stitched()
+    c, plain = stitched(), pair(["a", "b"], ["a", "b"])
     assert what_it_does(c) == "relative_accuracy"
     assert what_is_said(c) == ["linear_cka"]
-    assert what_it_does(stages()) is None
+    assert what_it_does(plain) is None
     assert in_order(c)
     assert not in_order(stitched(every=True))
     assert contents(c)["pairs"][0]["stitched"]["says"] == [3]
-    assert contents(stages())["pairs"][0]["stitched"] is None
+    assert contents(plain)["pairs"][0]["stitched"] is None
 
 
 def test_sentences_speak_of_the_job() -> None:

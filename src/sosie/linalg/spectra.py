@@ -13,6 +13,7 @@ from .products import self_product, symmetric_eigenvalues
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
+RANK_TOLERANCE_FLOAT32_PRODUCTS = 1e-6  # the same where these were centred and added up in float64
 
 CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
 ENOUGH_DIGITS = (

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ..linalg import JointMoments
-from .moments import TOO_FAR
 
 Blocks = Mapping[int, Tensor]  # by site: (parts, features, rows of a part), the same parts at every site
 Pair = tuple[int, int]
+
+FAR = 1.0  # standard deviations between the provisional centre and a chunk's mean before the chunk is centred anew
+LONGEST = 4096  # rows that are added up in the precision of the products; longer sums would lose digits of float32
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,10 @@ class SiteSums:
         return replace(self, total=self.total + other.total, square=self.square + other.square)
 
     def far_off(self, n: int) -> bool:
-        """Whether the centre is so far from the mean that products about it lose digits."""
-        offset = (self.total / n).square().sum()
-        return bool(offset > TOO_FAR**2 * (self.square.trace() / n - offset))
+        """Whether the centre is so far from some neuron's mean that products about it lose digits."""
+        offset = (self.total / n).square()
+        spread = self.square.diagonal() / n - offset
+        return bool(((offset > FAR**2 * spread) & (spread > 0)).any())
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,19 @@ class JointMaker:
 
 def block_product(x: Tensor, y: Tensor) -> Tensor:
     """Σ x yᵀ over all rows: one product a part, and the parts added up in float64."""
-    return torch.bmm(x, y.transpose(1, 2)).sum(0, dtype=torch.float64)
+    pieces = zip(x.split(LONGEST, 2), y.split(LONGEST, 2), strict=True)
+    products = [torch.bmm(u, v.transpose(1, 2)).sum(0, dtype=torch.float64) for u, v in pieces]
+    return products[0] if len(products) == 1 else torch.stack(products).sum(0)
 
 
 def _about(block: Tensor, centre: Tensor) -> tuple[Tensor, SiteSums]:
     rows = block - centre.to(block.dtype)[:, None]
-    return rows, SiteSums(centre, rows.sum(2).sum(0, dtype=torch.float64), block_product(rows, rows))
+    return rows, SiteSums(centre, _total(rows), block_product(rows, rows))
+
+
+def _total(rows: Tensor) -> Tensor:
+    pieces = [part.sum(2).sum(0, dtype=torch.float64) for part in rows.split(LONGEST, 2)]
+    return torch.stack(pieces).sum(0)
 
 
 def _mean(block: Tensor) -> Tensor:

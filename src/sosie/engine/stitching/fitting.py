@@ -56,7 +56,7 @@ def stitch(
     held in memory.
 
     `precision` is that in which activations are multiplied; sums are in float64. float32 gives fitted values to about
-    1e-4 of the exact ones, and directions of A with less than 1e-5 of the largest count as none; float64 equals a least
+    1e-4 of the exact ones, and directions of A with less than 1e-6 of the largest count as none; float64 equals a least
     squares solver on all rows.
 
     `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it does.

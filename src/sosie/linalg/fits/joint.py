@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..spectra import rank_tolerance
+from ..spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS
 
 ROUNDING = 8  # roundings: a neuron that varies by less than this many of its mean's is constant
 
@@ -62,8 +62,8 @@ class JointMoments:
 
     @property
     def tolerance(self) -> float:
-        """Which share of the largest eigenvalue of a correlation is rounding: 1e-10, or 1e-5 for float32 products."""
-        return rank_tolerance(self.products)
+        """Which share of the largest eigenvalue of a correlation is rounding: 1e-10, or 1e-6 for float32 products."""
+        return RANK_TOLERANCE if self.products == torch.float64 else RANK_TOLERANCE_FLOAT32_PRODUCTS
 
     def about(self, origin: Literal["mean", "zero"]) -> tuple[Tensor, Tensor, Tensor]:
         """Second moments aa (p, p), bb (q, q) and ab (p, q): covariances, or as they are about zero."""

@@ -48,7 +48,7 @@ def least_squares(m: JointMoments, intercept: bool = True, tolerance: float | No
     """The map with the smallest squared error; of several, the shortest.
 
     Neurons are scaled to unit variance (without intercept: unit mean square); directions with less than `tolerance`
-    of the largest eigenvalue of what results, A's correlations, count as none: 1e-10, or 1e-5 where the moments are of
+    of the largest eigenvalue of what results, A's correlations, count as none: 1e-10, or 1e-6 where the moments are of
     float32 products.
     `condition` is that of these correlations. Where A is rank-deficient, the length is that of the weights alone; a
     pseudoinverse with a column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
