@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
@@ -33,31 +34,41 @@ def mapped(moments: JointMoments, affine: Affine) -> JointMoments:
 
 
 def similarity_at_joint(
-    moments: JointMoments, affine: Affine, measures: Iterable[str | Measure] = AT_THE_JOINT
+    moments: JointMoments,
+    affine: Affine,
+    measures: Iterable[str | Measure] = AT_THE_JOINT,
+    *,
+    of_b: Scatter | None = None,
 ) -> dict[str, float]:
     """The measures' values for S(A) and B; those that read covariances, neurons, or the alignment, centred or not.
 
     Measures that ignore what S does say nothing of it: CKA ignores rotations, mean_cca and regression_r2 any
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
+    `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
     """
-    at_joint = mapped(moments, affine)
-    return {measure.name: similarity(at_joint, measure) for measure in map(find, measures)}
+    return similarities(mapped(moments, affine), map(find, measures), of_b)
 
 
-def similarity(moments: JointMoments, measure: Measure) -> float:
-    """The measure's value for A and B as they are."""
-    return float(settled(_value(moments, measure), measure, moments.products))
+def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | None = None) -> dict[str, float]:
+    """The measures' values for A and B as they are."""
+    of_a, of_b = scatter(m, "a"), of_b or scatter(m, "b")
+    both = Covariances(of_a, of_b, m.cov_ab)
+    return {measure.name: float(settled(_value(m, both, measure), measure, m.products)) for measure in measures}
 
 
-def _value(m: JointMoments, measure: Measure) -> Tensor:
+def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:
+    """One side's covariance, cut where its products have no more digits."""
+    return Scatter(m.cov_aa if side == "a" else m.cov_bb, m.n, tolerance=m.tolerance)
+
+
+def _value(m: JointMoments, both: Covariances, measure: Measure) -> Tensor:
     if measure.reads in (Alignment, UncentredAlignment):
         # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in what measures make of it, and is kept for what the view says it holds.
         seconds = m.about("mean" if measure.reads is Alignment else "zero")
         xx, yy, xy = ((m.n * second).square().sum() for second in seconds)
         return measure(measure.reads(xx, yy, xy))
     if measure.reads is Covariances:
-        x, y = (Scatter(cov, m.n, tolerance=m.tolerance) for cov in (m.cov_aa, m.cov_bb))
-        return measure(Covariances(x, y, m.cov_ab))
+        return measure(both)
     if measure.reads is Neurons:
         p, q = m.widths
         if measure.same_width and p != q:

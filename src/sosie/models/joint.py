@@ -62,7 +62,8 @@ class Joint(nn.Module):
         shaped = self.shaped(activation)
         if not self.target.space or self.target.tokens:
             return F.linear(shaped, self.weight, self.bias)
-        mapped = torch.einsum("oc,nc...->no...", self.weight, shaped)
+        # Laid out as a network's own layer would: some go on with `x.view(…)`.
+        mapped = torch.einsum("oc,nc...->no...", self.weight, shaped).contiguous()
         return mapped if self.bias is None else mapped + self.bias.view(1, -1, *[1] * len(self.target.space))
 
     def shaped(self, activation: Tensor) -> Tensor:

@@ -4,5 +4,6 @@ from .evaluating import Stitch
 from .fitting import stitch
 from .halves import Half, Stitched
 from .sites import stitch_sites
+from .task_loss import TaskLoss
 
-__all__ = ["Half", "Stitch", "Stitched", "stitch", "stitch_sites"]
+__all__ = ["Half", "Stitch", "Stitched", "TaskLoss", "stitch", "stitch_sites"]

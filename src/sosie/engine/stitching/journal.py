@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...linalg import Affine, JointMoments, explained
 from ...measures import similarity_at_joint
+from ...measures.joint import scatter
 from .losses import Lost
 from .stack import JointStack
 from .task_loss import TaskLoss
@@ -38,6 +39,7 @@ class Journal:
         self.moments = JointMoments(
             moments.n, *(getattr(moments, name).cpu() for name in ("mean_a", "mean_b", "cov_aa", "cov_bb", "cov_ab"))
         )
+        self._of_b = scatter(self.moments, "b")
         self.going = torch.ones(stack.count, dtype=torch.bool)
         self._failed = torch.zeros(stack.count, dtype=torch.bool)
         self._best = torch.full((stack.count,), torch.inf, dtype=torch.float64)
@@ -90,7 +92,7 @@ class Journal:
         kept = next((line for line in self.history[k] if line["epoch"] == epoch), {})
         report: dict[str, Any] = {
             "r2": explained(self.moments, found),
-            "rank": int(torch.linalg.matrix_rank(weight.float())),
+            "rank": int(torch.linalg.matrix_rank(weight.to(self.stack.bias.dtype))),
             "condition": 1.0,
             "iterations": self.history[k][-1]["step"] if self.history[k] else 0,
             "sparsity": float((weight == 0).double().mean()),
@@ -110,12 +112,17 @@ class Journal:
                 line["validation"] = float(validation.loss[k])
             if training.cross_entropy is not None:
                 line["cross_entropy"] = float(training.cross_entropy[k])
-            self.history[k].append({**line, **self._indices(Affine(weights[k], biases[k]))})
+            if self._recorded(self.tasks[k], epoch):
+                line |= self._indices(Affine(weights[k], biases[k]))
+            self.history[k].append(line)
             self._last_epoch[k] = epoch
             if better[k]:
                 self._best[k], self._best_epoch[k] = scores[k], epoch
         chosen = better.to(self.stack.bias.device)
         self._best_state = self.stack.mixed(chosen, self.stack.state(), self._best_state)
+
+    def _recorded(self, task: TaskLoss, epoch: int) -> bool:
+        return task.record > 0 and (epoch % task.record == 0 or epoch == task.epochs)
 
     def _indices(self, affine: Affine) -> dict[str, float]:
         found = {
@@ -123,7 +130,7 @@ class Journal:
             "r2_about_zero": explained(self.moments, affine, about="zero"),
         }
         try:
-            return found | similarity_at_joint(self.moments, affine, INDICES)
+            return found | similarity_at_joint(self.moments, affine, INDICES, of_b=self._of_b)
         except ValueError:  # a map to one point, as a strong l1 may make it, is like nothing: the line goes without
             return found
 

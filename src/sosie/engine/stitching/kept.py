@@ -41,7 +41,7 @@ class Kept:
         self._device = like.device
         self._inputs = self._placed(inputs)
         labels = labels_of(inputs)
-        self.labels = None if labels is None else labels.to(like.device)
+        self.labels = None if labels is None else labels.to(like.device).long()
         self._a: Tensor | None = None
         self._b: Tensor | None = None
         self._fill(rows_of_b)

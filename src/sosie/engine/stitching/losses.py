@@ -52,8 +52,9 @@ class Objective:
 
         self._upper, self._form, self._user = upper, form, user
         self._l1 = per_joint("l1") if any(task.l1 for task in tasks) else None
-        self._with_cka = [k for k, task in enumerate(tasks) if task.cka]
-        self._cka = per_joint("cka")[self._with_cka]
+        penalised = [k for k, task in enumerate(tasks) if task.cka]
+        self._with_cka = torch.tensor(penalised, device=like.device) if penalised else None  # made once: no waiting
+        self._cka = per_joint("cka")[penalised]
         self._by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
         self._labelled = user is None and any(task.targets == "labels" for task in tasks)
         self._autocast = tasks[0].autocast
@@ -69,13 +70,11 @@ class Objective:
         loss, cross = self._task(outputs.unflatten(0, (stack.count, index.shape[1])), kept, index)
         if self._l1 is not None:
             loss = loss + self._l1 * weight.abs().sum((1, 2))
-        if self._with_cka:
-            penalty = self._cka * cka_of_rows(mapped[self._with_cka], self._rows_b(kept, index))
-            loss = loss.index_add(0, torch.tensor(self._with_cka, device=loss.device), penalty.to(loss))
+        if self._with_cka is not None:
+            rows_b = kept.rows_b(index if len(index) == 1 else index[self._with_cka]).flatten(1, 2)
+            penalty = self._cka * cka_of_rows(mapped[self._with_cka], rows_b)
+            loss = loss.index_add(0, self._with_cka, penalty.to(loss))
         return Lost(loss, cross)
-
-    def _rows_b(self, kept: Kept, index: Tensor) -> Tensor:
-        return kept.rows_b(index if len(index) == 1 else index[self._with_cka]).flatten(1, 2)
 
     def _answers(self, mapped: Tensor, shape: torch.Size, kept: Kept, index: Tensor) -> Tensor:
         """(K m, …) from the rows (K, m positions, q)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...capture import Site
 from ...measures import Measure
-from ...measures.joint import similarity
+from ...measures.joint import similarities
 from ...results import Caveat, Closer, Comparison, Side, Values
 from ...stats import Alignment, Covariances, JointSums, Neurons, UncentredAlignment
 from ..provenance import provenance
@@ -120,7 +120,7 @@ def _measured(measure: Measure, sums: dict[Pair, JointSums], found: SitePairs, s
         if pair in found.refused:
             continue
         try:
-            values[pair] = similarity(total.joint(*pair), measure)
+            (values[pair],) = similarities(total.joint(*pair), [measure]).values()
         except ValueError as error:
             caveats.append(Caveat(f"undefined: {error}", *_labels(found, pair)))
         widths = [len(side[k].total) for side, k in zip((total.a, total.b), pair, strict=True)]

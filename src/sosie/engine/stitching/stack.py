@@ -55,8 +55,8 @@ class JointStack:
         return _weight(self.tensors, self._has)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], factor: float, moving: Tensor) -> None:
-        """One step of Adam at `factor` × each joint's rate, for the joints that are `moving`."""
+    def step(self, gradients: Sequence[Tensor], factor: float) -> None:
+        """One step of Adam at `factor` × each joint's rate; one that is no longer finite spoils no other."""
         self.steps += 1
         first_share, second_share = 1 - BETA_1**self.steps, 1 - BETA_2**self.steps
         for k, gradient in enumerate(gradients):
@@ -64,8 +64,7 @@ class JointStack:
             first.lerp_(gradient, 1 - BETA_1)
             second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
             size = (second.sqrt() / second_share**0.5).add_(EPSILON)
-            moved = tensor - self._rates[k] * (factor / first_share) * first / size
-            tensor.copy_(torch.where(_beside(moving[self._owners[k]], tensor), moved, tensor))
+            tensor.sub_(self._rates[k] * (factor / first_share) * first / size)
 
     def state(self) -> list[Tensor]:
         """A copy of all parameters."""

@@ -25,7 +25,8 @@ class TaskLoss:
     (biased upwards where these are few). `threshold`: weights that end up smaller are set to zero. Adam, at a `rate`
     that is divided by ten at each third of the epochs. `patience`: stop after so many epochs without a better
     validation loss. `seed`: of a random start, the order of the inputs, and which tenth is held out. `autocast`: the
-    networks run in bfloat16.
+    networks run in bfloat16. `record`: similarity indices every so many epochs, and at the end; 0: never (at 256
+    channels they cost a good part of a second each time).
     """
 
     targets: str = "soft"
@@ -41,6 +42,7 @@ class TaskLoss:
     patience: int | None = None
     seed: int = 0
     autocast: bool = False
+    record: int = 1
 
     def __post_init__(self) -> None:
         if self.targets not in TARGETS:
@@ -48,7 +50,7 @@ class TaskLoss:
         for name in ("bias", "autocast"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
-        for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("rank", 1), ("patience", 1)):
+        for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("record", 0), ("rank", 1), ("patience", 1)):
             optional = name in ("rank", "patience")
             if not (optional and getattr(self, name) is None):
                 _check_whole(name, getattr(self, name), least, " or None" if optional else "")

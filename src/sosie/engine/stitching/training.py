@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...capture import as_found
 from ...linalg import JointMoments
@@ -43,7 +42,9 @@ class Bench:
         like = next((p for p in self.upper.model.parameters() if p.is_floating_point()), torch.zeros(()))
         starts = [start_of(task, self.moments) for task in tasks]
         found: dict[int, Trained] = {}
-        with as_found([self.lower.model, self.upper.model]), _frozen(self.lower.model, self.upper.model):
+        with as_found([self.lower.model, self.upper.model]):  # which also puts the flags back
+            for model in (self.lower.model, self.upper.model):
+                model.requires_grad_(False)
             kept, validation = self._kept(tasks, like)
             self._check(tasks, kept, validation)
             for group in _groups(tasks, self._together(like)):
@@ -111,13 +112,11 @@ class _Run:
     def _epoch(self, factor: float) -> tuple[list[Lost], list[int]]:
         """One pass over the inputs; what was lost at every step, still on the device, and of how many inputs."""
         found, counts = [], []
-        moving = self.journal.going.to(self._device)
         for index in self._batches(self.orders.next_epoch()):
             with torch.enable_grad():
                 lost = self.objective(self.stack, self.kept, index)
                 gradients = torch.autograd.grad(lost.loss.sum(), self.stack.tensors)
-            moving = moving & lost.loss.isfinite()
-            self.stack.step(gradients, factor, moving)
+            self.stack.step(gradients, factor)
             found.append(lost.detached())
             counts.append(index.shape[1])
         return found, counts
@@ -193,11 +192,3 @@ def _check_labels(labels: Tensor | None, classes: int) -> None:
             f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that differ, take "
             "targets='soft'"
         )
-
-
-@contextmanager
-def _frozen(*models: nn.Module) -> Iterator[None]:
-    """No gradients of parameters; `as_found` around it puts the flags back."""
-    for model in models:
-        model.requires_grad_(False)
-    yield
