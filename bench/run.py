@@ -13,6 +13,7 @@ import measures
 import rows
 import sites
 import startup
+import stitching
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -29,8 +30,9 @@ def main() -> None:
     sites.main()
     try:
         cpu.main()
+        stitching.main()
     except FileNotFoundError as error:
-        print(f"the CPU benchmark needs CIFAR-10 and published weights: {error}")
+        print(f"the CPU benchmarks need CIFAR-10 and published weights: {error}")
     if torch.cuda.is_available() and importlib.util.find_spec("torchvision"):
         gpu.main()
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import compare, compare_outputs, list_measures, measure, stitch
+    from .engine import Stitch, compare, compare_outputs, list_measures, measure, stitch, stitch_sites
     from .report import write_report
     from .results import Comparison, Comparisons, load
 
@@ -19,6 +19,8 @@ _HOME = {
     "compare": "engine",
     "compare_outputs": "engine",
     "stitch": "engine",
+    "stitch_sites": "engine",
+    "Stitch": "engine",
     "load": "results",
     "Comparison": "results",
     "Comparisons": "results",
@@ -28,12 +30,14 @@ _HOME = {
 __all__ = [
     "Comparison",
     "Comparisons",
+    "Stitch",
     "compare",
     "compare_outputs",
     "list_measures",
     "load",
     "measure",
     "stitch",
+    "stitch_sites",
     "write_report",
 ]
 

@@ -20,3 +20,40 @@ def test_stitch(tmp_path: Path) -> None:
     wrong = run("stitch", *MODELS, "--site", "rilu2", "--data", "demo", cwd=tmp_path)
     assert wrong.returncode == 1
     assert "relu2" in wrong.stderr
+
+
+def test_stitch_at_all_sites(tmp_path: Path) -> None:
+    files = ("--out", "c.json", "--report", "c.html")
+    found = run("stitch", *MODELS, "--all-sites", "--data", "demo", "--max-rows", "128", *files, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    c = sosie.load(tmp_path / "c.json")
+    assert isinstance(c, sosie.Comparison)
+    expected = sosie.stitch_sites(
+        *MODELS, open_data("demo", split="train", limit=128), test=open_data("demo", limit=128)
+    )
+    assert c.sites_a == expected.sites_a
+    assert c["relative_accuracy"].value[0, 0] == expected["relative_accuracy"].value[0, 0]
+    for text in ("relu2", "relative", "linear", f"{c['agreement_b'].value[0, 0]:.3f}", "off the diagonal"):
+        assert text in found.stdout, text
+    assert "Does the index tell?" in (tmp_path / "c.html").read_text("utf-8")
+
+
+def test_what_does_not_go_together_is_told(tmp_path: Path) -> None:
+    for words, message in (
+        ((), "say where to stitch"),
+        (("--site", "relu2", "--all-sites"), "say where to stitch"),
+        (("--site", "relu2", "--out", "c.json"), "--out: only with --all-sites"),
+        (("--all-sites", "--save", "s.safetensors"), "--save: only without --all-sites"),
+        (("--site", "relu2", "--precision", "half"), "float32 or float64"),
+    ):
+        found = run("stitch", *MODELS, "--data", "demo", "--max-rows", "16", *words, cwd=tmp_path)
+        assert found.returncode == 1
+        assert message in found.stderr, found.stderr
+
+
+def test_a_stitch_is_saved(tmp_path: Path) -> None:
+    words = ("--site", "relu2", "--data", "demo", "--max-rows", "64", "--save", "s.safetensors")
+    found = run("stitch", *MODELS, *words, "--precision", "float64", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "wrote s.safetensors" in found.stdout
+    assert sosie.Stitch.load(tmp_path / "s.safetensors", *MODELS).n > 64

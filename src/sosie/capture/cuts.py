@@ -90,6 +90,11 @@ class Cut:
         """Whether `task` must be given the model's input too; where not, nothing below the site is run on it."""
         return bool(self._graph.needs) if self._graph is not None else not self._one_row
 
+    @property
+    def example(self) -> CallArguments:
+        """One input of what the cut was tried on."""
+        return self._row
+
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Raise LeakingCut if the answer still depends on the input when the activation is held fixed.
 

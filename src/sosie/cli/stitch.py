@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+from .lists import split as split_list
 
 
 def stitch(
     model_a: Annotated[str, typer.Argument(help="The network whose lower part is taken.")],
     model_b: Annotated[str, typer.Argument(help="The network whose upper part is taken.")],
-    site: Annotated[str, typer.Option(help="Where A ends, and B begins unless --site-b says otherwise.")],
     data: Annotated[str, typer.Option(help="Data that the layer between them is fitted on, as for compare.")],
+    site: Annotated[
+        str | None, typer.Option(help="Where A ends, and B begins unless --site-b says otherwise; or --all-sites.")
+    ] = None,
     site_b: Annotated[str | None, typer.Option(help="Where B begins.")] = None,
+    all_sites: Annotated[bool, typer.Option("--all-sites", help="Stitch at every layer, from one pass.")] = False,
+    sites: Annotated[str | None, typer.Option(help="With --all-sites: names, globs, leaves, blocks.")] = None,
+    pairs: Annotated[str, typer.Option(help="With --all-sites: diagonal, or all for each layer to each.")] = "diagonal",
+    measures: Annotated[
+        str, typer.Option(help="With --all-sites: indices to show beside.")
+    ] = "linear_cka,regression_r2",
     fit: Annotated[
         str,
         typer.Option(
@@ -20,27 +31,71 @@ def stitch(
             "task_loss(epochs=…) …"
         ),
     ] = "least_squares",
+    precision: Annotated[str, typer.Option(help="Of the products: float32 or float64.")] = "float32",
     resize: Annotated[str, typer.Option(help="interpolate or pool, where maps differ in size.")] = "interpolate",
     split: Annotated[str, typer.Option(help="Which part of the data set the layer is fitted on.")] = "train",
     test: Annotated[str | None, typer.Option(help="Data to evaluate on; else the data set's test part.")] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Inputs to fit on, and to evaluate on.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Inputs that are read at a time.")] = 256,
+    save: Annotated[Path | None, typer.Option(help="With --site: write the stitch, as safetensors.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --all-sites: write the result as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", "--html", help="With --all-sites: write a page to look at.")
+    ] = None,
 ) -> None:
     """Join A up to a site to B from a site on by an affine layer, and see how well the whole does B's job."""
-    from .. import engine
     from ..data import open_data
+    from ..results import check_writable
+
+    if (site is None) != all_sites:
+        raise ValueError("say where to stitch: --site NAME for one place, or --all-sites")
+    alone = {"--sites": sites, "--out": out, "--report": report} if site else {"--site-b": site_b, "--save": save}
+    if wrong := [name for name, value in alone.items() if value is not None]:
+        raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
+    for path in (save, out, report):
+        check_writable(path)
+    fitted = open_data(data, split=split, batch=batch, limit=max_rows)
+    held_out = open_data(test or data, batch=batch, limit=max_rows)
+    how: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
+    if site is not None:
+        _one_site((model_a, site), (model_b, site_b or site), fitted, held_out, how, save)
+        return
+    chosen = split_list(sites)
+    how |= {"pairs": pairs, "measures": split_list(measures), "sites_a": chosen, "sites_b": chosen}
+    _all_sites(model_a, model_b, fitted, held_out, how, out, report)
+
+
+def _one_site(
+    a: tuple[str, str], b: tuple[str, str], data: Any, held_out: Any, how: dict[str, Any], save: Path | None
+) -> None:
+    from .. import engine
     from ..report import print_numbers
 
-    found = engine.stitch(
-        model_a,
-        site,
-        model_b,
-        site_b or site,
-        open_data(data, split=split, batch=batch, limit=max_rows),
-        fit=fit,
-        resize=resize,  # type: ignore[arg-type]
-    )
+    found = engine.stitch(*a, *b, data, **how)
     assert isinstance(found, engine.Stitch)  # one fit, one stitch
-    held_out = open_data(test or data, batch=batch, limit=max_rows)
+    written = [found.save(save)] if save is not None else []
     numbers = {f"fit: {key}": value for key, value in found.report.items()}
-    print_numbers(f"{found.fit} from {site} of A to {site_b or site} of B", {**numbers, **found.evaluate(held_out)})
+    print_numbers(f"{found.fit} from {a[1]} of A to {b[1]} of B", {**numbers, **found.evaluate(held_out)})
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+def _all_sites(
+    model_a: str,
+    model_b: str,
+    data: Any,
+    held_out: Any,
+    how: dict[str, Any],
+    out: Path | None,
+    report: Path | None,
+) -> None:
+    from .. import engine
+    from ..report import print_comparison, write_report
+
+    found = engine.stitch_sites(model_a, model_b, data, test=held_out, **how)
+    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
+    written = [found.save(out)] if out is not None else []
+    written += [write_report(found, report)] if report is not None else []
+    print_comparison(found)
+    for path in written:
+        typer.echo(f"wrote {path}")

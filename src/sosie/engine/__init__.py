@@ -4,7 +4,7 @@ from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
-from .stitching import Stitch, Stitched, stitch
+from .stitching import Stitch, Stitched, stitch, stitch_sites
 
 __all__ = [
     "DEFAULT",
@@ -17,4 +17,5 @@ __all__ = [
     "measure",
     "open_source",
     "stitch",
+    "stitch_sites",
 ]

@@ -12,7 +12,7 @@ from .. import __version__
 
 
 def provenance(**about: Any) -> dict[str, Any]:
-    """JSON-ready facts; `data` is described by what it calls itself."""
+    """JSON-ready facts; `data` and `test` are described by what they call themselves."""
     found = {
         "sosie": __version__,
         "torch": torch.__version__,
@@ -21,7 +21,7 @@ def provenance(**about: Any) -> dict[str, Any]:
     }
     for key, value in about.items():
         if value is not None:
-            found[key] = _describe(value) if key == "data" else value
+            found[key] = _describe(value) if key in ("data", "test") else value
     return found
 
 

@@ -14,6 +14,7 @@ from .threads import once
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
+RANK_TOLERANCE_FLOAT32_PRODUCTS = 1e-6  # the same where these were centred and added up in float64
 
 CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
 ENOUGH_DIGITS = (
@@ -104,19 +105,20 @@ def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
     return _InverseRoot.apply(matrix, tolerance)
 
 
-def whitening(matrix: Tensor) -> tuple[Tensor, bool]:
+def whitening(matrix: Tensor, tolerance: float | None = None) -> tuple[Tensor, bool]:
     """W with W C Wᵀ = 1 on the range of a covariance C, and whether that is all of the space; differentiable.
 
     The inverse of its Cholesky factor where C is far from singular, which takes a fraction of the time of the inverse
     square root and is as good for all that does not depend on a rotation; otherwise the inverse square root.
     """
+    tolerance = rank_tolerance(matrix.dtype) if tolerance is None else tolerance
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
         inverse = triangular_inverse(factor)
         # The smallest eigenvalue is at least 1 / ‖L⁻¹‖², and the largest at most the trace.
-        if bool(inverse.detach().square().sum() * rank_tolerance(matrix.dtype) * matrix.detach().trace() < 1):
+        if bool(inverse.detach().square().sum() * tolerance * matrix.detach().trace() < 1):
             return inverse, True
-    return inverse_root(matrix), False
+    return inverse_root(matrix, tolerance), False
 
 
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ def mapped(moments: JointMoments, affine: Affine) -> JointMoments:
         cov_aa=(cov + cov.T) / 2,
         cov_bb=moments.cov_bb,
         cov_ab=weight @ moments.cov_ab,
+        products=moments.products,
     )
 
 
@@ -44,9 +46,19 @@ def similarity_at_joint(
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
     `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
     """
-    m = mapped(moments, affine)
-    both = Covariances(Scatter(m.cov_aa, m.n), of_b or Scatter(m.cov_bb, m.n), m.cov_ab)
-    return {measure.name: float(settled(_value(m, both, measure), measure)) for measure in map(find, measures)}
+    return similarities(mapped(moments, affine), map(find, measures), of_b)
+
+
+def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | None = None) -> dict[str, float]:
+    """The measures' values for A and B as they are."""
+    of_a, of_b = scatter(m, "a"), of_b or scatter(m, "b")
+    both = Covariances(of_a, of_b, m.cov_ab)
+    return {measure.name: float(settled(_value(m, both, measure), measure, m.products)) for measure in measures}
+
+
+def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:
+    """One side's covariance, cut where its products have no more digits."""
+    return Scatter(m.cov_aa if side == "a" else m.cov_bb, m.n, tolerance=m.tolerance)
 
 
 def _value(m: JointMoments, both: Covariances, measure: Measure) -> Tensor:

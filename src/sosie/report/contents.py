@@ -9,7 +9,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..results import LEVEL, Comparison, Comparisons, Side, Values, by_chance, correction, summarise
+from ..results import (
+    LEVEL,
+    Comparison,
+    Comparisons,
+    Side,
+    Values,
+    by_chance,
+    correction,
+    in_order,
+    summarise,
+    what_is_said,
+    what_it_does,
+)
 from .colour import data_scale, full_scale, ramp
 from .words import direction, doubts, extent, flat, in_a_sentence, sentence, sentence_of_all, size, visible
 
@@ -39,6 +51,8 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "rule": visible(comparison.rows_rule),
                 "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
+                "inOrder": in_order(comparison),
+                "stitched": _stitched(comparison),
             }
         )
     return {
@@ -103,6 +117,19 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     found["correction"] = None if by_chance(values) is None else correction(values)
     found["calibrated"] = None if "null" in found["dropped"] else _calibrated(values)
     return found
+
+
+def _stitched(comparison: Comparison) -> dict[str, Any] | None:
+    """Which measure says what the stitched networks do, and which of the indices can be drawn beside it."""
+    does, names = what_it_does(comparison), list(comparison.values)
+    if does is None:
+        return None
+    says = [name for name in what_is_said(comparison) if comparison[name].closer == "up"]
+    return {
+        "does": names.index(does),
+        "says": [names.index(name) for name in says],
+        "overInputs": [name for name in names if name not in what_is_said(comparison)],
+    }
 
 
 def _calibrated(values: Values) -> dict[str, Any] | None:

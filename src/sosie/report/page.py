@@ -29,6 +29,7 @@ _SCRIPTS = (
     "curve",
     "scroll",
     "table",
+    "stitched",
     "words",
     "download",
     "page",

@@ -17,6 +17,7 @@ from ..results import (
     by_chance,
     correction,
     decisive_p,
+    in_order,
     stars,
     summarise,
     written_p,
@@ -42,6 +43,11 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
         return
     if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
         _print_one_pair(result, console)
+        return
+    if result.values and in_order(result):
+        from .in_order import print_in_order
+
+        print_in_order(result, console)
         return
     for k, measure in enumerate(result.values):
         if k:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .chance import LEVEL, by_chance, correction, distinguishable
 from .comparison import Array, Comparison, Values, closest
+from .stitched import STITCHED, in_order, what_it_does
 
 MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
 
@@ -78,10 +79,20 @@ def _sentence(
         return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
+    if measure in STITCHED and what_it_does(comparison) is not None:
+        best, worst = (f"{b.sites[partner[k]]} on" for k in (most, least))
+        if measure != what_it_does(comparison):
+            return f"By {measure}, best from {best} ({diagonal[most]:.2f}), worst from {worst} ({diagonal[least]:.2f})."
+        return (
+            f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {diagonal[most]:.2f}) "
+            f"and worst from {worst} ({diagonal[least]:.2f})."
+        )
     text = (
         f"By {measure}, {a.name} and {b.name} are most alike at {a.sites[most]} ({diagonal[most]:.2f}) "
         f"and least alike at {a.sites[least]} ({diagonal[least]:.2f})"
     )
+    if in_order(comparison):
+        return f"{text}."
     slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
     aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))
     near = ", give or take one" if slack else ""

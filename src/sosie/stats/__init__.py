@@ -3,6 +3,7 @@
 from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
+from .joint_sums import JointMaker, JointSums, SiteSums
 from .lottery import ROWS, Lottery
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import OutputSums
@@ -45,6 +46,8 @@ __all__ = [
     "GramMaker",
     "GramSide",
     "Grams",
+    "JointMaker",
+    "JointSums",
     "Kind",
     "Lottery",
     "MarkedPredictions",
@@ -63,6 +66,7 @@ __all__ = [
     "Scatter",
     "Shuffle",
     "SiteRows",
+    "SiteSums",
     "Statistic",
     "UncentredAlignment",
     "View",

@@ -44,6 +44,7 @@ class Scatter:
     given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or what makes it once it is needed
     n: int
     variances: Tensor | None = None  # (r,) its diagonal, where that is at hand sooner
+    tolerance: float | None = None  # what share of the largest eigenvalue is none; None: by the matrix's precision
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
@@ -63,7 +64,7 @@ class Scatter:
 
     @once
     def spectrum(self) -> Spectrum:
-        return Spectrum.of(self.matrix.detach())
+        return Spectrum.of(self.matrix.detach(), self.tolerance)
 
     def leading(self, share: float) -> tuple[Tensor, int]:
         """Whitens the fewest leading directions that hold this share of the variance; their number."""
@@ -89,7 +90,7 @@ class Scatter:
 
     @once
     def _whitening(self) -> tuple[Tensor, bool]:
-        return whitening(self.correlation)
+        return whitening(self.correlation, self.tolerance)
 
     @property
     def whitener(self) -> Tensor:

@@ -3,6 +3,7 @@
 from .evaluating import Stitch
 from .fitting import stitch
 from .halves import Half, Stitched
+from .sites import stitch_sites
 from .task_loss import TaskLoss
 
-__all__ = ["Half", "Stitch", "Stitched", "TaskLoss", "stitch"]
+__all__ = ["Half", "Stitch", "Stitched", "TaskLoss", "stitch", "stitch_sites"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-
-import torch.nn.functional as F
-from torch import Tensor
 
 from ...capture import as_found, labels_of
 from ...progress import Progress
 from .halves import Stitched, chunks_of
+from .tally import Tally
 
 
 @dataclass(frozen=True)
@@ -31,37 +32,37 @@ class Stitch:
         accuracy over B's (left out where B gets nothing right).
         """
         halves = self.model.lower, self.model.upper
-        sums: dict[str, float] = {}
-        n = 0
+        tally = Tally()
         with as_found(self.model), Progress("evaluating the stitched network", None, "inputs") as bar:
             for chunk in chunks_of(data, max_rows):
-                answers = [self.model(chunk.batch), *(half.answer(chunk.batch) for half in halves)]
-                for key, value in _counts(answers, labels_of(chunk.batch)).items():
-                    sums[key] = sums.get(key, 0.0) + value
-                n += chunk.count
+                a, b = (half.answer(chunk.batch) for half in halves)
+                tally.add(self.model(chunk.batch), a, b, labels_of(chunk.batch))
                 bar.advance(chunk.count)
-        found = {key: value / n for key, value in sums.items()}
-        if found.get("accuracy_b"):
-            found["relative_accuracy"] = found["accuracy"] / found["accuracy_b"]
-        return {**found, "n": float(n)}
+        return {**tally.numbers(), "n": float(tally.n)}
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the joint, and how it was found, as safetensors that `Stitch.load` reads; the models are not in it."""
+        from .files import save_stitch
 
-def _counts(answers: list[Tensor], labels: Tensor | None) -> dict[str, float]:
-    """Sums over one chunk: the stitched network's answers against A's, B's and the labels."""
-    stitched, a, b = (answer.detach().double().cpu() for answer in answers)
-    if stitched.ndim != 2 or b.shape != stitched.shape:
-        raise ValueError(f"stitched networks are evaluated on (inputs, classes), got {tuple(stitched.shape)}")
-    guess = stitched.argmax(1)
-    found = {
-        "cross_entropy": float(F.cross_entropy(stitched, b.softmax(1), reduction="sum")),
-        "agreement_b": float((guess == b.argmax(1)).sum()),
-    }
-    if a.shape == stitched.shape:
-        found["agreement_a"] = float((guess == a.argmax(1)).sum())
-    if labels is not None:
-        labels = labels.cpu()
-        found["accuracy"] = float((guess == labels).sum())
-        found["accuracy_b"] = float((b.argmax(1) == labels).sum())
-        if a.shape == stitched.shape:
-            found["accuracy_a"] = float((a.argmax(1) == labels).sum())
-    return found
+        return save_stitch(self, path)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        model_a: Any,
+        model_b: Any,
+        *,
+        example: Any = None,
+        prepare_a: Callable[[Any], Any] | None = None,
+        prepare_b: Callable[[Any], Any] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+    ) -> Stitch:
+        """The stitched network that `save` wrote, of the same two models (modules or specifications).
+
+        Models whose weights are others than those it was saved with are refused. `prepare_a`, `prepare_b` and `inputs`
+        are functions, which no file holds: give those that `stitch` was given. `example`: a batch of data to try the
+        cuts on; needed only where the models take more than tensors, else numbers of the right shape are made up.
+        """
+        from .files import load_stitch
+
+        return load_stitch(path, model_a, model_b, example, prepare_a, prepare_b, inputs)

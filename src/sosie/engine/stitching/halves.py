@@ -66,6 +66,15 @@ def answer_of(output: Any) -> Tensor:
 
 
 def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> Half:
+    """A network cut at one site; the cut is tried on a batch."""
+    half = open_network(model, prepare, inputs)
+    args, kwargs = half.call(batch)
+    half.cut = Cut(half.model, site, *args, **kwargs)
+    return half
+
+
+def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
+    """A network that has yet to be cut."""
     if isinstance(model, (str, os.PathLike)):
         model = open_model(str(model))
     name = type(model).__name__
@@ -75,12 +84,9 @@ def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> H
         raise TypeError(
             f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
         )
-    half = Half(name, model, None, prepare, inputs)  # type: ignore[arg-type]
-    args, kwargs = half.call(batch)
-    half.cut = Cut(model, site, *args, **kwargs)
-    return half
+    return Half(name, model, None, prepare, inputs)  # type: ignore[arg-type]
 
 
-def chunks_of(data: Any, max_rows: int | None) -> Iterator[Chunk]:
+def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:
     source = open_data(data) if isinstance(data, str) else data
-    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=CHUNK)
+    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=largest)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...linalg import Affine, JointMoments, explained
 from ...measures import similarity_at_joint
-from ...stats import Scatter
+from ...measures.joint import scatter
 from .losses import Lost
 from .stack import JointStack
 from .task_loss import TaskLoss
@@ -39,7 +39,7 @@ class Journal:
         self.moments = JointMoments(
             moments.n, *(getattr(moments, name).cpu() for name in ("mean_a", "mean_b", "cov_aa", "cov_bb", "cov_ab"))
         )
-        self._of_b = Scatter(self.moments.cov_bb, self.moments.n)
+        self._of_b = scatter(self.moments, "b")
         self.going = torch.ones(stack.count, dtype=torch.bool)
         self._failed = torch.zeros(stack.count, dtype=torch.bool)
         self._best = torch.full((stack.count,), torch.inf, dtype=torch.float64)

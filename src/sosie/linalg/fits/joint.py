@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-ROUNDING = 8 * torch.finfo(torch.float64).eps  # a neuron that varies by less than this share of its mean is constant
+from ..spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS
+
+ROUNDING = 8  # roundings: a neuron that varies by less than this many of its mean's is constant
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class JointMoments:
     cov_aa: Tensor  # (p, p)
     cov_bb: Tensor  # (q, q)
     cov_ab: Tensor  # (p, q)
+    products: torch.dtype = torch.float64  # the precision in which rows were multiplied
 
     def __post_init__(self) -> None:
         p, q = self.mean_a.numel(), self.mean_b.numel()
@@ -47,11 +50,20 @@ class JointMoments:
     @property
     def varies_a(self) -> Tensor:
         """(p,): which neurons of A are not constant."""
-        return self.cov_aa.diagonal() > (ROUNDING * self.mean_a).square()
+        return self.cov_aa.diagonal() > (self._rounding * self.mean_a).square()
 
     @property
     def varies_b(self) -> Tensor:
-        return self.cov_bb.diagonal() > (ROUNDING * self.mean_b).square()
+        return self.cov_bb.diagonal() > (self._rounding * self.mean_b).square()
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING * torch.finfo(self.products).eps
+
+    @property
+    def tolerance(self) -> float:
+        """Which share of the largest eigenvalue of a correlation is rounding: 1e-10, or 1e-6 for float32 products."""
+        return RANK_TOLERANCE if self.products == torch.float64 else RANK_TOLERANCE_FLOAT32_PRODUCTS
 
     def about(self, origin: Literal["mean", "zero"]) -> tuple[Tensor, Tensor, Tensor]:
         """Second moments aa (p, p), bb (q, q) and ab (p, q): covariances, or as they are about zero."""

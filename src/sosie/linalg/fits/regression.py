@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dense import eigenvalues, singular
-from ..spectra import RANK_TOLERANCE, Spectrum
+from ..spectra import Spectrum
 from .define import check_count, check_number, define
 from .joint import Affine, JointMoments, finished
 
@@ -24,9 +24,9 @@ class _Solution:
     condition: float
 
 
-def _solve(m: JointMoments, intercept: bool, tolerance: float) -> _Solution:
+def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Solution:
     """Columns are scaled to unit size first, so that a quiet neuron counts like a loud one."""
-    tolerance = check_number("tolerance", tolerance)
+    tolerance = m.tolerance if tolerance is None else check_number("tolerance", tolerance)
     aa, bb, ab = m.about("mean" if intercept else "zero")
     live_a, live_b = (m.varies_a, m.varies_b) if intercept else (aa.diagonal() > 0, bb.diagonal() > 0)
     size = aa.diagonal()[live_a].sqrt()
@@ -45,11 +45,12 @@ def _solve(m: JointMoments, intercept: bool, tolerance: float) -> _Solution:
 
 
 @define
-def least_squares(m: JointMoments, intercept: bool = True, tolerance: float = RANK_TOLERANCE) -> Affine:
+def least_squares(m: JointMoments, intercept: bool = True, tolerance: float | None = None) -> Affine:
     """The map with the smallest squared error; of several, the shortest.
 
     Neurons are scaled to unit variance (without intercept: unit mean square); directions with less than `tolerance`
-    of the largest eigenvalue of what results, A's correlations, count as none (1e-5 suits float32 products).
+    of the largest eigenvalue of what results, A's correlations, count as none: 1e-10, or 1e-6 where the moments are of
+    float32 products.
     `condition` is that of these correlations. Where A is rank-deficient, the length is that of the weights alone; a
     pseudoinverse with a column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
     """
@@ -59,7 +60,7 @@ def least_squares(m: JointMoments, intercept: bool = True, tolerance: float = RA
 
 @define
 def reduced_rank(
-    m: JointMoments, k: int, truncate: bool = False, intercept: bool = True, tolerance: float = RANK_TOLERANCE
+    m: JointMoments, k: int, truncate: bool = False, intercept: bool = True, tolerance: float | None = None
 ) -> Affine:
     """The map of rank k with the smallest squared error: reduced-rank regression (Izenman 1975).
 

@@ -6,7 +6,6 @@ import torch
 
 from ..assignment import best_assignment
 from ..dense import singular
-from ..spectra import RANK_TOLERANCE
 from .define import define
 from .joint import Affine, JointMoments, finished
 
@@ -27,7 +26,7 @@ def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Aff
     weight = right.T @ left.T
     factor = sizes.sum() / ((weight @ aa) * weight).sum() if scale else torch.ones_like(sizes[0])
     # Singular values of a product of rows, not of its square: the root of what eigenvalues are cut at.
-    undetermined = int((sizes <= RANK_TOLERANCE**0.5 * sizes[0]).sum())
+    undetermined = int((sizes <= m.tolerance**0.5 * sizes[0]).sum())
     return finished(
         m, factor * weight, intercept=centre, rank=len(sizes), scale=float(factor), undetermined=undetermined
     )

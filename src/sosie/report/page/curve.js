@@ -6,6 +6,11 @@ const LINES = [
   { kind: "best", title: "best match", className: "line-best" },
 ];
 
+// Where layers were paired one to one, each has one partner only.
+function linesOf(found) {
+  return found.pair.inOrder ? LINES.slice(0, 1) : LINES;
+}
+
 function curve(found) {
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const plan = curvePlan(found, width);
@@ -15,9 +20,9 @@ function curve(found) {
       "aria-label": `${found.measure.name} by layer of ${found.a.name}. Left and right keys move along the layers.`,
     }, [
       gridLines(plan),
-      ...LINES.map(({ kind, className }) => band(found, plan, kind, className)),
+      ...linesOf(found).map(({ kind, className }) => band(found, plan, kind, className)),
       ...chance(found, plan),
-      ...LINES.map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
+      ...linesOf(found).map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },
@@ -34,9 +39,9 @@ function valueAt(found, kind, i, what = "value") {
   return j === null || j === undefined ? null : drawnAt(found, what, i, j);
 }
 
-function curvePlan(found, width) {
+function curvePlan(found, width, ends = curveEnds(found)) {
   const count = found.a.sites.length;
-  const [far, alike] = curveEnds(found);
+  const [far, alike] = ends;
   const ticks = ticksBetween(Math.min(far, alike), Math.max(far, alike), 5);
   const foot = axisOf(found.a.sites, clamp(width * 0.25, 64, 150));
   let left = Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12;
@@ -54,7 +59,7 @@ function curvePlan(found, width) {
 // The colour scale's ends, widened to what the curves hold; stretched, just what they hold.
 function curveEnds(found) {
   const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
-  for (const { kind } of LINES) {
+  for (const { kind } of linesOf(found)) {
     for (let i = 0; i < found.a.sites.length; i += 1) {
       for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
     }
@@ -156,7 +161,7 @@ function following(svg, found, plan) {
 }
 
 function describeLayer(found, i) {
-  const lines = LINES.map(({ kind, title, className }) => {
+  const lines = linesOf(found).map(({ kind, title, className }) => {
     const j = found.measure[kind][i];
     const between = j === null ? "" : rangeAt(found, i, j);
     return element("p", { class: `tip-line ${className}` }, [

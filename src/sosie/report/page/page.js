@@ -20,7 +20,7 @@ function change(changes) {
 
 function show(measures) {
   const pair = DATA.pairs[state.pair];
-  content.replaceChildren(...[tabs(pair), ...measures.map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
+  content.replaceChildren(...[stitched(pair), tabs(pair), ...measures.map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
   content.querySelectorAll(".map, .curve-host").forEach((host) => host.redraw());
 }
 
@@ -50,8 +50,8 @@ function panel(pair, k) {
   return element("div", { role: "tabpanel", id: `panel-${k}`, "aria-labelledby": `tab-${k}`, class: "panel" }, [
     element("h2", { class: "print-only" }, named(measure.name)),
     ...(many ? models(pair, measure) : []),
-    element("div", { class: wide(found) ? "figures wide" : "figures" }, [
-      mapFigure(found),
+    element("div", { class: wide(found) || pair.inOrder ? "figures wide" : "figures" }, [
+      pair.inOrder ? null : mapFigure(found),
       element("div", { class: "stack" }, [curveFigure(found), section("How it was measured", method(found))]),
     ]),
     section("Layer by layer", table(found)),
@@ -105,7 +105,7 @@ function scaleChoice() {
 function curveFigure(found) {
   const title = found.measure.null_spread ? "by chance, ± spread" : "by chance";
   const chance = found.measure.null ? [{ title, className: "line-chance" }] : [];
-  const legend = [...LINES, ...chance].map(({ title, className }) =>
+  const legend = [...linesOf(found), ...chance].map(({ title, className }) =>
     element("span", { class: `legend ${className}` }, [element("span", { class: "key" }, ""), title]));
   const shade = found.hasRange ? "shaded: 95 % interval" : "";
   return element("figure", { class: "card" }, [

@@ -24,7 +24,8 @@ function method(found) {
   const [layers, others] = [found.a.sites.length, found.b.sites.length];
   const facts = [
     ["Statistic", measure.statistic],
-    ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
+    pair.stitched?.overInputs.includes(measure.name) ? ["Inputs", `${measure.n.toLocaleString("en")}, each answered once`]
+      : ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
@@ -33,7 +34,7 @@ function method(found) {
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
-    ["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`],
+    ...(pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
     element("dt", {}, term), element("dd", {}, named(text, "words")),

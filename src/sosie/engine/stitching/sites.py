@@ -1,0 +1,161 @@
+"""Stitching at many sites: one pass of both networks for all fits, one more to evaluate what was stitched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ...capture import Batches, NoData, as_found, labels_of, watch
+from ...data import open_data
+from ...linalg import Affine, Fit
+from ...measures import Measure, find
+from ...models.joint import Form, Resize
+from ...progress import Progress
+from ...results import Comparison
+from ...stats import JointMaker, JointSums
+from ..comparing import tell_apart
+from .fitting import fill
+from .halves import CHUNK, Half, answer_of, chunks_of, open_network
+from .pairing import Pair, Pairs, SitePairs, find_pairs
+from .site_values import check_measures, comparison_of
+from .sums import PRECISIONS, Precision, check_precision, joint_part
+from .tally import Tally
+from .task_loss import find_ways
+
+HELD = 256 * 2**20  # bytes of activations of both networks that are held at a time
+MEASURES = ("linear_cka", "regression_r2")
+
+
+def stitch_sites(
+    model_a: Any,
+    model_b: Any,
+    data: Any,
+    *,
+    test: Any = None,
+    sites_a: Any = None,
+    sites_b: Any = None,
+    pairs: Pairs = "diagonal",
+    fit: str | Fit = "least_squares",
+    measures: str | Measure | Sequence[str | Measure] = MEASURES,
+    precision: Precision = "float32",
+    resize: Resize = "interpolate",
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    max_rows: int | None = None,
+) -> Comparison:
+    """At which layers can B do its job with A's representation, and does an index of similarity say so?
+
+    Stitches every pair of sites as `stitch` does, from one pass of both networks over `data`: with pairs="diagonal"
+    the first site of A with the first of B and so on, with "all" each with each. The stitched networks are evaluated
+    on `test`, which should be held out (None: on `data`, with a caveat). Values are relative_accuracy and accuracy
+    (with labels), agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs;
+    and the `measures`, from the same sums as the fits, so over every position of every input.
+
+    `sites_a`, `sites_b`: as in `compare`; by default its sites, without those of B that something goes around (a skip
+    connection): these are left out with a caveat, and refused where they were asked for. `fit` is a closed form.
+    `max_rows`: inputs to fit on, and to evaluate on. For the rest see `stitch`.
+    """
+    check_precision(precision)
+    (way,) = find_ways(fit)
+    if not isinstance(way, Fit):
+        raise ValueError(f"{way.name} is trained, at one pair of sites: use stitch; stitch_sites fits closed forms")
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    check_measures(chosen)
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    first = next(iter(Batches(open_data(data) if isinstance(data, str) else data)), None)
+    if first is None:
+        raise NoData("the data yielded no inputs")
+    halves = open_network(model_a, prepare_a, inputs), open_network(model_b, prepare_b, inputs)
+    tell_apart(halves)
+    found = find_pairs(halves, (sites_a, sites_b), pairs, first, resize)
+    sums = sums_of_pairs(halves, found, data, precision, max_rows)
+    affines = fit_pairs(sums, found, way, halves[1])
+    tallies = evaluate_pairs(halves, found, affines, data if test is None else test, max_rows)
+    settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
+    if max_rows is not None:
+        settings["max_rows"] = str(max_rows)
+    return comparison_of(halves, found, sums, tallies, chosen, settings=settings, data=data, test=test)
+
+
+def sums_of_pairs(
+    halves: tuple[Half, Half], found: SitePairs, data: Any, precision: Precision, max_rows: int | None
+) -> dict[Pair, JointSums]:
+    """What the fits and measures of every pair read, from one forward of each network."""
+    groups = found.groups()
+    makers = {form: JointMaker(PRECISIONS[precision]) for form in groups}
+    totals: dict[Form, JointSums] = {}
+    names = " to ".join(half.name for half in halves)
+    with ExitStack() as stack, Progress(f"stitching {names}", None, "inputs") as bar:
+        stack.enter_context(as_found([half.model for half in halves]))
+        watched = [
+            stack.enter_context(watch(half.model, [site.label for site in sites]))
+            for half, sites in zip(halves, (found.a, found.b), strict=True)
+        ]
+        for chunk in chunks_of(data, max_rows, chunk_size(found)):
+            for half, seen in zip(halves, watched, strict=True):
+                args, kwargs = half.call(chunk.batch)
+                seen.run(*args, **kwargs)
+            a, b = (
+                [seen[site.label] for site in sites] for seen, sites in zip(watched, (found.a, found.b), strict=True)
+            )
+            for form, pairs in groups.items():
+                shaped = {i: found.joints[i, j].shaped(a[i]) for i, j in pairs}
+                part = joint_part(makers[form], shaped, {j: b[j] for _, j in pairs}, pairs, form)
+                totals[form] = part if form not in totals else totals[form].merge(part)
+            bar.advance(chunk.count)
+    return {pair: totals[form] for form, pairs in groups.items() for pair in pairs}
+
+
+def chunk_size(found: SitePairs) -> int:
+    """Inputs a forward: as many as for one site, unless the activations of all sites would take too much."""
+    numbers = sum(math.prod(site.shape) for site in (*found.a, *found.b))
+    return max(1, min(CHUNK, HELD // (4 * numbers)))
+
+
+def fit_pairs(sums: dict[Pair, JointSums], found: SitePairs, way: Fit, upper: Half) -> dict[Pair, Affine]:
+    """Every joint filled; a pair that cannot be fitted is moved to those refused, with the reason."""
+    affines = {}
+    for pair in list(found.joints):
+        try:
+            affines[pair] = way(sums[pair].joint(*pair))
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            found.refused[pair] = str(error)
+            del found.joints[pair]
+        else:
+            fill(found.joints[pair], affines[pair], like=upper.model)
+    if not affines:
+        raise ValueError(f"no pair of sites can be fitted: {next(iter(found.refused.values()))}")
+    return affines
+
+
+@torch.no_grad()
+def evaluate_pairs(
+    halves: tuple[Half, Half], found: SitePairs, affines: dict[Pair, Affine], data: Any, max_rows: int | None
+) -> dict[Pair, Tally]:
+    """Each network answers once; of the stitched ones only what comes after the joint is run."""
+    lower, upper = halves
+    tallies = {pair: Tally() for pair in affines}
+    with ExitStack() as stack, Progress(f"evaluating {len(affines)} stitched networks", None, "inputs") as bar:
+        stack.enter_context(as_found([half.model for half in halves]))
+        seen = stack.enter_context(watch(lower.model, [site.label for site in found.a]))
+        for chunk in chunks_of(data, max_rows, chunk_size(found)):
+            answer_a = lower.answer(chunk.batch)
+            activations = [seen[site.label] for site in found.a]
+            args, kwargs = upper.call(chunk.batch)
+            answer_b = answer_of(upper.model(*args, **kwargs))
+            labels = labels_of(chunk.batch)
+            for (i, j), tally in tallies.items():
+                cut = found.cuts[j]
+                given = (args, kwargs) if cut.needs_input else ((), {})
+                mapped = found.joints[i, j](activations[i].to(found.joints[i, j].weight))
+                tally.add(answer_of(cut.task(mapped, *given[0], **given[1])), answer_a, answer_b, labels)
+            bar.advance(chunk.count)
+    if not next(iter(tallies.values())).n:
+        raise NoData("the test data yielded no inputs")
+    return tallies

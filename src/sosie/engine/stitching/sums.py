@@ -1,0 +1,68 @@
+"""One pass of both networks over the data: the sums from which joints are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...capture import as_found
+from ...models.joint import Form, Joint
+from ...progress import Progress
+from ...stats import JointMaker, JointSums
+from ..precision import products
+from .halves import Half, chunks_of
+
+Precision = Literal["float32", "float64"]
+PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+PER_INPUT = 64  # positions from which an input's product pays for itself; smaller maps are joined into one lot of rows
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is that of the products, {' or '.join(PRECISIONS)}, got {precision!r}")
+
+
+def sums_at_joint(
+    lower: Half, upper: Half, joint: Joint, data: Any, precision: Precision, max_rows: int | None
+) -> JointSums:
+    """Of both sites' rows, A's in the shape of B's; merged chunk by chunk, so that memory does not grow."""
+    maker = JointMaker(PRECISIONS[precision])
+    total: JointSums | None = None
+    with (
+        as_found([lower.model, upper.model]),
+        Progress(f"stitching {lower.name} to {upper.name}", None, "inputs") as bar,
+    ):
+        for chunk in chunks_of(data, max_rows):
+            a, b = joint.shaped(lower.representation(chunk.batch)), upper.representation(chunk.batch)
+            part = joint_part(maker, {0: a}, {0: b}, [(0, 0)], joint.target)
+            total = part if total is None else total.merge(part)
+            bar.advance(chunk.count)
+    if total is None:
+        raise ValueError("the data yielded no inputs")
+    return total
+
+
+def joint_part(
+    maker: JointMaker,
+    a: Mapping[int, Tensor],
+    b: Mapping[int, Tensor],
+    pairs: Sequence[tuple[int, int]],
+    form: Form,
+) -> JointSums:
+    """The sums of one chunk, from activations that have the form's positions."""
+    device = next(iter(b.values())).device
+    x, y = ({k: as_block(each.to(device), form) for k, each in side.items()} for side in (a, b))
+    with products():
+        return maker.part(x, y, pairs)
+
+
+def as_block(activation: Tensor, form: Form) -> Tensor:
+    """(parts, channels, rows of a part): every position is a row; without a copy where the layout allows."""
+    wide = activation if activation.dtype in (torch.float32, torch.float64) else activation.float()
+    if form.space and not form.tokens:
+        maps = wide.flatten(2)
+        return maps if maps.shape[2] >= PER_INPUT else maps.transpose(0, 1).flatten(1)[None]
+    return wide.reshape(-1, wide.shape[-1]).T[None]

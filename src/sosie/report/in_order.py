@@ -1,0 +1,54 @@
+"""Layers paired one to one on the terminal: a line for each pair, a column for each measure."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..results import Comparison
+from .text import NARROWEST, _bullets, _number, safe_text
+from .words import doubts, sentence, shorten, visible
+
+
+def print_in_order(result: Comparison, console: Console) -> None:
+    """What was found at each pair, intervals where there is room, and every caveat once."""
+    console.print(safe_text(console, sentence(result, next(iter(result.values))), "bold"))
+    sites = [
+        a if a == b else f"{a} → {b}"
+        for a, b in zip(map(visible, result.sites_a), map(visible, result.sites_b), strict=True)
+    ]
+    for intervals in (True, False):
+        columns = [_column(result, name, intervals=intervals and not k) for k, name in enumerate(result.values)]
+        taken = sum(max(map(len, (*title.split("\n"), *cells))) + 2 for title, cells in columns)
+        longest = max(map(len, sites))
+        room = max(min(longest, console.width - taken - 2), min(longest, NARROWEST))
+        if taken + room < console.width:
+            break
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layer", no_wrap=True, overflow="crop")
+    for title, _ in columns:
+        table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
+    for k, site in enumerate(sites):
+        table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in columns))
+    console.print(table)
+    found: dict[str, list[str]] = {}
+    for name in result.values:
+        for doubt in doubts(result, name):
+            found.setdefault(doubt.text, []).append(name)
+    everywhere = len(result.values)
+    _bullets(
+        console,
+        [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in found.items()],
+        "yellow",
+    )
+
+
+def _column(result: Comparison, name: str, *, intervals: bool) -> tuple[str, list[str]]:
+    values = result[name]
+    cells = [_number(value) for value in np.diag(values.value)]
+    if intervals and values.low is not None and values.high is not None:
+        edges = zip(np.diag(values.low), np.diag(values.high), strict=True)
+        cells = [f"{cell} [{_number(low)}, {_number(high)}]" for cell, (low, high) in zip(cells, edges, strict=True)]
+    return visible(name).replace("_", "\n"), cells

@@ -1,0 +1,107 @@
+// Stitched networks: what they do, beside what an index says of the layers they are joined at.
+
+const MOST_INDICES = 3; // lines that can still be told apart
+
+function stitched(pair) {
+  if (!pair.stitched || !pair.stitched.says.length) return null;
+  const does = reading(pair, pair.measures[pair.stitched.does]);
+  const says = pair.stitched.says.slice(0, MOST_INDICES).map((k) => reading(pair, pair.measures[k]));
+  const legend = [does, ...says].map((found, k) => element("span", { class: `legend ${lineClass(k)}` }, [
+    element("span", { class: "key" }, ""), named(found.measure.name),
+  ]));
+  const note = `What the stitched network does (${does.measure.name}${does.hasRange ? ", shaded: 95 % interval" : ""}), ` +
+    "and what the index says of the two layers before they are joined.";
+  const caption = (title, ...words) => element("figcaption", {}, [element("h3", {}, title), ...words]);
+  return element("div", { class: "figures stitched" }, [
+    element("figure", { class: "card" }, [
+      caption("Along the layers", element("p", { class: "quiet" }, note), element("p", { class: "quiet legends" }, legend)),
+      stitchedLines(does, says),
+    ]),
+    element("figure", { class: "card" }, [
+      caption("Does the index tell?", element("p", { class: "quiet" },
+        "Every stitched pair of layers. An index that told how the stitched network does would put them on one rising line.")),
+      scatter(does, says),
+    ]),
+  ]);
+}
+
+function lineClass(k) {
+  return k ? `line-index-${k}` : "line-depth";
+}
+
+// From 0 to 1 at least, and to whatever is drawn beyond.
+function unitEnds(numbers) {
+  const known = numbers.filter((value) => value !== null);
+  return [Math.min(0, ...known), Math.max(1, ...known)];
+}
+
+function stitchedLines(does, says) {
+  const all = [does, ...says];
+  const at = (found, kind) => (i) => found.at(kind, i, does.measure.partner[i]);
+  const held = all.flatMap((found) => does.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(found, kind)(i))));
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const plan = curvePlan(does, width, unitEnds(held));
+    const svg = shape("svg", {
+      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
+      "aria-label": `${all.map(({ measure }) => measure.name).join(", ")} by layer.`,
+    }, [
+      gridLines(plan),
+      does.hasRange ? ribbon(plan, at(does, "low"), at(does, "high"), lineClass(0)) : null,
+      ...all.map((found, k) => line(plan, at(found, "value"), lineClass(k))),
+      footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
+      shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 }, "layers of A →"),
+    ]);
+    host.replaceChildren(svg);
+    svg.addEventListener("pointermove", (event) => {
+      const i = Math.floor((event.clientX - svg.getBoundingClientRect().left - plan.left) / plan.pitch);
+      if (i < 0 || i >= plan.count) return hideTip();
+      return showTip(describePair(all, i, does.measure.partner[i]), event.clientX, event.clientY);
+    });
+    svg.addEventListener("pointerleave", hideTip);
+  });
+  return host;
+}
+
+function describePair(all, i, j) {
+  const lines = all.map((found, k) => element("p", { class: `tip-line ${lineClass(k)}` }, [
+    element("span", { class: "key" }, ""), `${found.measure.name} `, element("strong", {}, written(found.at("value", i, j), 3)),
+    rangeAt(found, i, j) ? element("span", { class: "quiet" }, ` ${rangeAt(found, i, j, 3)}`) : null,
+  ]));
+  return [tipSite(all[0].a, i), tipSite(all[0].b, j), ...lines];
+}
+
+function scatter(does, says) {
+  const columns = does.b.sites.length;
+  const pairs = does.measure.value.flatMap((value, k) => (value === null ? [] : [[Math.floor(k / columns), k % columns]]));
+  const ends = unitEnds(pairs.map(([i, j]) => does.at("value", i, j)));
+  const reach = unitEnds(says.flatMap((found) => pairs.map(([i, j]) => found.at("value", i, j))));
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const [left, top, height] = [44, 28, CURVE + 74];
+    const [x, y] = [
+      (value) => left + ((width - left - 12) * (value - reach[0])) / (reach[1] - reach[0]),
+      (value) => top + CURVE * (1 - (value - ends[0]) / (ends[1] - ends[0])),
+    ];
+    const plan = { left, width: width - 4, y, ticks: ticksBetween(...ends, 5) };
+    const under = ticksBetween(...reach, 5).map(({ value, text }) =>
+      shape("text", { class: "label quiet", x: x(value), y: top + CURVE + 20, "text-anchor": "middle" }, text));
+    const dots = says.flatMap((found, k) => pairs.flatMap(([i, j]) => {
+      const value = found.at("value", i, j);
+      if (value === null) return [];
+      const r = does.measure.partner[i] === j ? 4.5 : 2.5;
+      const dot = shape("circle", { class: `scatter ${lineClass(k + 1)}`, cx: x(value), cy: y(does.at("value", i, j)), r });
+      dot.addEventListener("pointermove", (event) => showTip(describePair([does, ...says], i, j), event.clientX, event.clientY));
+      dot.addEventListener("pointerleave", hideTip);
+      return [dot];
+    }));
+    const axis = (place, text) => shape("text", { class: "label axis", ...place }, text);
+    host.replaceChildren(shape("svg", {
+      class: "curve", role: "img", width, height, viewBox: `0 0 ${width} ${height}`,
+      "aria-label": `${does.measure.name} against ${says.map(({ measure }) => measure.name).join(", ")}.`,
+    }, [
+      gridLines(plan), ...under, ...dots,
+      axis({ x: 0, y: 12 }, `↑ ${does.measure.name}`),
+      axis({ x: left, y: height - 6 }, shortened(`${says.map(({ measure }) => measure.name).join(", ")} →`, width - left - 8)),
+    ]));
+  });
+  return host;
+}
