@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,15 +51,15 @@ def full_precision() -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    switches: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [switch.allow_tf32 for switch in switches]
     try:
         for switch in switches:
-            switch.allow_tf32 = False  # type: ignore[attr-defined]
+            switch.allow_tf32 = False
         yield
     finally:
         for switch, flag in zip(switches, before, strict=True):
-            switch.allow_tf32 = flag  # type: ignore[attr-defined]
+            switch.allow_tf32 = flag
 
 
 @contextmanager
