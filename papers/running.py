@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ def parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namesp
 
 
 def run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given: argparse.Namespace) -> None:
-    """Every experiment that was asked for, then the verdicts on all claims."""
+    """Every experiment that was asked for, then the verdicts on all claims; one that fails does not stop the others."""
+    failed: list[str] = []
     given.results.mkdir(parents=True, exist_ok=True)
     for name in given.only:
         path = given.results / f"{name}.json"
@@ -40,7 +43,12 @@ def run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given
             print(f"{name}: kept", flush=True)
             continue
         start = time.perf_counter()
-        found = experiments[name](settings)
+        try:
+            found = experiments[name](settings)
+        except Exception:  # the others go on: a run is long
+            failed.append(name)
+            traceback.print_exc()
+            continue
         seconds = round(time.perf_counter() - start, 1)
         whole = {
             "experiment": name,
@@ -56,6 +64,8 @@ def run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given
     if given.small:
         print("a smoke run: the verdicts below mean nothing")
     check_claims(paper, given.results)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def describe(device: str) -> str:

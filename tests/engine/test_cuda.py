@@ -93,7 +93,10 @@ def test_stitching_is_as_on_a_cpu(tf32: bool) -> None:
     """Cuts are compared with the whole network without TF32, whatever is allowed."""
     generator = torch.Generator().manual_seed(0)
     x, labels = torch.rand(96, 1, 6, 6, generator=generator), torch.randint(3, (96,), generator=generator)
-    ways = ["least_squares", "task_loss(epochs=2, batch=32)", "task_loss(start='random', epochs=2, batch=32, cka=0.5)"]
+    trained = ["task_loss(epochs=2, batch=32)", "task_loss(start='random', epochs=2, batch=32, cka=0.5)"]
+    trained += ["task_loss(start='permutation', epochs=2, batch=32, rank=2, patience=1)"]
+    closed = ["least_squares", "ridge(strength=0.1)", "procrustes", "reduced_rank(k=2)", "permutation", "identity"]
+    ways = [*closed, "lasso(alpha=0.01)", *trained]
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = tf32
     try:
@@ -110,3 +113,17 @@ def test_stitching_is_as_on_a_cpu(tf32: bool) -> None:
         torch.testing.assert_close(*weights, atol=2e-2 if tf32 else 2e-3, rtol=0)
         one, other = (s.evaluate([(x, labels)])["cross_entropy"] for s in (here, there))
         assert one == pytest.approx(other, abs=2e-2 if tf32 else 1e-3)
+
+
+def test_stitching_at_all_sites_and_a_stitch_in_a_file(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.rand(64, 1, 6, 6, generator=generator), torch.randint(3, (64,), generator=generator))]
+    there = sosie.stitch_sites(cnn(0).cuda(), cnn(1).cuda(), data, test=data)
+    here = sosie.stitch_sites(cnn(0), cnn(1), data, test=data)
+    for name in here.measures:
+        np.testing.assert_allclose(there.matrix(name), here.matrix(name), atol=0.05, equal_nan=True, err_msg=name)
+    site = here.sites_a[0]
+    found = sosie.stitch(cnn(0).cuda(), site, cnn(1).cuda(), site, data)
+    found.save(tmp_path / "s.safetensors")
+    again = sosie.Stitch.load(tmp_path / "s.safetensors", cnn(0).cuda(), cnn(1).cuda())
+    torch.testing.assert_close(again.model(data[0][0].cuda()), found.model(data[0][0].cuda()))

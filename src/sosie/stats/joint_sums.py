@@ -78,18 +78,17 @@ class JointSums:
         return replace(self, a=a, b=b, cross=cross)
 
     def joint(self, i: int, j: int) -> JointMoments:
-        """Means and covariances of a pair of sites: what a fit of A to B reads."""
+        """Means and covariances of a pair of sites, on the CPU: what a fit of A to B reads, and factorises."""
         a, b = self.a[i], self.b[j]
         mean_a, mean_b = a.total / self.n, b.total / self.n
-        return JointMoments(
-            self.n,
+        found = (
             a.centre + mean_a,
             b.centre + mean_b,
             a.square / self.n - torch.outer(mean_a, mean_a),
             b.square / self.n - torch.outer(mean_b, mean_b),
             self.cross[i, j] / self.n - torch.outer(mean_a, mean_b),
-            products=self.products,
         )
+        return JointMoments(self.n, *(each.cpu() for each in found), products=self.products)
 
 
 class JointMaker:

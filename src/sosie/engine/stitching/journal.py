@@ -35,10 +35,7 @@ class Journal:
     """
 
     def __init__(self, tasks: Sequence[TaskLoss], stack: JointStack, moments: JointMoments) -> None:
-        self.tasks, self.stack = tasks, stack
-        self.moments = JointMoments(
-            moments.n, *(getattr(moments, name).cpu() for name in ("mean_a", "mean_b", "cov_aa", "cov_bb", "cov_ab"))
-        )
+        self.tasks, self.stack, self.moments = tasks, stack, moments
         self._of_b = scatter(self.moments, "b")
         self.going = torch.ones(stack.count, dtype=torch.bool)
         self._failed = torch.zeros(stack.count, dtype=torch.bool)
