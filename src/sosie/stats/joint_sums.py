@@ -81,14 +81,15 @@ class JointSums:
         """Means and covariances of a pair of sites, on the CPU: what a fit of A to B reads, and factorises."""
         a, b = self.a[i], self.b[j]
         mean_a, mean_b = a.total / self.n, b.total / self.n
-        found = (
-            a.centre + mean_a,
-            b.centre + mean_b,
-            a.square / self.n - torch.outer(mean_a, mean_a),
-            b.square / self.n - torch.outer(mean_b, mean_b),
-            self.cross[i, j] / self.n - torch.outer(mean_a, mean_b),
+        return JointMoments(
+            self.n,
+            (a.centre + mean_a).cpu(),
+            (b.centre + mean_b).cpu(),
+            (a.square / self.n - torch.outer(mean_a, mean_a)).cpu(),
+            (b.square / self.n - torch.outer(mean_b, mean_b)).cpu(),
+            (self.cross[i, j] / self.n - torch.outer(mean_a, mean_b)).cpu(),
+            products=self.products,
         )
-        return JointMoments(self.n, *(each.cpu() for each in found), products=self.products)
 
 
 class JointMaker:
