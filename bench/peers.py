@@ -125,6 +125,39 @@ def skdim(x: Array, y: Array) -> float:
     return float(abs(a - b))
 
 
+def sklearn_agreement(x: Array, y: Array) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(x.argmax(1), y.argmax(1)))
+
+
+def sklearn_kappa(x: Array, y: Array, labels: Array) -> float:
+    """Kappa of who is right and who is not."""
+    from sklearn.metrics import cohen_kappa_score
+
+    return float(cohen_kappa_score(x.argmax(1) == labels, y.argmax(1) == labels))
+
+
+def sklearn_accuracies(x: Array, y: Array, labels: Array) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(abs(accuracy_score(labels, x.argmax(1)) - accuracy_score(labels, y.argmax(1))))
+
+
+def scipy_jensen_shannon(x: Array, y: Array) -> float:
+    """SciPy gives the root of the divergence."""
+    from scipy.spatial.distance import jensenshannon
+    from scipy.special import softmax
+
+    return float((jensenshannon(softmax(x, 1), softmax(y, 1), base=2, axis=1) ** 2).mean())
+
+
+def sklearn_rmse(x: Array, y: Array) -> float:
+    from sklearn.metrics import root_mean_squared_error
+
+    return float(root_mean_squared_error(x.ravel(), y.ravel()))
+
+
 def from_overlap(peer: Peer, of: Callable[[float], float]) -> Peer:
     return lambda x, y: of(peer(x, y))
 
@@ -148,6 +181,13 @@ PACKAGES: dict[str, dict[str, Peer]] = {
     "soft_match_distance": {"POT": pot_soft_match},
     "bures_distance": {"POT": pot_bures},
     "intrinsic_dimension_difference": {"scikit-dimension": skdim},
+    "agreement": {"scikit-learn": sklearn_agreement},
+    "disagreement": {"scikit-learn": from_overlap(sklearn_agreement, lambda same: 1 - same)},
+    "churn": {"scikit-learn": from_overlap(sklearn_agreement, lambda same: 1 - same)},
+    "accuracy_difference": {"scikit-learn": sklearn_accuracies},
+    "error_overlap": {"scikit-learn": sklearn_kappa},
+    "jensen_shannon": {"SciPy": scipy_jensen_shannon},
+    "output_rmse": {"scikit-learn": sklearn_rmse},
 }
 LISTS = ("mutual_knn", "jaccard", "rank_similarity", "cycle_knn", "lcs_knn")
 for _name in LISTS:

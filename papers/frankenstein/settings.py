@@ -67,7 +67,7 @@ class Settings:
     rank_pairs: int = 2
     sparse_sites: tuple[str, ...] = ("bn3", "bn5", "bn7")
     alphas: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 4e-1)  # of the lasso
-    l1s: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # of the task loss
+    l1s: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 0.06, 0.1, 0.2, 0.4)  # of the task loss
     threshold: float = 1e-4  # weights below are set to zero, as in Figure 8
 
     # Across data sets and architectures

@@ -3,12 +3,12 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
-from .dense import eigen, eigenvalues, singular, triangular_inverse
+from .dense import cholesky, eigen, eigenvalues, singular, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .products import column_squares, cross_product, for_numpy, row_squares, self_product, total_squares
+from .products import column_squares, cross_product, for_numpy, product, row_squares, self_product, total_squares
 from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
 from .threads import lock_of, once, side_by_side
 
@@ -24,6 +24,7 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "cholesky",
     "column_squares",
     "cross_product",
     "diagonal_part",
@@ -42,6 +43,7 @@ __all__ = [
     "nuclear_norm",
     "once",
     "permuted_moments",
+    "product",
     "rank_tolerance",
     "row_squares",
     "self_product",

@@ -50,6 +50,14 @@ def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
 
 
+def cholesky(matrix: Tensor) -> Tensor:
+    """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
+    if not for_numpy(matrix):
+        return torch.linalg.cholesky(matrix)
+    with _threads_for(matrix):
+        return torch.from_numpy(np.linalg.cholesky(matrix.numpy()))
+
+
 def triangular_inverse(factor: Tensor) -> Tensor:
     """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
     if not for_numpy(factor) or factor.dtype != torch.float64:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 
-def cross_product(x: Tensor, y: Tensor) -> Tensor:
-    """XᵀY, in the finer of the two precisions; on a CPU by way of NumPy.
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """XY, in the finer of the two precisions; on a CPU by way of NumPy.
 
     NumPy computes XᵀX at half the price, as torch does not, and its linear algebra stands a busy machine far better;
     products that follow each other are left to one library, since the threads of both would fight over the cores.
@@ -16,9 +16,14 @@ def cross_product(x: Tensor, y: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, y.dtype)
     left, right = x.to(dtype), y.to(dtype)
     if not for_numpy(left) or not for_numpy(right):
-        return left.T @ right
+        return left @ right
     with np.errstate(all="ignore"):  # what is not finite is noticed elsewhere, and named
-        return torch.from_numpy(left.numpy().T @ right.numpy())
+        return torch.from_numpy(left.numpy() @ right.numpy())
+
+
+def cross_product(x: Tensor, y: Tensor) -> Tensor:
+    """XᵀY."""
+    return product(x.T, y)
 
 
 def self_product(rows: Tensor) -> Tensor:
@@ -47,7 +52,7 @@ def total_squares(rows: Tensor) -> Tensor:
         return rows.double().square().sum()
     flat = rows.numpy().ravel(order="K")  # as they lie in memory, so that a transpose is not copied
     with np.errstate(all="ignore"):
-        return torch.tensor(np.dot(flat, flat), dtype=torch.float64)
+        return torch.tensor(np.einsum("i,i->", flat, flat), dtype=torch.float64)
 
 
 def _squares(rows: Tensor, which: str) -> Tensor:

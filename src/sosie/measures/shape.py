@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import inverse_root, nuclear_norm
+from ..linalg import inverse_root, nuclear_norm, product
 from ..stats import Covariances, Scatter
 from .define import define
 
@@ -121,18 +121,18 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
         side.memo(("partly whitened", alpha), lambda s: _partly_whitened(s, alpha)) for side in (c.x, c.y)
     )
     most = size_x * size_y
-    return _angle_from(nuclear_norm(x @ c.xy @ y, most) / most, max(inexact_x, inexact_y))
+    return _angle_from(nuclear_norm(product(product(x, c.xy), y), most) / most, max(inexact_x, inexact_y))
 
 
 def _partly_whitened(scatter: Scatter, alpha: float) -> tuple[Tensor, Tensor, float]:
     """The map of one side's neurons, the norm of the rows that it gives, over √n, and the map's rounding."""
     spectrum, matrix = scatter.spectrum, scatter.matrix
     unit = (spectrum.rank / scatter.trace).sqrt()
-    root = inverse_root(matrix) if matrix.requires_grad else spectrum.whitening @ spectrum.vectors.T
+    root = inverse_root(matrix) if matrix.requires_grad else product(spectrum.whitening, spectrum.vectors.T)
     mapped = alpha * unit * torch.eye(len(matrix)).to(matrix) + (1 - alpha) * root
     # Whitening makes rounding larger by the ratio of the largest to the smallest variance.
     rounding = (1 - alpha) * 10 * torch.finfo(matrix.dtype).eps * float(spectrum.values[0] / spectrum.values[-1])
-    return mapped, ((mapped @ matrix) * mapped).sum().sqrt(), rounding
+    return mapped, (product(mapped, matrix) * mapped).sum().sqrt(), rounding
 
 
 def distance_between(length_x: Tensor, length_y: Tensor, product: Tensor, rounding: float = 0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import centred, nuclear_norm, triangular_inverse
+from ..linalg import centred, cholesky, nuclear_norm, product, total_squares, triangular_inverse
 from ..stats import Covariances, PairedRows, Scatter
 from .define import define
 from .shape import distance_between
@@ -58,17 +58,17 @@ def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
     if not lam >= SMALLEST_RIDGE:
         raise ValueError(f"gulp needs a penalty lam of at least {SMALLEST_RIDGE:g} (of a variance of 1), got {lam!r}")
     (x, length_x), (y, length_y) = (side.memo(("ridge", lam), lambda s: _ridge(s, lam)) for side in (c.x, c.y))
-    product = (x @ (c.xy / (c.x.trace.sqrt() * c.y.trace.sqrt())) @ y.T).square().sum()
+    between = total_squares(product(product(x, c.xy / (c.x.trace.sqrt() * c.y.trace.sqrt())), y.T))
     # Inverting C + λ makes rounding larger by 1/λ.
-    return distance_between(length_x, length_y, product, rounding=10 * torch.finfo(product.dtype).eps / lam)
+    return distance_between(length_x, length_y, between, rounding=10 * torch.finfo(between.dtype).eps / lam)
 
 
 def _ridge(scatter: Scatter, lam: float) -> tuple[Tensor, Tensor]:
     """The inverse L⁻¹ of the Cholesky factor of C + λ for a total variance of 1, and ‖(C + λ)⁻¹ C‖²."""
     matrix = scatter.matrix / scatter.trace
-    factor = torch.linalg.cholesky(matrix + lam * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+    factor = cholesky(matrix + lam * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
     inverse = triangular_inverse(factor)
-    return inverse, (inverse @ matrix @ inverse.T).square().sum()
+    return inverse, total_squares(product(product(inverse, matrix), inverse.T))
 
 
 @define(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import once
+from ..linalg import for_numpy, once, total_squares
 
 Kind = Literal["auto", "logits", "probabilities", "labels", "regression"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -55,8 +56,8 @@ class Reader:
         """(n,) labels or numbers, (n, classes) logits or probabilities, (n, d) numbers."""
         if outputs.is_complex():
             raise TypeError(f"{self.name}: outputs are complex ({outputs.dtype})")
-        if not bool(torch.isfinite(outputs).all()):
-            bad = int((~torch.isfinite(outputs)).sum())
+        quick = outputs.dtype == torch.float64 and bool(torch.isfinite(total_squares(outputs)))
+        if not quick and (bad := int((~torch.isfinite(outputs)).sum())):
             raise ValueError(
                 f"{self.name}: {bad} of {outputs.numel()} outputs are NaN or infinite. Check the input's normalisation "
                 "and the weights; a class that is masked out can have a large negative logit instead"
@@ -120,6 +121,12 @@ def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tenso
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor, None, int]:
+    if for_numpy(scores):  # torch would first wake its threads, which takes longer
+        array = scores.numpy()
+        first = array.argmax(1)
+        equal = array == np.take_along_axis(array, first[:, None], 1)
+        ties = 0 if np.count_nonzero(equal) == len(array) else np.count_nonzero(equal.sum(1) > 1)
+        return torch.from_numpy(first), scores, None, int(ties)
     tied = (scores == scores.amax(1, keepdim=True)).sum(1) > 1
     return scores.argmax(1), scores, None, int(tied.sum())
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from ..linalg import (
     column_squares,
     cross_product,
     diagonal_part,
+    for_numpy,
     once,
     row_squares,
     self_product,
@@ -153,7 +155,14 @@ def _may_be_rounding(rows: Tensor, found: Tensor, digits: torch.dtype) -> bool:
 
 def without_mean(rows: Tensor) -> Tensor:
     """Less the mean, which is taken in float64 so that a large offset costs no digits."""
-    return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    if not for_numpy(rows):
+        return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    array = rows.numpy()
+    with np.errstate(all="ignore"):
+        # NumPy adds up row by row, which loses digits where there are many: what is left of the mean goes second.
+        found = array - array.mean(0, dtype=np.float64).astype(array.dtype)
+        found -= found.mean(0, dtype=np.float64).astype(array.dtype)
+    return torch.from_numpy(found)
 
 
 def columns_are_cheaper(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:

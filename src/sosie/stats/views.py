@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, best_assignment, inverse_root, lock_of, nuclear_norm, once, whitening
+from ..linalg import Spectrum, best_assignment, inverse_root, lock_of, nuclear_norm, once, product, whitening
 from .shuffle import Moves, Shuffle
 
 T = TypeVar("T")
@@ -129,12 +129,12 @@ class Covariances:
     def whitened(self) -> Tensor:
         """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
-        return self.x.whitener @ scaled @ self.y.whitener.T
+        return product(product(self.x.whitener, scaled), self.y.whitener.T)
 
     @once
     def x_whitened(self) -> Tensor:
         """Covariance of whitened x with y as it is: what a regression on x explains."""
-        return self.x.whitener @ (self.xy / self.x.scale[:, None])
+        return product(self.x.whitener, self.xy / self.x.scale[:, None])
 
 
 @dataclass
