@@ -9,6 +9,7 @@ from pathlib import Path
 import cpu
 import gpu
 import interval_coverage
+import joints
 import measures
 import rows
 import sites
@@ -33,6 +34,8 @@ def main() -> None:
         stitching.main()
     except FileNotFoundError as error:
         print(f"the CPU benchmarks need CIFAR-10 and published weights: {error}")
+    if torch.cuda.is_available():
+        joints.main()
     if torch.cuda.is_available() and importlib.util.find_spec("torchvision"):
         gpu.main()
     else:

@@ -22,8 +22,9 @@ What to expect:
 - Debiased CKA costs a fraction of the forward passes it needs; `linear_cka` and `kernel_alignment` read the same Gram
   matrices.
 - Measures that factorise covariances (Procrustes, CCA, regression) or that read rows (`rsa`, `mutual_knn`, `rbf_cka`)
-  take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. Choose
-  sites, or pool with `rows="mean"`. Their cost in n, p and q is in the [table of measures](measures.md).
+  take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. On a CPU
+  several pairs are worked on at a time, each on one core. Choose sites, or pool with `rows="mean"`. Their cost in n, p
+  and q is in the [table of measures](measures.md).
 - Memory does not grow with the number of rows.
 - On a GPU, Gram matrices are made of TF32 products unless you say `precision="float32"`.
 """
@@ -32,6 +33,10 @@ TITLES = {
     "cpu": "On a CPU",
     "gpu": "On a GPU",
     "rows": "As the number of rows grows",
+    "measures": "One pair of sites",
+    "sites": "20 × 20 sites",
+    "stitching": "Stitching in closed form",
+    "joints": "Stitching layers trained together",
     "startup": "Starting up",
     "coverage": "Coverage",
 }
@@ -69,7 +74,9 @@ def _table(value: Any) -> str:
     records = value if isinstance(value, list) else [value]
     if not records or not all(isinstance(record, dict) for record in records):
         return ", ".join(_cell("", item) for item in records) + "\n"
-    columns = list(dict.fromkeys(key for record in records for key in record))
+    # Details within a record stay in the file.
+    shown = [{key: item for key, item in record.items() if not isinstance(item, (dict, list))} for record in records]
+    columns = list(dict.fromkeys(key for record in shown for key in record))
     cells = ([_cell(column, record.get(column)) for column in columns] for record in records)
     return table(columns, cells, numbers=True)
 
