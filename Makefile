@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: demo test check bench docs clean help
 
 help:
-	@echo "make demo   train two small networks, compare them, write demo.html"
+	@echo "make demo   train two small networks, compare and stitch them, write demo.html"
 	@echo "make test   run the tests"
 	@echo "make check  lint, format and types"
 	@echo "make bench  speed and memory against peers: a table, and bench/results/*.json"

@@ -133,7 +133,8 @@ def curves(found: dict[str, Any]) -> Any:
         axis.plot([row[f"least_squares_{key}"] for row in rows], ":", color=line.get_color())
     longest = max(found["curves"].values(), key=len)
     axis.set_xticks(range(len(longest)), [row["site_a"] for row in longest], rotation=45)
-    axis.set(ylabel="relative accuracy", ylim=(0, 1.05))
+    axis.set(ylabel="relative accuracy")
+    axis.set_ylim(bottom=0)
     axis.legend(fontsize=6)
     return figure
 

@@ -26,6 +26,7 @@ from settings import Settings, small  # noqa: E402
 
 EXPERIMENTS = {
     "figure-2": matching.figure_2,
+    "baseline-cka": matching.baseline_cka,
     "figure-4": matching.figure_4,  # reads what figure-2 wrote
     "figure-3": width.figure_3,
     "figure-5": width.figure_5,

@@ -39,6 +39,8 @@ class Settings:
     resnet_pairs: tuple[tuple[int, int], ...] = RESNET_PAIRS
     label_pairs: int = 3  # pairs that are also trained on labels instead of B's answers
 
+    cka_images: int = 500  # for CKA with an image a row
+
     # Figure 3: networks of our own, two seeds a width [ten pairs; trained longer]
     widths: tuple[int, ...] = (1, 2, 3, 4)
     width_sites: tuple[str, ...] = ("conv1", "layer1.1", "layer2.0", "layer3.1")
@@ -100,6 +102,7 @@ def small(full: Settings) -> Settings:
         resnet_sites=("conv1", "layer1.0"),
         resnet_pairs=RESNET_PAIRS[:1],
         label_pairs=1,
+        cka_images=64,
         widths=(1, 2),
         width_sites=("layer3.1",),
         net_epochs=1,

@@ -111,6 +111,23 @@ def test_all_pairs_are_what_single_stitches_are() -> None:
     assert c.provenance["settings"]["pairs"] == "all"
 
 
+def test_trained_pairs_are_what_single_stitches_are() -> None:
+    a, b, test = cnn(0), cnn(1), labelled(60, seed=3)
+    way = "task_loss(epochs=2, batch=30, rate=0.02, start='identity')"
+    sites = ["0", "3"]
+    # Batches that can be read once only.
+    c = sosie.stitch_sites(a, b, iter(labelled()), test=test, sites_a=sites, sites_b=sites, fit=way, validation=test)
+    untrained = sosie.stitch_sites(a, b, labelled(), test=test, sites_a=sites, sites_b=sites, fit="identity")
+    for i, site in enumerate(sites):
+        alone = sosie.stitch(a, site, b, site, labelled(), fit=way, validation=test).evaluate(test)
+        assert c["cross_entropy"].value[i, i] == pytest.approx(alone["cross_entropy"], abs=1e-6)
+        assert c["cross_entropy"].value[i, i] < untrained["cross_entropy"].value[i, i]
+    assert c.provenance["settings"]["fit"].startswith("task_loss(")
+    assert not any(
+        module.training != other.training for module, other in zip(a.modules(), cnn(0).modules(), strict=True)
+    )
+
+
 def test_indices_are_those_of_compare_over_positions() -> None:
     a, b, x = cnn(0), cnn(1), images()
     names = ["linear_cka", "regression_r2", "kernel_alignment", "mean_cca"]
@@ -167,8 +184,8 @@ def test_what_does_not_fit_is_told() -> None:
         sosie.stitch_sites(a, b, x, sites_a=["0", "1", "3"], sites_b=["0", "1"])
     with pytest.raises(ValueError, match="debiased_cka reads more"):
         sosie.stitch_sites(a, b, x, measures="debiased_cka")
-    with pytest.raises(ValueError, match="use stitch;"):
-        sosie.stitch_sites(a, b, x, fit="task_loss")
+    with pytest.raises(ValueError, match="closed forms are not trained"):
+        sosie.stitch_sites(a, b, x, validation=x)
     with pytest.raises(ValueError, match="float32 or float64"):
         sosie.stitch_sites(a, b, x, precision="float16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pairs is"):

@@ -1,4 +1,4 @@
-"""`sosie demo`: two small networks, trained here and now, compared layer by layer."""
+"""`sosie demo`: two small networks, trained here and now, compared and stitched layer by layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
 ) -> None:
-    """Train two small networks on images that come with sosie, compare them, and write a page."""
+    """Train two small networks on images that come with sosie, compare and stitch them, and write pages."""
     from ..data import open_images
-    from ..engine import compare
+    from ..engine import compare, stitch_sites
     from ..models import open_model
     from ..report import print_comparison, write_report
     from ..train import accuracy, fit
@@ -33,6 +33,10 @@ def demo(
         )
         networks.append(network)
     found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
-    written = found.save(out.with_suffix(".json")), write_report(found, out)
+    written = [found.save(out.with_suffix(".json")), write_report(found, out)]
     print_comparison(found)
-    typer.echo(f"wrote {written[0]}\nwrote {written[1]}: open it in a browser")
+    typer.echo("\nCan the second do its job with what the first represents?")
+    stitched = stitch_sites(*networks, train.batches(250), test=test.batches(250))
+    written.append(write_report(stitched, out.with_name(f"{out.stem}-stitched{out.suffix}")))
+    print_comparison(stitched)
+    typer.echo("\n".join(f"wrote {path}" for path in written) + "\nOpen the pages in a browser.")

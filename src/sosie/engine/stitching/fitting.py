@@ -64,7 +64,7 @@ def stitch(
     check_precision(precision)
     ways = find_ways(fit)
     tasks = [way for way in ways if isinstance(way, TaskLoss)]
-    _check_options(tasks, validation, loss)
+    check_options(tasks, validation, loss)
     if tasks:  # read once: they are gone through many times
         kept = read_inputs(data, max_rows)
         data, max_rows = in_chunks(kept), None
@@ -94,7 +94,7 @@ def stitch(
     return found[0] if isinstance(fit, (str, Fit, TaskLoss)) else found
 
 
-def _check_options(tasks: list[TaskLoss], validation: Any, loss: UserLoss | None) -> None:
+def check_options(tasks: list[TaskLoss], validation: Any, loss: UserLoss | None) -> None:
     if not tasks and (validation is not None or loss is not None):
         raise ValueError("validation= and loss= are for fit='task_loss'; closed forms are not trained")
     if loss is not None and not callable(loss):

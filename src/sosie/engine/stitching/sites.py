@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...capture import Batches, NoData, as_found, labels_of, watch
+from ...capture import Batches, Cut, NoData, as_found, labels_of, watch
 from ...data import open_data
 from ...linalg import Affine, Fit
 from ...measures import Measure, find
@@ -18,13 +19,16 @@ from ...progress import Progress
 from ...results import Comparison
 from ...stats import JointMaker, JointSums
 from ..comparing import tell_apart
-from .fitting import fill
+from .fitting import Way, check_options, fill
 from .halves import CHUNK, Half, answer_of, chunks_of, open_network
+from .kept import in_chunks, read_inputs
+from .losses import UserLoss
 from .pairing import Pair, Pairs, SitePairs, find_pairs
 from .site_values import check_measures, comparison_of
 from .sums import PRECISIONS, Precision, check_precision, joint_part
 from .tally import Tally
-from .task_loss import find_ways
+from .task_loss import TaskLoss, find_way
+from .training import Bench
 
 HELD = 256 * 2**20  # bytes of activations of both networks that are held at a time
 MEASURES = ("linear_cka", "regression_r2")
@@ -39,7 +43,9 @@ def stitch_sites(
     sites_a: Any = None,
     sites_b: Any = None,
     pairs: Pairs = "diagonal",
-    fit: str | Fit = "least_squares",
+    fit: Way = "least_squares",
+    validation: Any = None,
+    loss: UserLoss | None = None,
     measures: str | Measure | Sequence[str | Measure] = MEASURES,
     precision: Precision = "float32",
     resize: Resize = "interpolate",
@@ -57,26 +63,32 @@ def stitch_sites(
     and the `measures`, from the same sums as the fits, so over every position of every input.
 
     `sites_a`, `sites_b`: as in `compare`; by default its sites, without those of B that something goes around (a skip
-    connection): these are left out with a caveat, and refused where they were asked for. `fit` is a closed form.
-    `max_rows`: inputs to fit on, and to evaluate on. For the rest see `stitch`.
+    connection): these are left out with a caveat, and refused where they were asked for. `fit` is a closed form, or
+    task_loss, which is trained for one pair after the other. `max_rows`: inputs to fit on, and to evaluate on. For the
+    rest see `stitch`.
     """
     check_precision(precision)
-    (way,) = find_ways(fit)
-    if not isinstance(way, Fit):
-        raise ValueError(f"{way.name} is trained, at one pair of sites: use stitch; stitch_sites fits closed forms")
+    way = find_way(fit)
+    check_options([way] if isinstance(way, TaskLoss) else [], validation, loss)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     check_measures(chosen)
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    first = next(iter(Batches(open_data(data) if isinstance(data, str) else data)), None)
+    kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # gone through many times
+    fitted = data if kept is None else in_chunks(kept)
+    first = next(iter(Batches(open_data(fitted) if isinstance(fitted, str) else fitted)), None)
     if first is None:
         raise NoData("the data yielded no inputs")
     halves = open_network(model_a, prepare_a, inputs), open_network(model_b, prepare_b, inputs)
     tell_apart(halves)
     found = find_pairs(halves, (sites_a, sites_b), pairs, first, resize)
-    sums = sums_of_pairs(halves, found, data, precision, max_rows)
-    affines = fit_pairs(sums, found, way, halves[1])
-    tallies = evaluate_pairs(halves, found, affines, data if test is None else test, max_rows)
+    sums = sums_of_pairs(halves, found, fitted, precision, max_rows)
+    if isinstance(way, TaskLoss):
+        affine_of = _trained(way, sums, halves, found, first, kept, validation, loss)
+    else:
+        affine_of = _fitted(way, sums)
+    affines = fit_pairs(affine_of, found, halves[1])
+    tallies = evaluate_pairs(halves, found, affines, fitted if test is None else test, max_rows)
     settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
     if max_rows is not None:
         settings["max_rows"] = str(max_rows)
@@ -118,12 +130,38 @@ def chunk_size(found: SitePairs) -> int:
     return max(1, min(CHUNK, HELD // (4 * numbers)))
 
 
-def fit_pairs(sums: dict[Pair, JointSums], found: SitePairs, way: Fit, upper: Half) -> dict[Pair, Affine]:
+def _fitted(way: Fit, sums: dict[Pair, JointSums]) -> Callable[[Pair], Affine]:
+    return lambda pair: way(sums[pair].joint(*pair))
+
+
+def _trained(
+    task: TaskLoss,
+    sums: dict[Pair, JointSums],
+    halves: tuple[Half, Half],
+    found: SitePairs,
+    batch: Any,
+    inputs: Any,
+    validation: Any,
+    loss: UserLoss | None,
+) -> Callable[[Pair], Affine]:
+    args, kwargs = halves[0].call(batch)
+    held_out = None if validation is None else read_inputs(validation, None)
+
+    def train(pair: Pair) -> Affine:
+        lower = replace(halves[0], cut=Cut(halves[0].model, found.a[pair[0]].label, *args, **kwargs))
+        upper = replace(halves[1], cut=found.cuts[pair[1]])
+        bench = Bench(lower, upper, found.joints[pair], sums[pair].joint(*pair), inputs, held_out, loss)
+        return bench.train([task])[0].affine
+
+    return train
+
+
+def fit_pairs(affine_of: Callable[[Pair], Affine], found: SitePairs, upper: Half) -> dict[Pair, Affine]:
     """Every joint filled; a pair that cannot be fitted is moved to those refused, with the reason."""
     affines = {}
     for pair in list(found.joints):
         try:
-            affines[pair] = way(sums[pair].joint(*pair))
+            affines[pair] = affine_of(pair)
         except (ValueError, torch.linalg.LinAlgError) as error:
             found.refused[pair] = str(error)
             del found.joints[pair]
