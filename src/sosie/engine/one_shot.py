@@ -96,7 +96,7 @@ def as_outputs(given: Any, label: str) -> Tensor:
         raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
     if array.ndim == 0:
         raise ValueError(f"{label} must be (n,) or (n, …), got a single number")
-    return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+    return _tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False))
 
 
 def list_measures() -> list[dict[str, Any]]:
@@ -108,8 +108,11 @@ def _from_array(given: Any, label: str) -> Tensor:
     array = np.asarray(given)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
-    array = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
-    # Only read, never written to; but torch takes no array that is reversed, and warns of one that is read-only.
+    return _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Only read, never written to; but torch takes no array that is reversed, and warns of one that is read-only."""
     plain = array.flags.writeable and all(step >= 0 for step in array.strides)
     return torch.from_numpy(array if plain else array.copy())
 
