@@ -136,9 +136,6 @@ def figure_4(settings: Settings) -> dict[str, Any]:
     epochs = range(min(len(history) for history in histories))
     columns = {key: [[history[i][key] for history in histories] for i in epochs] for key in INDICES}
     change = {key: mean(column[-1]) - mean(column[0]) for key, column in columns.items()}
-    flat = {key: [value for column in columns[key] for value in column] for key in INDICES}
-    per_run = [[[h[key] for h in history] for key in ("svcca", "cross_entropy")] for history in histories]
-    along = [found for svcca, entropy in per_run if (found := correlation(svcca, entropy)) is not None]
     return {
         "numbers": {
             "cross_entropy_change": change["cross_entropy"],
@@ -147,10 +144,17 @@ def figure_4(settings: Settings) -> dict[str, Any]:
             "r2_change": change["r2_about_zero"],
             "cca_largest_change": max(abs(h[i]["mean_cca"] - h[0]["mean_cca"]) for h in histories for i in epochs),
             "cka_spread_at_first_epoch_over_start": spread(columns["linear_cka"][1]) / spread(columns["linear_cka"][0]),
-            "svcca_correlation_with_cross_entropy": mean(along) if along else None,
-            "cka_correlation_with_cross_entropy": correlation(flat["linear_cka"], flat["cross_entropy"]),
+            "svcca_correlation_with_cross_entropy": _along(histories, "svcca"),
+            "cka_correlation_with_cross_entropy": _along(histories, "linear_cka"),
         },
         "site": FIGURE_4_SITE,
         "curves": {key: [[mean(column), spread(column)] for column in columns[key]] for key in INDICES},
         "runs": histories,
     }
+
+
+def _along(histories: list[list[dict[str, float]]], key: str) -> float | None:
+    """Correlation with the cross-entropy along each training, the mean: levels differ from pair to pair."""
+    runs = [[[record[name] for record in history] for name in (key, "cross_entropy")] for history in histories]
+    known = [found for index, entropy in runs if (found := correlation(index, entropy)) is not None]
+    return mean(known) if known else None

@@ -31,7 +31,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     name, bracket, rest = text.strip().partition("(")
     if not bracket:
         return name.strip(), {}
-    advice = f"{text!r}: write options as name(width=2, kind='B'), each a plain number, text, True, None or list"
+    advice = f"{text!r}: write options as name(width=2, kind='B'), each a number, a text in quotes, True, None or list"
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -44,11 +44,21 @@ def test_what_does_not_go_together_is_told(tmp_path: Path) -> None:
         (("--site", "relu2", "--all-sites"), "say where to stitch"),
         (("--site", "relu2", "--out", "c.json"), "--out: only with --all-sites"),
         (("--all-sites", "--save", "s.safetensors"), "--save: only without --all-sites"),
+        (("--site", "relu2", "--sites-b", "relu1"), "--sites-b: only with --all-sites"),
+        (("--site", "relu2", "--fit", "task_loss(start=random)"), "a text in quotes"),
         (("--site", "relu2", "--precision", "half"), "float32 or float64"),
     ):
         found = run("stitch", *MODELS, "--data", "demo", "--max-rows", "16", *words, cwd=tmp_path)
         assert found.returncode == 1
         assert message in found.stderr, found.stderr
+
+
+def test_sites_of_a_and_of_b_may_differ(tmp_path: Path) -> None:
+    words = ("--all-sites", "--sites", "relu1", "--sites-b", "relu2", "--data", "demo", "--max-rows", "64")
+    found = run("stitch", *MODELS, *words, "--out", "c.json", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    c = sosie.load(tmp_path / "c.json")
+    assert (c.sites_a, c.sites_b) == (["relu1"], ["relu2"])
 
 
 def test_a_stitch_is_saved(tmp_path: Path) -> None:

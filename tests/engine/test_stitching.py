@@ -49,6 +49,11 @@ def test_the_joint_is_least_squares_over_all_pixels() -> None:
     assert found.report["r2"] == pytest.approx(float(1 - residual), abs=1e-9)
 
 
+def test_it_shows_itself_in_a_line() -> None:
+    found = sosie.stitch(cnn(0), "1", cnn(1), "3", images(8))
+    assert repr(found) == f"Stitch(Sequential up to '1', Sequential from '3' on, fit='least_squares', n={8 * 36})"
+
+
 def test_the_stitched_network_is_its_parts_in_a_row() -> None:
     a, b, x = cnn(0), cnn(1), images()
     found = sosie.stitch(a, "1", b, "1", x)

@@ -87,6 +87,8 @@ def test_the_page_draws_one_against_the_other(look) -> None:
     figures = seen.page.locator(".stitched figure")
     assert figures.count() == 2
     assert figures.nth(1).locator("circle.scatter").count() == 3
+    assert figures.nth(1).locator(".legend").all_inner_texts() == ["linear_cka"]
+    assert "Large dots" not in figures.nth(1).inner_text(), "all are of the same size"
     assert seen.page.locator("svg.heatmap").count() == 0, "a map with nothing but a diagonal is not drawn"
     box = figures.nth(1).locator("circle.scatter").nth(1).bounding_box()
     seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -97,5 +99,6 @@ def test_the_page_draws_one_against_the_other(look) -> None:
     assert seen.complaints == []
     every = look(stitched(every=True))
     assert every.page.locator(".stitched circle.scatter").count() == 9
+    assert "Large dots" in every.page.locator(".stitched").inner_text()
     assert every.page.locator("svg.heatmap").count() == 1
     assert every.complaints == []

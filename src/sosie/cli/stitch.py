@@ -20,6 +20,8 @@ def stitch(
     site_b: Annotated[str | None, typer.Option(help="Where B begins.")] = None,
     all_sites: Annotated[bool, typer.Option("--all-sites", help="Stitch at every layer, from one pass.")] = False,
     sites: Annotated[str | None, typer.Option(help="With --all-sites: names, globs, leaves, blocks.")] = None,
+    sites_a: Annotated[str | None, typer.Option(help="With --all-sites: those of A, where they differ.")] = None,
+    sites_b: Annotated[str | None, typer.Option(help="With --all-sites: those of B, where they differ.")] = None,
     pairs: Annotated[str, typer.Option(help="With --all-sites: diagonal, or all for each layer to each.")] = "diagonal",
     measures: Annotated[
         str, typer.Option(help="With --all-sites: indices to show beside.")
@@ -28,7 +30,7 @@ def stitch(
         str,
         typer.Option(
             help="least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…), "
-            "task_loss(epochs=…) …"
+            "identity, or training: \"task_loss(epochs=10, start='random')\"."
         ),
     ] = "least_squares",
     precision: Annotated[str, typer.Option(help="Of the products: float32 or float64.")] = "float32",
@@ -48,8 +50,9 @@ def stitch(
     from ..results import check_writable
 
     if (site is None) != all_sites:
-        raise ValueError("say where to stitch: --site NAME for one place, or --all-sites")
-    alone = {"--sites": sites, "--out": out, "--report": report} if site else {"--site-b": site_b, "--save": save}
+        raise ValueError("say where to stitch: --site NAME for one place, or --all-sites, not both")
+    of_all = {"--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b, "--out": out, "--report": report}
+    alone = of_all if site else {"--site-b": site_b, "--save": save}
     if wrong := [name for name, value in alone.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
     for path in (save, out, report):
@@ -60,8 +63,8 @@ def stitch(
     if site is not None:
         _one_site((model_a, site), (model_b, site_b or site), fitted, held_out, how, save)
         return
-    chosen = split_list(sites)
-    how |= {"pairs": pairs, "measures": split_list(measures), "sites_a": chosen, "sites_b": chosen}
+    chosen = {"sites_a": split_list(sites_a or sites), "sites_b": split_list(sites_b or sites)}
+    how |= {"pairs": pairs, "measures": split_list(measures), **chosen}
     _all_sites(model_a, model_b, fitted, held_out, how, out, report)
 
 

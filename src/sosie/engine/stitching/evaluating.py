@@ -20,9 +20,15 @@ class Stitch:
 
     model: Stitched
     fit: str
-    report: dict[str, Any] = field(repr=False)
+    report: dict[str, Any]
     n: int  # rows that the fit rests on
-    history: list[dict[str, float]] = field(default_factory=list, repr=False)  # of training: the start, each epoch
+    history: list[dict[str, float]] = field(default_factory=list)  # of training: the start, each epoch
+
+    def __repr__(self) -> str:
+        """Which two networks, where and how: without their modules, which fill a screen."""
+        a, b = self.model.lower, self.model.upper
+        ends = f"{a.name} up to {a.cut.site.label!r}, {b.name} from {b.cut.site.label!r} on"
+        return f"Stitch({ends}, fit={self.fit!r}, n={self.n})"
 
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
         """How well B does its job with A's representation, on data that should not be those of the fit.

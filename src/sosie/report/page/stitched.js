@@ -6,23 +6,33 @@ function stitched(pair) {
   if (!pair.stitched || !pair.stitched.says.length) return null;
   const does = reading(pair, pair.measures[pair.stitched.does]);
   const says = pair.stitched.says.slice(0, MOST_INDICES).map((k) => reading(pair, pair.measures[k]));
-  const legend = [does, ...says].map((found, k) => element("span", { class: `legend ${lineClass(k)}` }, [
-    element("span", { class: "key" }, ""), named(found.measure.name),
-  ]));
   const note = `What the stitched network does (${does.measure.name}${does.hasRange ? ", shaded: 95 % interval" : ""}), ` +
     "and what the index says of the two layers before they are joined.";
   const caption = (title, ...words) => element("figcaption", {}, [element("h3", {}, title), ...words]);
   return element("div", { class: "figures stitched" }, [
     element("figure", { class: "card" }, [
-      caption("Along the layers", element("p", { class: "quiet" }, note), element("p", { class: "quiet legends" }, legend)),
+      caption("Along the layers", element("p", { class: "quiet" }, note), element("p", { class: "quiet legends" }, legend([does, ...says], 0))),
       stitchedLines(does, says),
     ]),
     element("figure", { class: "card" }, [
-      caption("Does the index tell?", element("p", { class: "quiet" },
-        "Every stitched pair of layers. An index that told how the stitched network does would put them on one rising line.")),
+      caption("Does the index tell?", element("p", { class: "quiet" }, question(does)),
+        element("p", { class: "quiet legends dots" }, legend(says, 1))),
       scatter(does, says),
     ]),
   ]);
+}
+
+function legend(readings, first) {
+  return readings.map((found, k) => element("span", { class: `legend ${lineClass(first + k)}` }, [
+    element("span", { class: "key" }, ""), named(found.measure.name),
+  ]));
+}
+
+function question(does) {
+  const several = does.measure.value.some((value, k) =>
+    value !== null && does.measure.partner[Math.floor(k / does.b.sites.length)] !== k % does.b.sites.length);
+  return "Every stitched pair of layers. An index that told how the stitched network does would put its dots on one rising line." +
+    (several ? " Large dots: the same depth." : "");
 }
 
 function lineClass(k) {
