@@ -4,12 +4,13 @@ from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
-from .stitching import Stitch, Stitched, stitch, stitch_sites
+from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 
 __all__ = [
     "DEFAULT",
     "Stitch",
     "Stitched",
+    "TaskLoss",
     "compare",
     "compare_outputs",
     "list_measures",
