@@ -25,6 +25,7 @@ from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 STRIP = 512  # rows of a Gram matrix made at a time
+NOTHING_LEFT = 1e-12  # share of a Gram matrix's squares that is rounding, once its diagonal is taken off
 
 
 @dataclass
@@ -128,10 +129,16 @@ def from_products(
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
     k, l = (torch.stack([row_squares(rows).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
+    left_x = found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n)
+    left_y = found[1] - diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n)
+    left = found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n)
+    # Rows that are all equally far apart leave nothing but rounding, which is like nothing else.
+    some_x, some_y = (part.abs() > NOTHING_LEFT * whole for part, whole in ((left_x, found[0]), (left_y, found[1])))
+    nothing = left.new_zeros(())
     return DebiasedAlignment(
-        found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n),
-        found[1] - diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n),
-        found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n),
+        torch.where(some_x, left_x, nothing),
+        torch.where(some_y, left_y, nothing),
+        torch.where(some_x & some_y, left, nothing),
     )
 
 
