@@ -204,8 +204,9 @@ def test_no_nan_without_a_reason() -> None:
     c = sosie.compare(rows, {"s": np.random.RandomState(0).randn(20, 3)})
     assert np.isnan(c.matrix()).all()
     assert "undefined" in c.rows()[0]["caveats"][0]
-    with pytest.raises(ValueError, match="debiased_cka is undefined"):
-        sosie.measure("debiased_cka", np.eye(20), np.random.RandomState(0).randn(20, 3))
+    for n in (8, 20, 200, 1000):  # what rounding leaves differs
+        with pytest.raises(ValueError, match="debiased_cka is undefined"):
+            sosie.measure("debiased_cka", np.eye(n), np.random.RandomState(0).randn(n, 3))
 
 
 def test_sites_of_saved_activations_are_checked() -> None:
@@ -218,3 +219,18 @@ def test_sites_of_saved_activations_are_checked() -> None:
 def test_what_is_for_two_models_is_refused_for_three() -> None:
     with pytest.raises(ValueError, match="leave sites_b"):
         sosie.compare([mlp(), mlp(1), mlp(2)], inputs(), sites_b=["0"])
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e80, 1e-80, 1e-160, 1e-200])
+def test_numbers_whose_products_float64_cannot_hold_are_refused(scale: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    for given in ((x * scale, y), (y, x * scale)):
+        with pytest.raises(ValueError, match=r"divide [xy] by that"):
+            sosie.measure("mean_cca", *given)
+
+
+@pytest.mark.parametrize("name", ["linear_cka", "mean_cca", "mutual_knn", "debiased_cka"])
+@pytest.mark.parametrize("scale", [1e65, 1e-65])
+def test_up_to_there_a_scale_does_not_matter(name: str, scale: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    assert sosie.measure(name, x * scale, y * scale) == pytest.approx(sosie.measure(name, x, y), rel=1e-9)

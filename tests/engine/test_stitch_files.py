@@ -109,6 +109,13 @@ DAMAGE = {
     "no record": lambda t, a, m: m.pop("about"),
     "another format": lambda t, a, m: m.update(format="other"),
     "a later version": lambda t, a, m: m.update(version="99"),
+    "a version without end": lambda t, a, m: m.update(version="9" * 5000),
+    "fewer rows than none": lambda t, a, m: a.update(n=-5),
+    "rows without end": lambda t, a, m: a.update(n=10**400),
+    "no lines of history": lambda t, a, m: a.update(history=[1, "x"]),
+    "two huge sides": lambda t, a, m: [a[side]["form"].update(channels=2**20) for side in "ab"],
+    "eight bits": lambda t, a, m: t.update({key: value.to(torch.float8_e4m3fn) for key, value in t.items()}),
+    "a type without arithmetic": lambda t, a, m: a["a"]["example"]["args"][0].update(dtype="quint8"),
 }
 
 
@@ -116,6 +123,22 @@ DAMAGE = {
 def test_damaged_files_are_refused_in_words(saved: Path, damage: str) -> None:
     with pytest.raises(DamagedFile, match=r"s\.safetensors"):
         sosie.Stitch.load(rewritten(saved, DAMAGE[damage]), cnn(0), cnn(1))
+
+
+def test_numbers_without_end_in_the_record(saved: Path) -> None:
+    with safe_open(saved, framework="pt") as opened:
+        text, tensors = dict(opened.metadata()), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+    save_file(tensors, saved, metadata={**text, "about": '{"n": ' + "9" * 5000 + "}"})
+    with pytest.raises(DamagedFile, match=r"s\.safetensors"):
+        sosie.Stitch.load(saved, cnn(0), cnn(1))
+
+
+def test_an_example_that_the_model_cannot_read_is_asked_for(saved: Path) -> None:
+    def other(tensors: Any, about: Any, text: Any) -> None:
+        about["a"]["example"]["args"][0]["shape"] = [7, 7, 7]
+
+    with pytest.raises(ValueError, match="give a batch of its data as example="):
+        sosie.Stitch.load(rewritten(saved, other), cnn(0), cnn(1))
 
 
 def test_what_is_no_file_of_ours(tmp_path: Path, saved: Path) -> None:

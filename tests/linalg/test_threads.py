@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import numpy as np
@@ -9,9 +11,10 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from sosie.linalg import eigen, eigenvalues, once, side_by_side, singular, triangular_inverse
+import sosie
+from sosie.linalg import eigen, eigenvalues, lock_of, once, side_by_side, singular, triangular_inverse
 from sosie.linalg.dense import SMALL, singular_values
-from sosie.linalg.threads import one_thread
+from sosie.linalg.threads import _blas, one_thread
 
 
 def blas_threads() -> list[int]:
@@ -128,3 +131,60 @@ def test_the_inverse_of_a_triangle() -> None:
     for factor in (lower, lower.clone().requires_grad_()):
         torch.testing.assert_close(triangular_inverse(factor) @ lower, identity)
     torch.testing.assert_close(triangular_inverse(lower.float()) @ lower.float(), identity.float(), atol=1e-5, rtol=0)
+
+
+def test_the_last_to_leave_puts_the_threads_back() -> None:
+    before = blas_threads()
+    first, second = one_thread(), one_thread()
+    with _blas().limit(limits=2, user_api="blas"):  # so that there is something to put back on one core, too
+        wanted = blas_threads()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert set(blas_threads()) == {1}, "the second still wants one core"
+        second.__exit__(None, None, None)
+        assert blas_threads() == wanted
+    assert blas_threads() == before
+
+
+def test_what_was_made_once_can_be_copied() -> None:
+    class Squares:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @once
+        def square(self) -> int:
+            return self.number**2
+
+    found = Squares(3)
+    assert found.square == 9
+    copied = copy.deepcopy(found)
+    assert copied.square == 9
+    assert lock_of(copied) is not lock_of(found)
+    assert type(pickle.loads(pickle.dumps(lock_of(found)))) is type(lock_of(found))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_comparisons_at_once_are_what_one_is() -> None:
+    torch_threads, blas = torch.get_num_threads(), blas_threads()
+    generator = torch.Generator().manual_seed(0)
+    rows = {name: torch.randn(40, 6, generator=generator, dtype=torch.float64) for name in "xyz"}
+    measures = ["mean_cca", "procrustes_distance", "mutual_knn"]
+
+    def values() -> list[np.ndarray]:
+        # Warnings are the interpreter's, not a thread's: they are seen to elsewhere.
+        found = sosie.compare(rows, rows, measures=measures)
+        return [found.values[name].value for name in measures]
+
+    expected = values()
+    found: list[list[np.ndarray]] = []
+    workers = [threading.Thread(target=lambda: found.append(values())) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 3
+    for each in found:
+        for one, other in zip(each, expected, strict=True):
+            assert np.array_equal(one, other, equal_nan=True)
+    assert (torch.get_num_threads(), blas_threads()) == (torch_threads, blas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,3 +275,13 @@ def test_pandas_notebook_and_writers() -> None:
     assert run.found[0]["sosie/linear_cka/best_match"] == board.found["sosie/linear_cka/best_match"][0]
     with pytest.raises(TypeError, match="add_scalar"):
         c.log(3)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="no file but a device or a pipe"):
+        write_atomically(pipe, "text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

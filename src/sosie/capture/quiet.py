@@ -25,7 +25,7 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
     unique = list({id(model): model for model in found}.values())
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
-        stack.enter_context(_random_state(cuda=target is not None and target.type == "cuda"))
+        stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
         for model in unique:
             stack.enter_context(_flags(model))
         if target is not None:
@@ -99,7 +99,7 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _random_state(*, cuda: bool) -> Iterator[None]:
+def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
     of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

@@ -41,7 +41,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
                 "use the rule mean, positions, cls or last"
             )
         return _wide_enough(activation.flatten(1))
-    keep = None if mask is None else _token_mask(mask, rule, activation, site=site)
+    keep = None if mask is None else token_mask(mask, rule, activation, site=site)
     if rule in ("cls", "last"):
         return _one_token(activation, rule, keep, site=site)
     if rule == "mean":
@@ -76,7 +76,7 @@ def _by_function(activation: Tensor, rule: Callable[[Tensor], Tensor], *, site: 
     return _wide_enough(rows)
 
 
-def _token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Tensor | None:
+def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Tensor | None:
     """True at the tokens that count; None when all of them do."""
     tokens = activation.shape[1] if site.channels_last else activation.shape[2]
     if mask.shape != (len(activation), tokens):

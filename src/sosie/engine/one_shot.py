@@ -17,6 +17,8 @@ from ..stats import Distributions, OutputSums, Reader, Sample
 from .caveats import of_widths
 from .evaluate import CONSTANT
 
+SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
+
 
 def measure(
     name: str | Measure,
@@ -127,8 +129,14 @@ def _rows(given: Any, label: str) -> Tensor:
     if rows.is_complex():
         raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
     rows = rows.double()
-    if not bool(torch.isfinite(total_squares(rows))) and (bad := int((~torch.isfinite(rows)).sum())):
+    total = float(total_squares(rows))
+    if not math.isfinite(total) and (bad := int((~torch.isfinite(rows)).sum())):
         raise ValueError(f"{label} has {bad} values that are NaN or infinite")
+    if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
+        raise ValueError(
+            f"the largest number in {label} is {float(rows.abs().max()):.0e}: products of four such leave what float64 "
+            f"holds; divide {label} by that"
+        )
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,9 +61,11 @@ def by_pair(
             except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
                 found[measure.name].undefined[i, j] = str(error)
 
-    in_turn = map(of_pair, pairs) if _on_gpu(statistic) or len(pairs) == 1 else side_by_side(of_pair, pairs)
-    for _ in track(in_turn, ", ".join(found), len(pairs), "pairs of sites"):
-        pass
+    alone = _on_gpu(statistic) or len(pairs) == 1
+    # Closed at once after an interrupt, too: a traceback that is kept would keep torch on one thread.
+    with closing((done for done in map(of_pair, pairs)) if alone else side_by_side(of_pair, pairs)) as in_turn:
+        for _ in track(in_turn, ", ".join(found), len(pairs), "pairs of sites"):
+            pass
     return found
 
 

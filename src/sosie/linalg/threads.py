@@ -8,11 +8,11 @@ side by side.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import torch
@@ -28,19 +28,52 @@ MOST_WORKERS = 8  # each holds what it works on
 
 @cache
 def _blas() -> ThreadpoolController:
+    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is told only if it is there when this looks)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
+class _Limit:
+    """How many have asked for one core: threads come and go in any order, so only the last puts back what was."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._asked = 0
+        self._limited: Any = None
+        if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+            # A fork waits for the lock, so that no child starts with one that nobody will release.
+            os.register_at_fork(
+                before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+            )
+
+    def take(self) -> None:
+        with self._lock:
+            if not self._asked:
+                self._limited = _blas().limit(limits=1, user_api="blas")
+            self._asked += 1
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._asked -= 1
+            if not self._asked:
+                self._limited.restore_original_limits()
+
+
+_LIMIT = _Limit()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """NumPy's and SciPy's linear algebra on one core each time it is called; as before afterwards."""
-    with _blas().limit(limits=1, user_api="blas"):
+    _LIMIT.take()
+    try:
         yield
+    finally:
+        _LIMIT.give_back()
 
 
-def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Iterator[T]:
+def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T, None, None]:
     """`map(function, given)` in as many workers as torch may use threads, each of them on one core; in order."""
     threads = torch.get_num_threads()
     workers = min(threads, MOST_WORKERS, os.cpu_count() or 1)
@@ -90,6 +123,23 @@ class once(Generic[T]):
         return instance.__dict__[self.name]
 
 
-def lock_of(instance: object) -> RLock:
+class OwnLock:
+    """A reentrant lock that a copy or a pickle of its owner does not take along, but has anew."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[OwnLock], tuple[()]]:
+        return OwnLock, ()
+
+
+def lock_of(instance: object) -> OwnLock:
     """An instance's own lock, for what is made of it once."""
-    return instance.__dict__.setdefault("_lock", RLock())
+    found: OwnLock = instance.__dict__.setdefault("_lock", OwnLock())
+    return found

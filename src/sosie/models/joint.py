@@ -58,6 +58,11 @@ class Joint(nn.Module):
         self.weight = nn.Parameter(torch.zeros(target.channels, source.channels))
         self.bias = nn.Parameter(torch.zeros(target.channels)) if bias else None
 
+    @property
+    def reshapes(self) -> bool:
+        """Whether the sites differ in more than their channels."""
+        return self.source.space != self.target.space or self.source.tokens != self.target.tokens
+
     def forward(self, activation: Tensor) -> Tensor:
         shaped = self.shaped(activation)
         if not self.target.space or self.target.tokens:
@@ -69,7 +74,7 @@ class Joint(nn.Module):
     def shaped(self, activation: Tensor) -> Tensor:
         """The activation in the target's shape, with the source's channels still."""
         source, target = self.source, self.target
-        if source.space == target.space and source.tokens == target.tokens:
+        if not self.reshapes:
             return activation
         if not target.space:
             return activation.mean(

@@ -28,6 +28,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callab
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file inside it")
+    if path.exists() and not path.is_file():
+        # Renamed over, /dev/null would be gone for all.
+        raise FileExistsError(f"{path} is no file but a device or a pipe, which a file would replace")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)

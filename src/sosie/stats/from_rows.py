@@ -24,7 +24,7 @@ from ..linalg import (
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
-ROUNDING = 32  # units in the last place of a sum that are not to be told from nothing
+ROUNDING = 32  # units in the last place of a squared norm that are not to be told from nothing
 STRIP = 512  # rows of a Gram matrix made at a time
 
 
@@ -129,18 +129,18 @@ def from_products(
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
     k, l = (torch.stack([row_squares(rows).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     trace_x, trace_y = k.sum(0)[:, None], l.sum(0)[None, :]
-    digits = torch.finfo(functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))).eps
+    left_x = found[0] - diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n)
+    left_y = found[1] - diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n)
+    left = found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n)
+    # Rows that are all equally far apart leave nothing but rounding, which is like nothing else.
+    least = ROUNDING * torch.finfo(functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))).eps
+    some_x, some_y = (part.abs() > least * whole for part, whole in ((left_x, found[0]), (left_y, found[1])))
+    nothing = left.new_zeros(())
     return DebiasedAlignment(
-        _left(found[0], diagonal_part(k.square().sum(0)[:, None], trace_x, trace_x, n), digits),
-        _left(found[1], diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n), digits),
-        found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n),
+        torch.where(some_x, left_x, nothing),
+        torch.where(some_y, left_y, nothing),
+        torch.where(some_x & some_y, left, nothing),
     )
-
-
-def _left(norm: Tensor, diagonal: Tensor, digits: float) -> Tensor:
-    """‖K‖² less what its diagonal adds; NaN where what is left is rounding: rows that are all equally far apart."""
-    found = norm - diagonal
-    return torch.where(found > ROUNDING * digits * norm, found, torch.nan)
 
 
 def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,6 +26,8 @@ from .halves import Half, Stitched, open_network
 FORMAT = "sosie-stitch"
 VERSION = 1
 MADE_UP = 2  # inputs of an example that stands in for data
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EXAMPLES = (*WEIGHTS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def save_stitch(stitch: Stitch, path: str | os.PathLike[str]) -> Path:
@@ -63,7 +65,9 @@ def load_stitch(
         joint = _joint(forms, about["resize"], tensors)
         facts = [_Facts(about[side]) for side in "ab"]
         fit, n = _typed(about["fit"], str), _typed(about["n"], int)
-        report, history = _typed(about["report"], dict), _typed(about["history"], list)
+        report, history = _typed(about["report"], dict), [_typed(each, dict) for each in _typed(about["history"], list)]
+        if not 2 <= n < 2**63:
+            raise ValueError(f"no fit rests on {str(n)[:20]} rows")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     batch = (
@@ -113,7 +117,15 @@ class _Facts:
         call = CallArguments(args, kwargs)
         if first is not None:
             call = call.map(lambda _, leaf: leaf.to(first.device) if isinstance(leaf, Tensor) else leaf)
-        half.cut = Cut(half.model, self.site, *call.args, **call.kwargs)
+        try:
+            half.cut = Cut(half.model, self.site, *call.args, **call.kwargs)
+        except (RuntimeError, TypeError, IndexError) as error:
+            if batch is not None:
+                raise
+            raise ValueError(
+                f"model {side.upper()} cannot be run on numbers made up in the shapes that the file tells, so give a "
+                f"batch of its data as example=: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _describe(half: Half, form: Form) -> dict[str, Any]:
@@ -150,7 +162,7 @@ def _made_up(found: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tenso
     def tensor(each: dict[str, Any]) -> Tensor:
         dtype = getattr(torch, _typed(each["dtype"], str), None)
         shape = [MADE_UP, *(_typed(size, int) for size in _typed(each["shape"], list))]
-        if not isinstance(dtype, torch.dtype) or min(shape) < 1 or math.prod(shape) > 2**30:
+        if dtype not in EXAMPLES or min(shape) < 1 or math.prod(shape) > 2**30:
             raise ValueError(f"no tensor is {each['dtype']!r} of shape {shape}")
         if each["mask"]:
             return torch.ones(shape, dtype=dtype)
@@ -171,13 +183,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             text = opened.metadata() or {}
             if text.get("format") != FORMAT:
                 raise DamagedFile(f"{path} is a safetensors file, but holds no stitch of sosie's")
-            if not text.get("version", "").isdecimal() or int(text["version"]) > VERSION:
-                raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
+            if text.get("version") != str(VERSION):
+                version = str(text.get("version"))[:20]
+                raise DamagedFile(f"{path} was written by a newer sosie (format {version}): upgrade sosie")
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
         return _typed(json.loads(text["about"]), dict), tensors
     except (SafetensorError, OSError) as error:
         raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
+    except DamagedFile:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number without end
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -185,15 +200,14 @@ def _joint(forms: list[Form], resize: Any, tensors: dict[str, Tensor]) -> Joint:
     unknown = set(tensors) - {"weight", "bias"}
     if unknown or "weight" not in tensors:
         raise ValueError(f"a joint has a weight and mostly a bias, not {', '.join(sorted(tensors)) or 'nothing'}")
-    joint = Joint(forms[0], forms[1], resize, bias="bias" in tensors)
-    for name, wanted in joint.named_parameters():
-        found = tensors[name]
-        if found.shape != wanted.shape:
-            raise ValueError(
-                f"the {name} is {tuple(found.shape)}, the forms of the sites make it {tuple(wanted.shape)}"
-            )
-        if not found.is_floating_point() or not bool(found.isfinite().all()):
+    shapes = {"weight": (forms[1].channels, forms[0].channels), "bias": (forms[1].channels,)}
+    for name, found in tensors.items():
+        # Before the joint is made: it allocates what the forms say.
+        if tuple(found.shape) != shapes[name]:
+            raise ValueError(f"the {name} is {tuple(found.shape)}, the forms of the sites make it {shapes[name]}")
+        if found.dtype not in WEIGHTS or not bool(found.isfinite().all()):
             raise ValueError(f"the {name} holds what is no finite number")
+    joint = Joint(forms[0], forms[1], resize, bias="bias" in tensors)
     joint.to(tensors["weight"].dtype)
     with torch.no_grad():
         for name, parameter in joint.named_parameters():

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...capture import Batches
-from ...data import open_data
 from ...linalg import Affine, Fit
 from ...models.joint import Form, Joint, Resize
 from .evaluating import Stitch
-from .halves import Stitched, open_half
+from .halves import Stitched, look_into, open_half
 from .journal import Trained
 from .kept import in_chunks, read_inputs
 from .losses import UserLoss
@@ -68,8 +66,7 @@ def stitch(
     if tasks:  # read once: they are gone through many times
         kept = read_inputs(data, max_rows)
         data, max_rows = in_chunks(kept), None
-    batches = Batches(open_data(data) if isinstance(data, str) else data)
-    first = next(iter(batches))
+    first, data = look_into(data)
     lower, upper = (
         open_half(model, site, prepare, inputs, first)
         for model, site, prepare in ((model_a, site_a, prepare_a), (model_b, site_b, prepare_b))

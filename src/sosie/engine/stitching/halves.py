@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,12 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...capture import Batches, Chunk, Cut, answer_in, model_arguments, recut
+from ...capture import Batches, Chunk, Cut, Masks, answer_in, model_arguments, recut
+from ...capture.quiet import kept_random_state
+from ...capture.rows import token_mask
+from ...capture.structure import count_inputs, join
 from ...data import open_data
 from ...models import NamedModel, open_model
 from ...models.joint import Joint
 
 CHUNK = 128  # inputs that both networks are run on at a time
+TRIED = 2  # inputs that a cut is tried on: whether it leaks shows on two
 
 
 @dataclass
@@ -35,6 +40,14 @@ class Half:
     def representation(self, batch: Any) -> Tensor:
         args, kwargs = self.call(batch)
         return self.cut.representation(*args, **kwargs)
+
+    def tokens(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """The representation, and at which of its tokens (inputs, tokens) there is no padding; None: at all."""
+        args, kwargs = self.call(batch)
+        activation, site = self.cut.representation(*args, **kwargs), self.cut.site
+        # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
+        mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
+        return activation, None if mask is None else token_mask(mask, "positions", activation, site=site)
 
     def answer(self, batch: Any) -> Tensor:
         args, kwargs = self.call(batch)
@@ -85,6 +98,19 @@ def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
             f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
         )
     return Half(name, model, None, prepare, inputs)  # type: ignore[arg-type]
+
+
+def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
+    """The first inputs, two of them if there are as many, and all batches with these among them.
+
+    So an iterator that can be read but once is read but once.
+    """
+    batches = iter(Batches(open_data(data) if isinstance(data, str) else data))
+    read: list[Any] = []
+    with kept_random_state():
+        while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
+            read.append(batch)
+    return join(read), itertools.chain(read, batches)
 
 
 def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:

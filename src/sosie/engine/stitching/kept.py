@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...capture import cut, labels_of
+from ...capture.quiet import kept_random_state
 from ...capture.structure import count_inputs, join, rebuild
 from ...models.joint import Form, Joint
 from ...progress import Progress
@@ -18,7 +19,8 @@ BUDGET = 2 * 2**30  # bytes that are kept of activations, and again of inputs; o
 
 def read_inputs(data: Any, max_rows: int | None) -> Any:
     """All inputs as one batch, in the structure of the data's own."""
-    return join([chunk.batch for chunk in chunks_of(data, max_rows)])
+    with kept_random_state():
+        return join([chunk.batch for chunk in chunks_of(data, max_rows)])
 
 
 def in_chunks(inputs: Any) -> list[Any]:
@@ -83,7 +85,10 @@ class Kept:
 
     @torch.no_grad()
     def _rows_b(self, batch: Any) -> Tensor:
-        return rows_of(self.upper.representation(batch), self.joint.target).to(self._device)
+        activation, keep = self.upper.tokens(batch)
+        if keep is not None:
+            raise ValueError("cka= compares the tokens of a batch, and padding would count: give inputs of one length")
+        return rows_of(activation, self.joint.target).to(self._device)
 
     def _placed(self, inputs: Any) -> Any:
         """On the device if they fit, else where they are."""

@@ -36,8 +36,9 @@ def sums_at_joint(
         Progress(f"stitching {lower.name} to {upper.name}", None, "inputs") as bar,
     ):
         for chunk in chunks_of(data, max_rows):
-            a, b = joint.shaped(lower.representation(chunk.batch)), upper.representation(chunk.batch)
-            part = joint_part(maker, {0: a}, {0: b}, [(0, 0)], joint.target)
+            (a, of_a), (b, of_b) = lower.tokens(chunk.batch), upper.tokens(chunk.batch)
+            keep = no_padding(joint, of_a, of_b)
+            part = joint_part(maker, {0: joint.shaped(a)}, {0: b}, [(0, 0)], joint.target, keep)
             total = part if total is None else total.merge(part)
             bar.advance(chunk.count)
     if total is None:
@@ -51,17 +52,35 @@ def joint_part(
     b: Mapping[int, Tensor],
     pairs: Sequence[tuple[int, int]],
     form: Form,
+    keep: Tensor | None = None,
 ) -> JointSums:
-    """The sums of one chunk, from activations that have the form's positions."""
+    """The sums of one chunk, from activations that have the form's positions; `keep`: those that count, None: all."""
     device = next(iter(b.values())).device
-    x, y = ({k: as_block(each.to(device), form) for k, each in side.items()} for side in (a, b))
+    x, y = ({k: as_block(each.to(device), form, keep) for k, each in side.items()} for side in (a, b))
     with products():
         return maker.part(x, y, pairs)
 
 
-def as_block(activation: Tensor, form: Form) -> Tensor:
+def no_padding(joint: Joint, of_a: Tensor | None, of_b: Tensor | None) -> Tensor | None:
+    """Which positions at the joint are padding at neither site, (inputs, tokens); None: all count."""
+    if of_a is not None and joint.reshapes:
+        raise ValueError(
+            f"A's tokens are padded, and padding would count where {joint.source} become {joint.target}: stitch at "
+            "sites with the same tokens, or give inputs of one length"
+        )
+    if of_a is None or of_b is None:
+        return of_a if of_b is None else of_b
+    if of_a.shape != of_b.shape:
+        raise ValueError(f"need the same tokens at both sites, got {tuple(of_a.shape)} and {tuple(of_b.shape)}")
+    return of_a & of_b
+
+
+def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tensor:
     """(parts, channels, rows of a part): every position is a row; without a copy where the layout allows."""
     wide = activation if activation.dtype in (torch.float32, torch.float64) else activation.float()
+    if keep is not None:
+        rows = (wide if form.tokens else wide.movedim(1, -1)).flatten(0, -2)
+        return rows[keep.flatten().nonzero().flatten().to(rows.device)].T[None]
     if form.space and not form.tokens:
         maps = wide.flatten(2)
         return maps if maps.shape[2] >= PER_INPUT else maps.transpose(0, 1).flatten(1)[None]

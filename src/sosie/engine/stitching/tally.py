@@ -23,6 +23,9 @@ class Tally:
         stitched, a, b = (answer.detach().double().cpu() for answer in (stitched, a, b))
         if stitched.ndim != 2 or b.shape != stitched.shape:
             raise ValueError(f"stitched networks are evaluated on (inputs, classes), got {tuple(stitched.shape)}")
+        for answers, whose in ((stitched, "the stitched network"), (a, "A"), (b, "B")):
+            if bad := int(answers.isnan().flatten(1).any(1).sum()):
+                raise ValueError(f"{whose} answers {bad} of {len(answers)} inputs with NaN, which agrees with nothing")
         self.n += len(stitched)
         guess, guess_b = stitched.argmax(1), b.argmax(1)
         lost = F.cross_entropy(stitched, b.softmax(1), reduction="none")
@@ -33,6 +36,11 @@ class Tally:
             self._count("agreement_a", guess == a.argmax(1))
         if labels is not None:
             labels = labels.cpu()
+            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < stitched.shape[1]:
+                raise ValueError(
+                    f"the labels go from {int(labels.min())} to {int(labels.max())}, but B answers {stitched.shape[1]} "
+                    "classes: give data without labels where theirs are others"
+                )
             self._count("accuracy", guess == labels)
             self._count("accuracy_b", guess_b == labels)
             self._count("both_right", (guess == labels) & (guess_b == labels))

@@ -1,0 +1,120 @@
+"""Data and models that once made a stitch wrong without a word."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from nets import cnn
+from tiny_transformers import bert, token_batch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sosie
+
+
+def mlp(seed: int, width: int = 8) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def rows(n: int = 53) -> Tensor:
+    return torch.randn(n, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def least_squares(left: Tensor, right: Tensor) -> Tensor:
+    """(q, p + 1): the weight, then the bias."""
+    ones = torch.cat([left, torch.ones(len(left), 1, dtype=left.dtype)], dim=1)
+    return torch.linalg.lstsq(ones, right, driver="gelsd").solution.T
+
+
+def layer(found: sosie.Stitch) -> Tensor:
+    joint = found.model.joint
+    return torch.cat([joint.weight, joint.bias[:, None]], dim=1).detach()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 20, 52, 53])
+@pytest.mark.parametrize("once", [False, True])
+def test_every_input_counts_whatever_the_batch_size_and_however_often_data_can_be_read(batch: int, once: bool) -> None:
+    a, b, x = mlp(0).double(), mlp(1, 6).double(), rows()
+    with torch.no_grad():
+        expected = least_squares(a[:3](x), b[:3](x))
+    given = x.split(batch)
+    found = sosie.stitch(a, "2", b, "2", iter(given) if once else list(given), precision="float64")
+    assert found.n == len(x)
+    assert torch.allclose(layer(found), expected, atol=1e-8)
+
+
+def test_shuffled_data_leave_the_global_random_state_alone() -> None:
+    x = rows().float()
+    loader = DataLoader(TensorDataset(x, torch.zeros(len(x), dtype=torch.long)), batch_size=8, shuffle=True)
+    before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    for fit in ("least_squares", "task_loss(epochs=1)"):
+        sosie.stitch(mlp_as_found(0), "2", mlp_as_found(1), "2", loader, fit=fit).evaluate(loader)
+        assert torch.equal(torch.get_rng_state(), before[0]), fit
+        assert (np.random.get_state()[1] == before[1]).all()
+        assert random.getstate() == before[2]
+
+
+def mlp_as_found(seed: int) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        return mlp(seed)
+
+
+def test_answers_that_are_nan_agree_with_nothing() -> None:
+    a, b, x = cnn(0), cnn(1), torch.rand(24, 1, 6, 6)
+    found = sosie.stitch(a, "1", b, "1", x)
+    x[5] = torch.nan
+    with pytest.raises(ValueError, match="1 of 24 inputs with NaN"):
+        found.evaluate(x)
+
+
+@pytest.mark.parametrize("moved", [-1, 5])
+def test_labels_of_other_classes_are_no_accuracy_of_zero(moved: int) -> None:
+    x = rows().float()
+    y = torch.arange(len(x)) % 3
+    found = sosie.stitch(mlp(0), "2", mlp(1), "2", x)
+    assert "accuracy" in found.evaluate([(x, y)])
+    with pytest.raises(ValueError, match="B answers 3 classes"):
+        found.evaluate([(x, y + moved)])
+
+
+class TestPadding:
+    """Padded tokens are no rows: what stands there, and how much of it, does not matter."""
+
+    site = "encoder.layer.0"
+
+    @pytest.fixture(autouse=True)
+    def _transformers(self) -> None:
+        pytest.importorskip("transformers")
+
+    @pytest.mark.parametrize("left", [False, True])
+    def test_the_joint_is_least_squares_over_tokens(self, left: bool) -> None:
+        a, b, batch = bert(0), bert(1), token_batch(left=left, garbage=7, extra=3)
+        keep = batch["attention_mask"].bool()
+        with torch.no_grad():
+            tokens = [model(**batch, output_hidden_states=True).hidden_states[1][keep] for model in (a, b)]
+        found = sosie.stitch(a, self.site, b, self.site, [batch], precision="float64")
+        assert found.n == int(keep.sum())
+        # A layer norm leaves rows of no full rank: not the layer but the fitted values are determined.
+        expected, fitted = least_squares(*tokens), layer(found)
+        assert torch.allclose(*(tokens[0] @ each[:, :-1].T + each[:, -1] for each in (expected, fitted)), atol=1e-8)
+
+    def test_a_change_of_shape_that_would_count_padding_is_refused(self) -> None:
+        class Short(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bert, self.first, self.head = bert(1), nn.Linear(12, 12).double(), nn.Linear(12, 3).double()
+
+            def forward(self, **batch: Tensor) -> Tensor:
+                return self.head(self.first(self.bert(**batch).last_hidden_state[:, 0]))
+
+        with pytest.raises(ValueError, match="padding would count"):
+            sosie.stitch(bert(0), self.site, Short(), "first", [token_batch()])
+
+    def test_similarity_of_padded_tokens_is_refused_as_a_penalty(self) -> None:
+        fit = "task_loss(epochs=1, cka=-1)"
+        with pytest.raises(ValueError, match="padding would count"):
+            sosie.stitch(bert(0), self.site, bert(1), self.site, [token_batch()], fit=fit, loss=lambda o, _: o.mean())
