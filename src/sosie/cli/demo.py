@@ -36,7 +36,7 @@ def demo(
     written = [found.save(out.with_suffix(".json")), write_report(found, out)]
     print_comparison(found)
     typer.echo("\nCan the second do its job with what the first represents?")
-    stitched = stitch_sites(*networks, train.batches(250), test=test.batches(250))
+    stitched = stitch_sites(networks[0], networks[1], train.batches(250), test=test.batches(250))
     written.append(write_report(stitched, out.with_name(f"{out.stem}-stitched{out.suffix}")))
     print_comparison(stitched)
     typer.echo("\n".join(f"wrote {path}" for path in written) + "\nOpen the pages in a browser.")
