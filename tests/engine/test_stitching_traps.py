@@ -47,6 +47,24 @@ def test_every_input_counts_whatever_the_batch_size_and_however_often_data_can_b
     assert torch.allclose(layer(found), expected, atol=1e-8)
 
 
+@pytest.mark.parametrize("batch", [1, 20])
+def test_all_sites_read_every_input_once(batch: int) -> None:
+    a, b, x = mlp(0).double(), mlp(1, 6).double(), rows()
+    whole = sosie.stitch_sites(a, b, x, test=x, sites_a=["0", "2"], sites_b=["0", "2"])
+    found = sosie.stitch_sites(a, b, iter(x.split(batch)), test=x, sites_a=["0", "2"], sites_b=["0", "2"])
+    assert found["linear_cka"].n == len(x)
+    for name in whole.measures:
+        np.testing.assert_allclose(found.matrix(name), whole.matrix(name), atol=1e-9, err_msg=name)
+    with pytest.raises(ValueError, match="can be read but once"):
+        sosie.stitch_sites(a, b, iter(x.split(batch)))
+
+
+def test_no_inputs_are_told() -> None:
+    for stitch in (lambda: sosie.stitch(mlp(0), "2", mlp(1), "2", []), lambda: sosie.stitch_sites(mlp(0), mlp(1), [])):
+        with pytest.raises(ValueError, match="no inputs"):
+            stitch()
+
+
 def test_shuffled_data_leave_the_global_random_state_alone() -> None:
     x = rows().float()
     loader = DataLoader(TensorDataset(x, torch.zeros(len(x), dtype=torch.long)), batch_size=8, shuffle=True)
@@ -101,6 +119,22 @@ class TestPadding:
         # A layer norm leaves rows of no full rank: not the layer but the fitted values are determined.
         expected, fitted = least_squares(*tokens), layer(found)
         assert torch.allclose(*(tokens[0] @ each[:, :-1].T + each[:, -1] for each in (expected, fitted)), atol=1e-8)
+
+    def test_all_sites_leave_padding_out(self) -> None:
+        class Classifier(nn.Module):
+            def __init__(self, seed: int) -> None:
+                super().__init__()
+                self.bert = bert(seed)
+
+            def forward(self, **batch: Tensor) -> Tensor:
+                return self.bert(**batch).last_hidden_state[:, 0]
+
+        sites = {"sites_a": ["bert.encoder.layer.0"], "sites_b": ["bert.encoder.layer.0"]}
+        few, many = ([token_batch(garbage=7, extra=extra)] for extra in (0, 3))
+        one, other = (sosie.stitch_sites(Classifier(0), Classifier(1), d, test=few, **sites) for d in (few, many))
+        assert one["linear_cka"].n == int(few[0]["attention_mask"].sum())
+        for name in one.measures:
+            np.testing.assert_allclose(one.matrix(name), other.matrix(name), atol=1e-6, err_msg=name)
 
     def test_a_change_of_shape_that_would_count_padding_is_refused(self) -> None:
         class Short(nn.Module):

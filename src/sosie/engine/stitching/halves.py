@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...capture import Batches, Chunk, Cut, Masks, answer_in, model_arguments, recut
+from ...capture import Batches, Chunk, Cut, Masks, NoData, Site, answer_in, model_arguments, recut
 from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
@@ -44,10 +44,14 @@ class Half:
     def tokens(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """The representation, and at which of its tokens (inputs, tokens) there is no padding; None: at all."""
         args, kwargs = self.call(batch)
-        activation, site = self.cut.representation(*args, **kwargs), self.cut.site
+        activation = self.cut.representation(*args, **kwargs)
+        return activation, self.no_padding(activation, self.cut.site, batch, kwargs)
+
+    def no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        """At which tokens of an activation there is none, (inputs, tokens); None: at all. `kwargs`: from `call`."""
         # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
         mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
-        return activation, None if mask is None else token_mask(mask, "positions", activation, site=site)
+        return None if mask is None else token_mask(mask, "positions", activation, site=site)
 
     def answer(self, batch: Any) -> Tensor:
         args, kwargs = self.call(batch)
@@ -110,6 +114,8 @@ def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
     with kept_random_state():
         while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
             read.append(batch)
+    if not read:
+        raise NoData("the data yielded no inputs")
     return join(read), itertools.chain(read, batches)
 
 

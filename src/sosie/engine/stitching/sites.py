@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...capture import Batches, Cut, NoData, as_found, labels_of, watch
-from ...data import open_data
+from ...capture import Cut, NoData, Site, as_found, labels_of, watch
+from ...capture.watch import Seen
 from ...linalg import Affine, Fit
 from ...measures import Measure, find
 from ...models.joint import Form, Resize
@@ -20,12 +22,12 @@ from ...results import Comparison
 from ...stats import JointMaker, JointSums
 from ..comparing import tell_apart
 from .fitting import Way, check_options, fill
-from .halves import CHUNK, Half, answer_of, chunks_of, open_network
+from .halves import CHUNK, Half, answer_of, chunks_of, look_into, open_network
 from .kept import in_chunks, read_inputs
 from .losses import UserLoss
 from .pairing import Pair, Pairs, SitePairs, find_pairs
 from .site_values import check_measures, comparison_of
-from .sums import PRECISIONS, Precision, check_precision, joint_part
+from .sums import PRECISIONS, Precision, check_precision, joint_part, no_padding
 from .tally import Tally
 from .task_loss import TaskLoss, find_way
 from .training import Bench
@@ -76,13 +78,13 @@ def stitch_sites(
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # gone through many times
     fitted = data if kept is None else in_chunks(kept)
-    first = next(iter(Batches(open_data(fitted) if isinstance(fitted, str) else fitted)), None)
-    if first is None:
-        raise NoData("the data yielded no inputs")
+    if test is None and isinstance(fitted, Iterator):
+        raise ValueError("these data can be read but once, by the fit: give test=, or data that can be read again")
+    first, batches = look_into(fitted)
     halves = open_network(model_a, prepare_a, inputs), open_network(model_b, prepare_b, inputs)
     tell_apart(halves)
     found = find_pairs(halves, (sites_a, sites_b), pairs, first, resize)
-    sums = sums_of_pairs(halves, found, fitted, precision, max_rows)
+    sums = sums_of_pairs(halves, found, batches, precision, max_rows)
     if isinstance(way, TaskLoss):
         affine_of = _trained(way, sums, halves, found, first, kept, validation, loss)
     else:
@@ -110,18 +112,31 @@ def sums_of_pairs(
             for half, sites in zip(halves, (found.a, found.b), strict=True)
         ]
         for chunk in chunks_of(data, max_rows, chunk_size(found)):
-            for half, seen in zip(halves, watched, strict=True):
-                args, kwargs = half.call(chunk.batch)
-                seen.run(*args, **kwargs)
-            a, b = (
-                [seen[site.label] for site in sites] for seen, sites in zip(watched, (found.a, found.b), strict=True)
+            (a, of_a), (b, of_b) = (
+                _activations(half, seen, sites, chunk.batch)
+                for half, seen, sites in zip(halves, watched, (found.a, found.b), strict=True)
             )
             for form, pairs in groups.items():
                 shaped = {i: found.joints[i, j].shaped(a[i]) for i, j in pairs}
-                part = joint_part(makers[form], shaped, {j: b[j] for _, j in pairs}, pairs, form)
+                keep = _kept_by_all([no_padding(found.joints[i, j], of_a[i], of_b[j]) for i, j in pairs])
+                part = joint_part(makers[form], shaped, {j: b[j] for _, j in pairs}, pairs, form, keep)
                 totals[form] = part if form not in totals else totals[form].merge(part)
             bar.advance(chunk.count)
     return {pair: totals[form] for form, pairs in groups.items() for pair in pairs}
+
+
+def _activations(half: Half, seen: Seen, sites: Sequence[Site], batch: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Of every site, and where each has no padding."""
+    args, kwargs = half.call(batch)
+    seen.run(*args, **kwargs)
+    found = [seen[site.label] for site in sites]
+    return found, [half.no_padding(each, site, batch, kwargs) for each, site in zip(found, sites, strict=True)]
+
+
+def _kept_by_all(masks: Sequence[Tensor | None]) -> Tensor | None:
+    """Positions that are padding at no site; None: all of them."""
+    known = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_and, known) if known else None
 
 
 def chunk_size(found: SitePairs) -> int:
