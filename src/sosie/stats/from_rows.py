@@ -24,7 +24,8 @@ from ..linalg import (
 from .shuffle import Shuffle
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
-ROUNDING = 32  # units in the last place of a squared norm that are not to be told from nothing
+NOTHING_LEFT = {torch.float64: 1e-12}  # share of ‖K‖² that is rounding, once its diagonal is taken off
+NOTHING_LEFT_IN_FLOAT32 = 4e-6
 STRIP = 512  # rows of a Gram matrix made at a time
 
 
@@ -133,7 +134,7 @@ def from_products(
     left_y = found[1] - diagonal_part(l.square().sum(0)[None, :], trace_y, trace_y, n)
     left = found[2] - diagonal_part(k.T @ l, trace_x, trace_y, n)
     # Rows that are all equally far apart leave nothing but rounding, which is like nothing else.
-    least = ROUNDING * torch.finfo(functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))).eps
+    least = min(NOTHING_LEFT.get(rows.dtype, NOTHING_LEFT_IN_FLOAT32) for rows in (*xs, *ys))
     some_x, some_y = (part.abs() > least * whole for part, whole in ((left_x, found[0]), (left_y, found[1])))
     nothing = left.new_zeros(())
     return DebiasedAlignment(
