@@ -40,7 +40,7 @@ def related(rows: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarra
 def given_to(facts: dict[str, Any], rows: int, width: int) -> tuple[tuple[np.ndarray, ...], dict[str, np.ndarray]]:
     """What a measure is called with: rows or outputs, and what else it needs."""
     random = np.random.default_rng(1)
-    outputs = facts["reads"] in ("Predictions", "MarkedPredictions", "Distributions", "Continuous")
+    outputs = facts["reads"] in ("Predictions", "MarkedPredictions", "Distributions", "Differences", "Continuous")
     x, y = related(rows, min(width, CLASSES) if outputs else width)
     needs: dict[str, np.ndarray] = {}
     if "inputs" in facts["needs"]:
@@ -53,7 +53,7 @@ def given_to(facts: dict[str, Any], rows: int, width: int) -> tuple[tuple[np.nda
 def compare(facts: dict[str, Any], rows: int, width: int, repeats: int) -> dict[str, Any]:
     name = facts["name"]
     (x, y), needs = given_to(facts, rows, width)
-    kind = {"kind": "regression"} if facts["reads"] == "Continuous" else {}
+    kind = {"kind": "regression"} if facts["reads"] in ("Differences", "Continuous") else {}
     kind = {"kind": "logits"} if facts["reads"] in ("Predictions", "MarkedPredictions", "Distributions") else kind
     ways: dict[str, Callable[[], float]] = {
         "sosie": partial(quietly, lambda: sosie.measure(name, x, y, **needs, **kind))

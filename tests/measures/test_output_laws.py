@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sosie.measures import MEASURES, Measure
 from sosie.measures.define import TRANSFORMATIONS
-from sosie.stats import Continuous, OutputSums
+from sosie.stats import Differences, OutputSums
 
 OF_OUTPUTS = [measure for measure in MEASURES.values() if measure.reads_outputs]
 measures = pytest.mark.parametrize("measure", OF_OUTPUTS, ids=lambda m: m.name)
@@ -28,7 +28,7 @@ def answers(n: int = 120, width: int = 4, seed: int = 0, common: float = 1.0) ->
 
 
 def kind_of(measure: Measure) -> str:
-    return "regression" if issubclass(measure.reads, Continuous) else "logits"
+    return "regression" if issubclass(measure.reads, Differences) else "logits"
 
 
 def sums_of(measure: Measure, x: Tensor, y: Tensor, labels: Tensor, start: int = 0) -> OutputSums:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..linalg import total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
-from ..stats import Distributions, OutputSums, Reader, Sample
+from ..stats import OutputSums, Reader, Sample
 from .caveats import of_widths
 from .evaluate import CONSTANT
 
@@ -81,8 +81,7 @@ def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind:
         raise ValueError("no outputs to compare: x is empty")
     with torch.no_grad():
         marks = None if labels is None else as_outputs(labels, "labels")
-        # What is not asked for is not made, unless it is needed to say why it cannot be had.
-        sums = OutputSums.join(a, b, marks, distributions=issubclass(chosen.reads, Distributions))
+        sums = OutputSums.join(a, b, marks, only=chosen.reads)
         try:
             return float(settled(chosen.from_outputs(sums), chosen))
         except ValueError as error:

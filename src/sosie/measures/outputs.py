@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..stats import Continuous, Distributions, MarkedPredictions, Predictions
+from ..stats import Continuous, Differences, Distributions, MarkedPredictions, Predictions
 from .define import define
 
 
@@ -177,7 +177,7 @@ def jensen_shannon(o: Distributions) -> Tensor:
 
 
 @define(
-    reads=Continuous,
+    reads=Differences,
     bounds=(0, None),
     same=0,
     closer="down",
@@ -187,7 +187,7 @@ def jensen_shannon(o: Distributions) -> Tensor:
     cost="n d",
     chance="the root of both variances and the squared difference of the means",
 )
-def output_rmse(o: Continuous) -> Tensor:
+def output_rmse(o: Differences) -> Tensor:
     """Root mean square difference of the two models' numbers, over inputs and outputs."""
     mean = o.squared / o.n
     differs = mean > 0

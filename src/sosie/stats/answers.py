@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import for_numpy, once, total_squares
+from ..linalg import for_numpy, once
 
 Kind = Literal["auto", "logits", "probabilities", "labels", "regression"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -56,8 +57,7 @@ class Reader:
         """(n,) labels or numbers, (n, classes) logits or probabilities, (n, d) numbers."""
         if outputs.is_complex():
             raise TypeError(f"{self.name}: outputs are complex ({outputs.dtype})")
-        quick = outputs.dtype == torch.float64 and bool(torch.isfinite(total_squares(outputs)))
-        if not quick and (bad := int((~torch.isfinite(outputs)).sum())):
+        if not _sums_up(outputs) and (bad := int((~torch.isfinite(outputs)).sum())):
             raise ValueError(
                 f"{self.name}: {bad} of {outputs.numel()} outputs are NaN or infinite. Check the input's normalisation "
                 "and the weights; a class that is masked out can have a large negative logit instead"
@@ -118,6 +118,11 @@ def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tenso
         known = f"there are {classes} classes" if classes else f"classes are numbered from 0, below {MOST_CLASSES}"
         raise ValueError(f"{name} lie between {low} and {high}, but {known}")
     return whole
+
+
+def _sums_up(outputs: Tensor) -> bool:
+    """Whether a sum, which is soon made, shows that all of them are finite."""
+    return for_numpy(outputs) and math.isfinite(outputs.numpy().sum())
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor, None, int]:

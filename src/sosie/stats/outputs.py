@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from .answers import Answers, Reader, check_labels
 from .grams import GROUPS
-from .views import Continuous, Distributions, MarkedPredictions, Outputs, Predictions
+from .views import Continuous, Differences, Distributions, MarkedPredictions, Outputs, Predictions
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,20 @@ class OutputSums:
 
     @classmethod
     def join(
-        cls, a: Answers, b: Answers, labels: Tensor | None = None, *, start: int = 0, distributions: bool = True
+        cls,
+        a: Answers,
+        b: Answers,
+        labels: Tensor | None = None,
+        *,
+        start: int = 0,
+        only: type[Outputs] | None = None,
     ) -> OutputSums:
-        """The sums of one chunk, from what each model answered; without `distributions` only their classes count."""
+        """The sums of one chunk, from what each model answered; `only`: the view that is wanted, None: all."""
         _check_pair(a, b)
         if a.values is not None and b.values is not None:
             groups, n = _groups(a.values, start)
             squared = (a.values - b.values).square().mean(1)
-            values = ValueSums.of(a.values, b.values, groups, n)
+            values = None if only is Differences else ValueSums.of(a.values, b.values, groups, n)
             return cls(
                 (a.kind, b.kind),
                 (a.width, b.width),
@@ -105,7 +111,7 @@ class OutputSums:
             right_a, right_b = a.predicted == labels, b.predicted == labels
             found |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
         sums = {"n": n} | {name: _grouped(each.double(), groups) for name, each in found.items()}
-        if distributions and a.log_p is not None and b.log_p is not None:
+        if only in (None, Distributions) and a.log_p is not None and b.log_p is not None:
             sums["divergence"] = _grouped(jensen_shannon_bits(a.log_p, b.log_p), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)
@@ -123,7 +129,7 @@ class OutputSums:
     @property
     def supplies(self) -> frozenset[type[Outputs]]:
         known = {*self.sums, *({"xx", "yy", "xy"} if self.values is not None else ())}
-        views = (Outputs, Predictions, MarkedPredictions, Distributions, Continuous)
+        views = (Outputs, Predictions, MarkedPredictions, Distributions, Differences, Continuous)
         return frozenset(view for view in views if {field.name for field in fields(view)} <= known)
 
     def describe(self) -> str:
@@ -142,9 +148,9 @@ class OutputSums:
     def why_not(self, kind: type[Outputs]) -> str:
         """Why a view cannot be had, in words."""
         got = " and ".join(dict.fromkeys(self.kinds))
-        if issubclass(kind, Continuous):
+        if issubclass(kind, Differences):
             return f"it compares numbers, and these outputs are {got}; kind='regression' takes them as numbers"
-        if self.values is not None:
+        if "regression" in self.kinds:
             return (
                 "it compares classes, and these outputs are numbers (regression): output_rmse and output_correlation "
                 "compare those; kind='logits' or 'labels' takes them as classes"

@@ -244,10 +244,16 @@ class Distributions(Outputs):
 
 
 @dataclass(frozen=True)
-class Continuous(Outputs):
-    """Outputs that are numbers, d of them an input."""
+class Differences(Outputs):
+    """How far outputs that are numbers lie apart, d of them an input."""
 
     squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
+
+
+@dataclass(frozen=True)
+class Continuous(Differences):
+    """The same, and how they vary together."""
+
     xx: Tensor  # (…, d) Σ (x − mean)²
     yy: Tensor  # (…, d)
     xy: Tensor  # (…, d)
