@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Chunk, answer_in, as_found, labels_of, model_arguments, read_npz, read_safetensors
-from ..models import NamedModel, open_model
+from ..models import NamedModel, open_model, with_name
 from ..results import Side
 from ..stats import Answers, Reader
 from .one_shot import as_outputs
@@ -161,9 +161,7 @@ def open_answering(
     if isinstance(thing, (np.ndarray, Tensor)):
         name = name or "predictions"
         return SavedAnswering(name, Reader(name, kind), device, saved=as_outputs(thing, name))
-    own = type(thing).__name__
-    if isinstance(thing, NamedModel):
-        thing, own, prepare = thing.model, thing.name, prepare or thing.prepare
+    thing, own, prepare = with_name(thing, prepare)
     if not isinstance(thing, nn.Module):
         raise TypeError(
             f"cannot compare the outputs of {own}: give a torch.nn.Module, a specification like "

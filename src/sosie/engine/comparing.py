@@ -15,7 +15,7 @@ from torch import nn
 
 from ..capture import Rule, SavedActivations, check_rule, cut, open_activations
 from ..measures import Measure, find
-from ..models import NamedModel, open_model
+from ..models import NamedModel, open_model, with_name
 from ..results import Comparison, Comparisons, DamagedFile, Side
 from ..stats import BLOCK, is_statistics
 from .collect import Pair, Pass, Totals
@@ -153,9 +153,7 @@ def _source(
         thing = open_activations(thing)
     if isinstance(thing, SavedActivations):
         return SavedSource(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
-    name = type(thing).__name__
-    if isinstance(thing, NamedModel):
-        thing, name, prepare = thing.model, thing.name, prepare or thing.prepare
+    thing, name, prepare = with_name(thing, prepare)
     if not isinstance(thing, nn.Module):
         raise TypeError(
             f"cannot compare {name}: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors', "

@@ -38,6 +38,13 @@ class NamedModel:
     spec: str
 
 
+def with_name(thing: Any, prepare: Any = None) -> tuple[Any, str, Any]:
+    """What is to be run, its name, and how its inputs are prepared: a named model brings the last two."""
+    if isinstance(thing, NamedModel):
+        return thing.model, thing.name, prepare or thing.prepare
+    return thing, type(thing).__name__, prepare
+
+
 def open_model(spec: str, *, seed: int = 0) -> NamedModel:
     """The model that a specification names, in eval mode.
 

@@ -15,7 +15,7 @@ from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
 from ...data import open_data
-from ...models import NamedModel, open_model
+from ...models import open_model, with_name
 from ...models.joint import Joint
 
 CHUNK = 128  # inputs that both networks are run on at a time
@@ -94,9 +94,7 @@ def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
     """A network that has yet to be cut."""
     if isinstance(model, (str, os.PathLike)):
         model = open_model(str(model))
-    name = type(model).__name__
-    if isinstance(model, NamedModel):
-        model, name, prepare = model.model, model.name, prepare or model.prepare
+    model, name, prepare = with_name(model, prepare)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"

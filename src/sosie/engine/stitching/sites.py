@@ -162,8 +162,12 @@ def _trained(
     args, kwargs = halves[0].call(batch)
     held_out = None if validation is None else read_inputs(validation, None)
 
+    @functools.cache
+    def cut_of_a(i: int) -> Cut:
+        return Cut(halves[0].model, found.a[i].label, *args, **kwargs)
+
     def train(pair: Pair) -> Affine:
-        lower = replace(halves[0], cut=Cut(halves[0].model, found.a[pair[0]].label, *args, **kwargs))
+        lower = replace(halves[0], cut=cut_of_a(pair[0]))
         upper = replace(halves[1], cut=found.cuts[pair[1]])
         bench = Bench(lower, upper, found.joints[pair], sums[pair].joint(*pair), inputs, held_out, loss)
         return bench.train([task])[0].affine
