@@ -145,8 +145,17 @@ class TestPadding:
             def forward(self, **batch: Tensor) -> Tensor:
                 return self.head(self.first(self.bert(**batch).last_hidden_state[:, 0]))
 
+        padded = token_batch()
         with pytest.raises(ValueError, match="padding would count"):
-            sosie.stitch(bert(0), self.site, Short(), "first", [token_batch()])
+            sosie.stitch(bert(0), self.site, Short(), "first", [padded])
+        # Nor is it counted where the fit saw none of it.
+        whole = {**padded, "attention_mask": torch.ones_like(padded["attention_mask"])}
+        fitted = sosie.stitch(bert(0), self.site, Short(), "first", [whole])
+        assert torch.isfinite(fitted.model(whole)).all()
+        with pytest.raises(ValueError, match="padding would count"):
+            fitted.model(padded)
+        with pytest.raises(ValueError, match="padding would count"):
+            sosie.stitch_sites(bert(0), Short(), [whole], test=[padded], sites_a=[self.site], sites_b=["first"])
 
     def test_similarity_of_padded_tokens_is_refused_as_a_penalty(self) -> None:
         fit = "task_loss(epochs=1, cka=-1)"

@@ -68,11 +68,22 @@ class Stitched(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """The answer to a batch as the data give it: each half prepares it in its own way."""
-        activation = self.joint(self.lower.representation(batch))
+        activation, of_a = self.lower.tokens(batch)
+        refuse_padding(self.joint, of_a)
+        activation = self.joint(activation)
         if not self.upper.cut.needs_input:
             return answer_of(self.upper.cut.task(activation))
         args, kwargs = self.upper.call(batch)
         return answer_of(self.upper.cut.task(activation, *args, **kwargs))
+
+
+def refuse_padding(joint: Joint, of_a: Tensor | None) -> None:
+    """Of A's tokens (`Half.no_padding`), where the joint would mix them into other positions."""
+    if of_a is not None and joint.reshapes:
+        raise ValueError(
+            f"A's tokens are padded, and padding would count where {joint.source} become {joint.target}: stitch at "
+            "sites with the same tokens, or give inputs of one length"
+        )
 
 
 def answer_of(output: Any) -> Tensor:

@@ -22,7 +22,7 @@ from ...results import Comparison
 from ...stats import JointMaker, JointSums
 from ..comparing import tell_apart
 from .fitting import Way, check_options, fill
-from .halves import CHUNK, Half, answer_of, chunks_of, look_into, open_network
+from .halves import CHUNK, Half, answer_of, chunks_of, look_into, open_network, refuse_padding
 from .kept import in_chunks, read_inputs
 from .losses import UserLoss
 from .pairing import Pair, Pairs, SitePairs, find_pairs
@@ -202,12 +202,18 @@ def evaluate_pairs(
         stack.enter_context(as_found([half.model for half in halves]))
         seen = stack.enter_context(watch(lower.model, [site.label for site in found.a]))
         for chunk in chunks_of(data, max_rows, chunk_size(found)):
-            answer_a = lower.answer(chunk.batch)
+            given_a = lower.call(chunk.batch)
+            answer_a = answer_of(lower.model(*given_a[0], **given_a[1]))
             activations = [seen[site.label] for site in found.a]
+            padded = [
+                lower.no_padding(each, site, chunk.batch, given_a[1])
+                for each, site in zip(activations, found.a, strict=True)
+            ]
             args, kwargs = upper.call(chunk.batch)
             answer_b = answer_of(upper.model(*args, **kwargs))
             labels = labels_of(chunk.batch)
             for (i, j), tally in tallies.items():
+                refuse_padding(found.joints[i, j], padded[i])
                 cut = found.cuts[j]
                 given = (args, kwargs) if cut.needs_input else ((), {})
                 mapped = found.joints[i, j](activations[i].to(found.joints[i, j].weight))

@@ -13,7 +13,7 @@ from ...models.joint import Form, Joint
 from ...progress import Progress
 from ...stats import JointMaker, JointSums
 from ..precision import products
-from .halves import Half, chunks_of
+from .halves import Half, chunks_of, refuse_padding
 
 Precision = Literal["float32", "float64"]
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
@@ -63,11 +63,7 @@ def joint_part(
 
 def no_padding(joint: Joint, of_a: Tensor | None, of_b: Tensor | None) -> Tensor | None:
     """Which positions at the joint are padding at neither site, (inputs, tokens); None: all count."""
-    if of_a is not None and joint.reshapes:
-        raise ValueError(
-            f"A's tokens are padded, and padding would count where {joint.source} become {joint.target}: stitch at "
-            "sites with the same tokens, or give inputs of one length"
-        )
+    refuse_padding(joint, of_a)
     if of_a is None or of_b is None:
         return of_a if of_b is None else of_b
     if of_a.shape != of_b.shape:
