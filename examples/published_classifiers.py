@@ -23,6 +23,7 @@ import numpy as np
 
 import sosie
 from sosie.factory import find_file
+from sosie.results import Comparison
 
 SHOWN = 5
 SEED = 0
@@ -34,19 +35,19 @@ def one_judge(counts: np.ndarray, seed: int) -> np.ndarray:
     return (drawn >= counts.cumsum(1)).sum(1)
 
 
-def wrong_together(pair: sosie.Comparison) -> tuple[float, float]:
+def wrong_together(pair: Comparison) -> tuple[float, float]:
     """The share of images that both get wrong, and what it would be if errors were independent."""
     right_a, right_b = pair.provenance["accuracy"]
     return 1 - right_b - pair.matrix("bad_churn").item(), (1 - right_a) * (1 - right_b)
 
 
-def same_mistake(pair: sosie.Comparison) -> float:
+def same_mistake(pair: Comparison) -> float:
     """Where both are wrong, how often they name the same wrong class."""
     both_right = pair.provenance["accuracy"][0] - pair.matrix("bad_churn").item()
     return (pair.matrix("agreement").item() - both_right) / wrong_together(pair)[0]
 
 
-def show(title: str, pairs: list[sosie.Comparison]) -> None:
+def show(title: str, pairs: list[Comparison]) -> None:
     print(f"\n{title}\n  error overlap     95 % interval  agreement  same mistake")
     for pair in pairs:
         row = next(r for r in pair.rows() if r["measure"] == "error_overlap")

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import Stitch, compare, compare_outputs, list_measures, measure, stitch, stitch_sites
+    from .engine import (
+        Stitch,
+        compare,
+        compare_outputs,
+        compare_unpaired,
+        list_measures,
+        measure,
+        sketch,
+        stitch,
+        stitch_sites,
+    )
     from .report import write_report
-    from .results import Comparison, Comparisons, load
+    from .results import load
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
 _HOME = {
@@ -21,21 +31,21 @@ _HOME = {
     "stitch": "engine",
     "stitch_sites": "engine",
     "Stitch": "engine",
+    "sketch": "engine",
+    "compare_unpaired": "engine",
     "load": "results",
-    "Comparison": "results",
-    "Comparisons": "results",
     "write_report": "report",
 }
 
 __all__ = [
-    "Comparison",
-    "Comparisons",
     "Stitch",
     "compare",
     "compare_outputs",
+    "compare_unpaired",
     "list_measures",
     "load",
     "measure",
+    "sketch",
     "stitch",
     "stitch_sites",
     "write_report",

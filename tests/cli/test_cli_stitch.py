@@ -8,6 +8,7 @@ from test_cli import MODELS, run
 
 import sosie
 from sosie.data import open_data
+from sosie.results import Comparison
 
 
 def test_stitch(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_stitch_at_all_sites(tmp_path: Path) -> None:
     found = run("stitch", *MODELS, "--all-sites", "--data", "demo", "--max-rows", "128", *files, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     c = sosie.load(tmp_path / "c.json")
-    assert isinstance(c, sosie.Comparison)
+    assert isinstance(c, Comparison)
     expected = sosie.stitch_sites(
         *MODELS, open_data("demo", split="train", limit=128), test=open_data("demo", limit=128)
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.capture import NoData, UnknownSite
+from sosie.results import Comparison
 
 
 def test_unpaired_rows() -> None:
@@ -181,7 +182,7 @@ def test_wrong_arguments() -> None:
         sosie.compare([mlp()], x)
     with pytest.raises(TypeError, match="there is no second model"):
         sosie.compare([mlp(), mlp(1)], x, x)
-    assert isinstance(sosie.compare([mlp(), mlp(1)], data=x), sosie.Comparison)
+    assert isinstance(sosie.compare([mlp(), mlp(1)], data=x), Comparison)
     with pytest.raises(ValueError, match="at least 4"):
         sosie.compare(mlp(), mlp(1), x, block=2, memory=1000)
 

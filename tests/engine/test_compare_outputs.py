@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
+from sosie.results import Comparison, Comparisons
 
 
-def values(found: sosie.Comparison) -> dict[str, float]:
+def values(found: Comparison) -> dict[str, float]:
     return {name: found.matrix(name).item() for name in found.measures}
 
 
@@ -66,7 +67,7 @@ def test_all_pairs_in_one_pass() -> None:
 
     models = [Counted(k) for k in range(3)]
     found = sosie.compare_outputs([*models, models[0]], X.split(50), measures="agreement")
-    assert isinstance(found, sosie.Comparisons)
+    assert isinstance(found, Comparisons)
     assert [model.calls for model in models] == [3, 3, 3], "a model is run once a batch, however often it is compared"
     assert len(found) == 6
     assert found[0, 3].matrix().item() == 1

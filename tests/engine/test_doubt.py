@@ -10,6 +10,7 @@ import torch
 from nets import inputs, mlp
 
 import sosie
+from sosie.results import Comparison
 
 
 def related(n: int = 200, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -24,7 +25,7 @@ def related(n: int = 200, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[st
     return a, {"near": site(8, 1), "noise": random.normal(size=(n, 3))}
 
 
-def row(c: sosie.Comparison, measure: str, a: str, b: str) -> dict:
+def row(c: Comparison, measure: str, a: str, b: str) -> dict:
     [found] = [r for r in c.rows() if (r["measure"], r["site_a"], r["site_b"]) == (measure, a, b)]
     return found
 

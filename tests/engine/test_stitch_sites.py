@@ -15,6 +15,7 @@ import sosie
 from sosie.capture import LeakingCut
 from sosie.engine.stitching.tally import Tally, wilson
 from sosie.report import write_report
+from sosie.results import Comparison
 
 SITES = ["0", "1", "3", "5"]
 NUMBERS = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
@@ -203,7 +204,7 @@ def test_everything_is_left_as_found(tmp_path: Path) -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert not any(module._forward_hooks or module._forward_pre_hooks for m in (a, b) for module in m.modules())
     back = sosie.load(c.save(tmp_path / "c.json"))
-    assert isinstance(back, sosie.Comparison)
+    assert isinstance(back, Comparison)
     np.testing.assert_array_equal(back.matrix("accuracy"), c.matrix("accuracy"))
     assert write_report(back, tmp_path / "c.html").stat().st_size > 10_000
 

@@ -4,10 +4,13 @@ from .archives import read_npz, read_safetensors
 from .arguments import labels_of, model_arguments
 from .batches import Batches, Chunk, NoData, recut
 from .cuts import Cut
+from .fingerprint import input_numbers
+from .keep import Keep
 from .leaks import LeakingCut
 from .masks import Masks, mask_of
 from .names import unwrap
-from .outputs import answer_in
+from .outputs import answer_in, fresh_leaf
+from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
@@ -16,15 +19,20 @@ from .structure import BadBatch, count_inputs, cut, input_rows
 from .watch import Seen, Sink, watch
 
 __all__ = [
+    "BETA",
     "RULES",
     "BadActivations",
     "BadBatch",
     "Batches",
     "Chunk",
     "Cut",
+    "Keep",
     "LeakingCut",
+    "Loss",
     "Masks",
     "NoData",
+    "NoGradient",
+    "Predictive",
     "Rule",
     "SavedActivations",
     "Seen",
@@ -38,11 +46,14 @@ __all__ = [
     "check_rule",
     "count_inputs",
     "cut",
+    "fresh_leaf",
+    "input_numbers",
     "input_rows",
     "labels_of",
     "mask_of",
     "model_arguments",
     "open_activations",
+    "predictive_of",
     "read_npz",
     "read_safetensors",
     "recut",

@@ -67,7 +67,7 @@ def model_arguments(
     `pixel_values`, `x`, or the first floating-point tensor. Where there is text, a list of strings or a dict
     with one in it, `prepare` is the model's tokeniser: it gets all of that, and returns the arguments.
     """
-    chosen = _chosen(batch) if inputs is None else inputs(batch)
+    chosen = without_labels(batch) if inputs is None else inputs(batch)
     if prepare is None and inputs is None and _has_text(chosen):
         raise BadBatch("the data are texts, which a model cannot read: give its tokeniser as prepare_a= and prepare_b=")
     if prepare is not None and _has_text(chosen):
@@ -118,7 +118,8 @@ def labels_of(batch: Any) -> Tensor | None:
     return found if whole else None
 
 
-def _chosen(batch: Any) -> Any:
+def without_labels(batch: Any) -> Any:
+    """What of a batch a model is given: the first of a pair, a dict without its labels."""
     if is_parts(batch):
         if not batch:
             raise BadBatch("an empty tuple as batch: there is nothing to give to the model")

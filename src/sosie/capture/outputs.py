@@ -60,6 +60,21 @@ def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
     return changed
 
 
+def fresh_leaf(output: Any) -> tuple[Tensor, Any] | None:
+    """A leaf to differentiate by, and the output with a copy of it in place of its activation.
+
+    None where gradients flow already. A copy, since the model may go on in place.
+    """
+    path = path_to_tensor(output)
+    if path is None:
+        return None
+    activation = at_path(output, path)
+    if activation.requires_grad or not activation.is_floating_point():
+        return None
+    leaf = activation.detach().requires_grad_()
+    return leaf, replaced(output, path, leaf.clone())
+
+
 def tensors_in(output: Any) -> list[Tensor]:
     """Every tensor in an output of any structure."""
     if isinstance(output, Tensor):

@@ -4,6 +4,7 @@ from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
+from .sketching import compare_unpaired, sketch
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "TaskLoss",
     "compare",
     "compare_outputs",
+    "compare_unpaired",
     "list_measures",
     "look_at",
     "measure",
     "open_source",
+    "sketch",
     "stitch",
     "stitch_sites",
 ]

@@ -87,7 +87,7 @@ def by_draws(
         for measure in measures:
             value = _array(measure(statistic.alignment(measure.reads)))
             drawn = _array(measure(statistic.alignment(measure.reads, shuffled=True)))
-            found[measure.name] = _judged(measure, value, drawn, TIE_IN_FLOAT32)
+            found[measure.name] = judged(measure, value, drawn, TIE_IN_FLOAT32)
         return found
     rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
     if rows is None:
@@ -95,7 +95,7 @@ def by_draws(
     fewer = rows.n if rows.n < statistic.n else None
     for name, (value, drawn) in _drawn(measures, rows, widths, defined, draws, seed).items():
         measure = next(m for m in measures if m.name == name)
-        found[name] = replace(_judged(measure, value, drawn), rows=fewer)
+        found[name] = replace(judged(measure, value, drawn), rows=fewer)
     return found
 
 
@@ -138,7 +138,7 @@ def _foretell(seconds: float, draws: int, names: Sequence[str]) -> None:
         )
 
 
-def _judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
+def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
     """Mean, spread, and p-values; the observed value counts as one of the draws, so that p is never 0.
 
     A draw that is nearer to the value than `tie` is as close: the difference may be rounding.

@@ -27,6 +27,7 @@ from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
 from .settings import Settings, draws_of
+from .sketching.comparing import KERNEL, compare_sketches, is_sketch
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
@@ -56,12 +57,13 @@ def compare(
     null: str | None = None,
     draws: int = 200,
     interval: bool = False,
+    kernel: str | None = None,
     resume: str | os.PathLike[str] | None = None,
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
     `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz,
-    .safetensors), or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all
+    .safetensors), sketches, or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all
     pairs in one pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists
     of strings, or a data specification.
 
@@ -77,6 +79,9 @@ def compare(
     blocks or of sampled rows, without another pass; also corrected for the search over all pairs of sites. What
     chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
     measure, also where that means computing it twenty times.
+
+    `kernel`: of sketches, which see (`sosie.sketch`): "hadamard" (features × gradients, the default), "features",
+    "gradients", "sum", "maps", "midpoint" or "hadamard_of_sketches".
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
@@ -98,6 +103,12 @@ def compare(
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     doubt = Doubt(draws_of(null, draws), seed, interval)
+    if any(is_sketch(thing) for thing in things):
+        if data is not None or interval:
+            raise ValueError("sketches hold what they need: leave data and interval out")
+        return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
+    if kernel is not None:
+        raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
     settings = Settings(
         chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
     )
@@ -135,9 +146,9 @@ def _is_statistics(thing: Any) -> bool:
 
 
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
-    """What a text names: a model, saved activations, or (as it is) a file of saved statistics."""
+    """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
     path = Path(text)
-    if _is_statistics(path):
+    if _is_statistics(path) or is_sketch(path):
         return str(text)
     if path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file()):
         return open_activations(path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..linalg import side_by_side
 from ..measures import Measure
 from ..progress import track
-from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, Statistic
+from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, SketchPair, Statistic
 
 Widths = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -36,7 +36,11 @@ class Found:
 
 
 def by_pair(
-    measures: Sequence[Measure], statistic: Statistic, widths: Widths, defined_a: np.ndarray, defined_b: np.ndarray
+    measures: Sequence[Measure],
+    statistic: Statistic | SketchPair,
+    widths: Widths,
+    defined_a: np.ndarray,
+    defined_b: np.ndarray,
 ) -> dict[str, Found]:
     """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
 
@@ -69,8 +73,10 @@ def by_pair(
     return found
 
 
-def _on_gpu(statistic: Statistic) -> bool:
+def _on_gpu(statistic: Statistic | SketchPair) -> bool:
     assert not isinstance(statistic, Grams)
+    if isinstance(statistic, SketchPair):
+        return False
     return (statistic.xs[0] if isinstance(statistic, Sample) else statistic.cross).is_cuda
 
 
@@ -79,11 +85,12 @@ def _check_widths(measure: Measure, x: int, y: int) -> None:
         raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
 
-def _view(kind: type, statistic: Statistic, i: int, j: int) -> Covariances | Neurons | PairedRows:
+def _view(kind: type, statistic: Statistic | SketchPair, i: int, j: int) -> Covariances | Neurons | PairedRows:
     assert not isinstance(statistic, Grams)
     if issubclass(kind, Covariances):
         return statistic.covariances(i, j)
     if issubclass(kind, Neurons):
+        assert not isinstance(statistic, SketchPair)
         return statistic.neurons(i, j)
-    assert isinstance(statistic, Sample)
+    assert isinstance(statistic, (Sample, SketchPair))
     return statistic.paired(i, j)

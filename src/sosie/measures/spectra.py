@@ -103,3 +103,35 @@ def _factor(rows: Tensor) -> Tensor:
     rows = centred(rows.double()) / n**0.5
     # A gradient through the shorter factor breaks down where a neuron is dead.
     return rows if rows.requires_grad or width >= n else torch.linalg.qr(rows, mode="r").R
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, 2**0.5),
+    same=0,
+    closer="down",
+    invariant={"rotation", "scale", "shift"},
+    symmetric=True,
+    differentiable=False,
+    paper="bures1969, bhatia2019",
+    cost="n p q + p³ + q³ or n² (p + q)",
+    few_rows="biased",
+    chance="0 for equal spectra: the rows need not be paired",
+    paired=False,
+)
+def spectral_bures_distance(c: Covariances) -> Tensor:
+    """Bures distance of the two covariances, of total variance 1 each, once one is rotated as near as it gets.
+
+    √(2 − 2 Σ √(λᵢ μᵢ)) over the sorted eigenvalues, as shares of their sum. Compares how many directions share the
+    variance and nothing else: neither rows nor neurons need to correspond, and the widths may differ.
+    """
+    x, y = (side.memo("root spectrum", _root_spectrum) for side in (c.x, c.y))
+    short = min(len(x), len(y))
+    one = x.new_ones(())
+    return distance_between(one, one, (x[:short] * y[:short]).sum())
+
+
+def _root_spectrum(scatter: Scatter) -> Tensor:
+    """√(λ / Σλ), the largest first."""
+    values = scatter.spectrum.values
+    return (values / values.sum()).sqrt()

@@ -13,26 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..results import DamagedFile, write_atomically
+from ..results import DamagedFile, Side, write_atomically
 from .drift import Drift
 from .gram_shuffles import ShuffledSums
 from .grams import Grams, PairSums
 from .moments import Moments, SideSums
 from .sample import Sample
+from .sketches import Pairs, Part, SiteSketch, Sketch, Spans
 
-FORMAT = "sosie-statistics"
 VERSION = 1
-_CLASSES = {cls.__name__: cls for cls in (Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)}
+_CLASSES = {
+    cls.__name__: cls
+    for cls in (
+        *(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums),
+        *(Sketch, SiteSketch, Part, Pairs, Spans, Side),
+    )
+}
 
 
-def save_statistics(statistics: dict[str, Any], path: str | os.PathLike[str], **about: Any) -> Path:
-    """Write statistics by name, and whatever JSON says about them."""
+def save_statistics(
+    statistics: dict[str, Any], path: str | os.PathLike[str], *, kind: str = "statistics", **about: Any
+) -> Path:
+    """Write statistics by name, and whatever JSON says about them; `kind` tells such files from others."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
     layout = {name: _encode(statistic, name, tensors) for name, statistic in statistics.items()}
     text = {
-        "format": FORMAT,
+        "format": f"sosie-{kind}",
         "version": str(VERSION),
         "layout": json.dumps(layout),
         "about": json.dumps(about),
@@ -40,7 +48,7 @@ def save_statistics(statistics: dict[str, Any], path: str | os.PathLike[str], **
     return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
 
 
-def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
     """The statistics by name, and what was said about them."""
     from safetensors import SafetensorError, safe_open
 
@@ -50,8 +58,8 @@ def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-    if text.get("format") != FORMAT:
-        raise DamagedFile(f"{path} is a safetensors file, but holds no statistics of sosie's")
+    if text.get("format") != f"sosie-{kind}":
+        raise DamagedFile(f"{path} is a safetensors file, but holds no {kind} of sosie's")
     if not text.get("version", "").isdecimal() or int(text["version"]) > VERSION:
         raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
     try:
@@ -61,13 +69,13 @@ def load_statistics(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def is_statistics(path: str | os.PathLike[str]) -> bool:
-    """Whether a safetensors file says that it holds statistics."""
+def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> bool:
+    """Whether a safetensors file says that it holds statistics, or a sketch."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as opened:
-            return (opened.metadata() or {}).get("format") == FORMAT
+            return (opened.metadata() or {}).get("format") == f"sosie-{kind}"
     except (SafetensorError, OSError):
         return False
 
@@ -75,7 +83,7 @@ def is_statistics(path: str | os.PathLike[str]) -> bool:
 def moved(statistic: Any, *, like: Any) -> Any:
     """A statistic on the device that another one of its kind is on."""
     device = next(_tensors(like)).device
-    return statistic if next(_tensors(statistic)).device == device else _on(statistic, device)
+    return statistic if next(_tensors(statistic)).device == device else on_device(statistic, device)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -89,13 +97,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(getattr(value, f.name))
 
 
-def _on(value: Any, device: torch.device) -> Any:
+def on_device(value: Any, device: torch.device) -> Any:
+    """A statistic with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):
-        return tuple(_on(item, device) for item in value)
+        return tuple(on_device(item, device) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _on(getattr(value, f.name), device) for f in fields(value)})
+        return replace(value, **{f.name: on_device(getattr(value, f.name), device) for f in fields(value)})
     return value
 
 

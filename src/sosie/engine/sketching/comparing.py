@@ -1,0 +1,233 @@
+"""Sketches compare like models: measures over every pair of sites, with chance and caveats beside the values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...measures import Measure, find, settled
+from ...results import Caveat, Comparison, Comparisons, Side, Values
+from ...stats import Alignment, DebiasedAlignment, NotShared, Resketch, Sketch, SketchPair, is_statistics
+from .. import caveats
+from ..chance import Chance, judged
+from ..pairwise import by_pair
+from ..provenance import provenance
+
+Array = np.ndarray
+KERNEL = "hadamard"
+UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
+DRAWS, DRAWS_BY_PAIR = 20, 5  # of chance that come unasked: of inner products, and of what is factorised for each pair
+_ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
+
+
+def is_sketch(thing: Any) -> bool:
+    """A sketch, or a file with one in it."""
+    if isinstance(thing, (str, os.PathLike)):
+        return Path(thing).suffix == ".safetensors" and is_statistics(thing, kind="sketch")
+    return isinstance(thing, Sketch)
+
+
+def open_sketch(thing: Any) -> Sketch:
+    if isinstance(thing, Sketch):
+        return thing
+    if isinstance(thing, (str, os.PathLike)):
+        return Sketch.load(thing)
+    raise TypeError(
+        f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {type(thing).__name__}"
+    )
+
+
+def compare_sketches(
+    things: Sequence[Any], measures: Sequence[Measure], *, kernel: str, draws: int, seed: int
+) -> Comparison | Comparisons:
+    """Sketches of models on the same data, in the same buckets with the same signs; all pairs of them."""
+    sketches = [open_sketch(thing) for thing in things]
+    for other in sketches[1:]:
+        sketches[0].check_shared(other)
+    found = {
+        (i, j): _compared(a, b, measures, kernel=kernel, draws=draws, seed=seed, shared=True)
+        for i, a in enumerate(sketches)
+        for j, b in enumerate(sketches)
+        if i < j
+    }
+    if len(sketches) == 2:
+        return found[0, 1]
+    return Comparisons(tuple(sketch.side.name for sketch in sketches), found)
+
+
+def compare_unpaired(
+    sketch_a: Any,
+    sketch_b: Any,
+    *,
+    measures: str | Measure | Sequence[str | Measure] = UNPAIRED,
+    kernel: str = KERNEL,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare sketches that share no rows: of different data, with different numbers of rows, or with other seeds.
+
+    Kernels sketched apart have no row in common, so that the cosine of two of them is about how their variance is
+    spread over directions and about the size of the sketch; what chance gives, from `draws` of other buckets and
+    signs, is always beside it. `spectral_bures_distance` compares spectra without that detour, and `bures_distance`
+    the covariances of sites whose neurons correspond: one network on two sets of data.
+    """
+    a, b = open_sketch(sketch_a), open_sketch(sketch_b)
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    if draws is not None and draws < 2:
+        raise ValueError(f"chance needs at least 2 draws, got {draws}")
+    if a.exact or b.exact or a.size != b.size:
+        raise ValueError(
+            f"without common rows only sketches of one size can be compared, got {a.size} and {b.size} "
+            "(None: every row was kept); sketch both anew with one size"
+        )
+    if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
+        raise ValueError(
+            f"{', '.join(debiased)}: of common rows, of which there are none; linear_cka has chance beside it"
+        )
+    if a is not b:
+        try:
+            a.check_shared(b)
+        except NotShared:
+            pass
+        else:
+            raise ValueError(
+                "these sketches are of the same rows with one seed: compare() says how alike they are; for independent "
+                "sketches of the same data make one with another seed"
+            )
+    return _compared(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
+
+
+def _compared(
+    a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
+) -> Comparison:
+    _check_measures(measures, shared)
+    pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact)
+    if not shared and a.seed == b.seed:
+        # With one seed, bucket by bucket as many rows fell into both: a likeness that is not the networks'.
+        pair = pair.redrawn(Resketch.draw(pair.size, seed, -1, signed=_is_signed(pair)))
+    sides = _apart(a.side, b.side)
+    values = _Evaluation(pair, sides, kernel, draws, seed, shared).values(measures)
+    settings = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared, "gradients of": a.output}
+    models = [*a.about.get("models", []), *b.about.get("models", [])]
+    about = provenance(settings=settings, models=models, data=a.about.get("data"))
+    rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))
+    return Comparison(*sides, values, f"{rule}, {kernel} kernel", {**about, "inputs": a.about.get("inputs", a.n)})
+
+
+def _apart(a: Side, b: Side) -> tuple[Side, Side]:
+    if a.name != b.name:
+        return a, b
+    return replace(a, name=f"{a.name} (A)"), replace(b, name=f"{b.name} (B)")
+
+
+def _check_measures(measures: Sequence[Measure], shared: bool) -> None:
+    if not measures:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    for measure in measures:
+        by_rows = measure.base in _ROWS_WILL_DO
+        if measure.reads not in SketchPair.supplies and not by_rows:
+            raise ValueError(
+                f"{measure.name} reads rows or neurons, which a sketch has not: it supplies Gram matrices and "
+                "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
+            )
+
+
+def _is_signed(pair: SketchPair) -> bool:
+    """A product of sketches has lost its signs, and rows that were never sketched have none."""
+    return pair.a[0].name != "hadamard_of_sketches" and not pair.exact
+
+
+class _Evaluation:
+    """All values of one pair of sketches."""
+
+    def __init__(
+        self, pair: SketchPair, sides: tuple[Side, Side], kernel: str, draws: int, seed: int, shared: bool
+    ) -> None:
+        self.pair, self.sides, self.kernel = pair, sides, kernel
+        self.draws, self.seed, self.shared = draws, seed, shared
+
+    def values(self, measures: Sequence[Measure]) -> dict[str, Values]:
+        return {measure.name: self._of(measure) for measure in measures}
+
+    def _of(self, measure: Measure) -> Values:
+        value, undefined = self._matrix(measure, self.pair)
+        chance = self._chance(measure, value)
+        bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
+        found = [
+            *caveats.of_undefined(undefined, *self.sides),
+            *self._too_noisy(measure, value),
+            *self._words(measure),
+            *caveats.of_bounds(measure, value),
+        ]
+        found += caveats.of_nan(value, found, *self.sides)
+        return Values(
+            value=value,
+            n=self.pair.n,
+            statistic=self.pair.describe(),
+            closer=measure.closer,
+            bounds=(bottom, top),
+            same=None if measure.same is None else float(measure.same),
+            null=None if chance is None else chance.null,
+            null_spread=None if chance is None else chance.spread,
+            p=None if chance is None or not self.draws else chance.p,
+            p_search=None if chance is None or not self.draws else chance.p_search,
+            caveats=tuple(found),
+        )
+
+    def _matrix(self, measure: Measure, pair: SketchPair) -> tuple[Array, dict[tuple[int, int], str]]:
+        shape = (len(pair.a), len(pair.b))
+        if issubclass(measure.reads, Alignment):
+            value = measure(pair.alignment(measure.reads))
+            undefined: dict[tuple[int, int], str] = {}
+        else:
+            everywhere = (np.ones(shape[0], bool), np.ones(shape[1], bool))
+            widths = tuple(tuple(side.widths) for side in self.sides)
+            one = by_pair([measure], pair, widths, *everywhere)[measure.name]  # type: ignore[arg-type]
+            value, undefined = one.matrix(shape), one.undefined
+        return settled(value, measure, torch.float32).cpu().double().numpy(), undefined
+
+    def _chance(self, measure: Measure, value: Array) -> Chance | None:
+        """Values with other buckets and signs for B; unasked for where they cost little, or where nothing is shared."""
+        if not measure.paired:
+            return None
+        cheap = issubclass(measure.reads, Alignment)
+        if not self.draws and not cheap and self.shared:
+            return None
+        count = self.draws or (DRAWS if cheap else DRAWS_BY_PAIR)
+        drawn = []
+        for number in range(count):
+            draw = Resketch.draw(self.pair.size, self.seed, number, signed=_is_signed(self.pair))
+            drawn.append(self._matrix(measure, self.pair.redrawn(draw))[0])
+        return judged(measure, value, np.stack(drawn))
+
+    def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
+        """A debiased norm may come out negative, and then it has no root."""
+        if measure.reads is DebiasedAlignment and not self.pair.exact:
+            for i, j in zip(*np.nonzero(np.isnan(value)), strict=True):
+                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
+                yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+
+    def _words(self, measure: Measure) -> Iterator[Caveat]:
+        pair = self.pair
+        if not self.shared and measure.paired:
+            yield Caveat(
+                f"the two sketches share no rows: the value is about spectra and the {pair.size} buckets, and chance "
+                "gives about the same whatever the networks; read it beside chance, or take spectral_bures_distance"
+            )
+        if self.kernel == "hadamard_of_sketches" and not pair.exact:
+            yield Caveat(
+                "the product of two sketched kernels is not the sketch of their product: values come out too high; "
+                "kernel='hadamard' sketches the product"
+            )
+        if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
+            yield Caveat(f"{pair.n} rows in {pair.size} buckets: biased {measure.closer}; debiased_cka corrects for it")
+        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
+            for site, kernel in zip(side.sites, kernels, strict=True):
+                if kernel.folded is not None:
+                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})

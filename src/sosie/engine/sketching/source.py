@@ -1,0 +1,152 @@
+"""A model under watch that is also run backwards: features of every site on the way up, gradients on the way down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import (
+    Chunk,
+    Keep,
+    Masks,
+    NoGradient,
+    Predictive,
+    Site,
+    as_found,
+    fresh_leaf,
+    model_arguments,
+    select,
+    to_rows,
+    watch,
+)
+from ..sources import ModelSource
+
+Rows = Callable[[str, Tensor], None]
+
+
+@dataclass
+class GradientSource(ModelSource):
+    """Hands over rows of features and rows of gradients, from one forward and one backward pass for all sites."""
+
+    predictive: Predictive = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._leaves: list[Tensor] = []
+        self._backward: Rows | None = None
+        self._keep = Keep()
+        self._pulled: set[str] = set()
+        self._checked = False
+        self._bad: list[tuple[Chunk, Tensor]] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[GradientSource]:
+        with ExitStack() as stack:
+            stack.enter_context(as_found(self.model, self.device))
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(False)  # no gradients but those of the sites; as_found puts it back
+            for wanted in select(self.model, self.sites).values():
+                stack.callback(wanted.module.register_forward_hook(self._begin_graph).remove)
+            self._seen = stack.enter_context(watch(self.model, self.sites, sink=self._receive))
+            try:
+                yield self
+            finally:
+                self._seen = None
+
+    def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The graph begins at the first sites: nothing below them is kept for the backward pass."""
+        if self._backward is None:
+            return None
+        found = fresh_leaf(output)
+        if found is None:
+            return None
+        leaf, replaced = found
+        self._leaves.append(leaf)
+        return replaced
+
+    def _receive(self, site: Site, activation: Tensor) -> Any:
+        # Rows may be a view of the activation, which the model may overwrite before its gradient arrives.
+        kept = self._keep(site, activation.detach())
+        if self._backward is not None and activation.requires_grad:
+            activation.register_hook(lambda gradient: self._take(site, kept, gradient))
+        return super()._receive(site, kept)
+
+    def _take(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+        assert self._backward is not None
+        assert self._chunk is not None
+        self._keep.check(site.label, kept)
+        mask = self._masks.at(site, gradient)
+        rows = to_rows(gradient, self.rows, site=site, inputs=self._chunk.count, mask=mask)
+        self._pulled.add(site.label)
+        self._backward(site.label, rows)
+
+    def look(self, batch: Any) -> Any:
+        self._keep.start()
+        side = super().look(batch)
+        self._keep.learn()
+        return side
+
+    def read_both(self, chunk: Chunk, features: Rows, gradients: Rows) -> None:
+        """One forward pass and one backward pass; each site's rows of features come before its rows of gradients."""
+        seen = self._watched()
+        self._sink, self._chunk, self._backward = features, chunk, gradients
+        self._leaves, self._pulled = [], set()
+        self._keep.start()
+        try:
+            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
+            self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+            with torch.enable_grad():
+                answer = self.model(*args, **kwargs)
+                seen.values()  # complains if a site did not fire
+                self._pull(answer, chunk)
+        except Exception as error:
+            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
+            raise
+        finally:
+            self._keep.learn()
+            self._sink = self._chunk = self._backward = None
+            self._leaves = []
+
+    def _pull(self, answer: Any, chunk: Chunk) -> None:
+        if not self._checked:
+            self.predictive.check(answer, chunk.count)
+            self._checked = True
+        mask = self._masks.decoder if self._masks.halves else self._masks.tokens
+        pulls = self.predictive.pull(answer, chunk.batch, mask)
+        for part, _ in pulls:
+            if not part.requires_grad:
+                raise NoGradient(
+                    f"the answer of {self.name} does not depend on any of the sites in a way that can be "
+                    "differentiated: choose sites that the answer is made from, and a forward without torch.no_grad()"
+                )
+        self._note_losses(pulls, chunk)
+        parts, cotangents = zip(*pulls, strict=True)
+        torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
+        silent = [site.label for site in self._watched().sites if site.label not in self._pulled]
+        if silent:
+            raise NoGradient(
+                f"no gradient reaches {', '.join(silent)}: the answer does not depend on "
+                f"{'it' if len(silent) == 1 else 'them'}; choose other sites"
+            )
+
+    def _note_losses(self, pulls: list[tuple[Tensor, Tensor]], chunk: Chunk) -> None:
+        """Remember whether the losses were finite; looked at later, so that a GPU need not wait."""
+        finite = torch.stack([torch.isfinite(part).all() & torch.isfinite(c).all() for part, c in pulls]).all()
+        self._bad.append((Chunk(None, chunk.start, chunk.count), ~finite))
+        if len(self._bad) >= 16 or not finite.is_cuda:
+            self.check_losses()
+
+    def check_losses(self) -> None:
+        """Raise if a loss was not finite, and name the inputs."""
+        waiting, self._bad = self._bad, []
+        if waiting and bool(torch.stack([flag for _, flag in waiting]).any()):
+            first = next(chunk for chunk, flag in waiting if bool(flag))
+            raise ValueError(
+                f"{self.name}: the answer or the loss is not a finite number for some of the inputs {first.start} to "
+                f"{first.start + first.count - 1}; look at those inputs, or at the weights"
+            )

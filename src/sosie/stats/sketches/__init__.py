@@ -1,0 +1,30 @@
+"""Sketches of features and gradients: mergeable, of a size that the data do not change."""
+
+from .hashes import Buckets, Drawn
+from .kernels import KERNELS, Kernel, Resketch, mean_squared
+from .making import SiteForm, SiteMaker, plan_forms
+from .pair import SketchPair
+from .site import Pairs, Part, SiteSketch
+from .sketch import NotShared, Sketch, Spans, parts_of
+from .tensor_sketch import TensorSketch
+
+__all__ = [
+    "KERNELS",
+    "Buckets",
+    "Drawn",
+    "Kernel",
+    "NotShared",
+    "Pairs",
+    "Part",
+    "Resketch",
+    "SiteForm",
+    "SiteMaker",
+    "SiteSketch",
+    "Sketch",
+    "SketchPair",
+    "Spans",
+    "TensorSketch",
+    "mean_squared",
+    "parts_of",
+    "plan_forms",
+]

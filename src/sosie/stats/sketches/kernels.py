@@ -1,0 +1,261 @@
+"""Kernels of features and gradients, from what a sketch keeps of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...linalg import Spectrum, once, self_product
+from ..views import Scatter
+from .site import Part, SiteSketch
+
+KERNELS = {
+    "hadamard": "K_f ∘ K_g, by a TensorSketch of f ⊗ g (exactly where all rows are kept)",
+    "features": "K_f: inner products of features",
+    "gradients": "K_g: inner products of gradients",
+    "sum": "K_f + K_g",
+    "maps": "inner products of f ∘ g, neuron by neuron",
+    "midpoint": "halfway from K_f to K_g along the geodesic of optimal transport",
+    "hadamard_of_sketches": "the product of the sketched K_f and K_g (the paper's algorithm 1)",
+}
+
+
+@dataclass
+class Kernel:
+    """One site's kernel as a sketch knows it: S K Sᵀ, centred before it was sketched, and as it is."""
+
+    name: str
+    n: int  # rows that it stands for
+    make: Callable[[bool], Tensor]  # centred? → rows (M, k) whose products are the kernel
+    sketched: bool  # whether M buckets stand for more rows
+    halves: Callable[[], tuple[Tensor, Tensor]] | None = None  # centred rows of two independent sketches of ψ
+    trace: Tensor | None = None  # of the centred kernel, exactly
+    diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
+    folded: int | None = None  # columns that wider rows were projected to before they were sketched
+
+    @once
+    def rows(self) -> Tensor:
+        """(M, k): centred rows in the coordinates of ψ."""
+        return self.make(True).double()
+
+    @once
+    def gram(self) -> Tensor:
+        """(M, M): the centred kernel."""
+        return self_product(self.rows.T)
+
+    @once
+    def raw_gram(self) -> Tensor:
+        """(M, M): the kernel as it is."""
+        return self_product(self.make(False).double().T)
+
+    @once
+    def half_grams(self) -> tuple[Tensor, Tensor]:
+        """Two independent estimates of the centred kernel, or the kernel twice where it is known."""
+        if self.halves is None:
+            return self.gram, self.gram
+        a, b = (self_product(rows.double().T) for rows in self.halves())
+        return a, b
+
+    @once
+    def root(self) -> Tensor:
+        """(M, r): rows in as few coordinates as they span, whose products are the centred kernel."""
+        spectrum = Spectrum.of(self.gram)
+        return spectrum.vectors * spectrum.values.sqrt()
+
+    @once
+    def scatter(self) -> Scatter:
+        """The covariance in those coordinates."""
+        return Scatter(torch.diag(self.root.square().sum(0)) / self.n, self.n)
+
+    def redrawn(self, draw: Resketch) -> Kernel:
+        """The same kernel with its buckets in another order and with other signs."""
+        diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
+        return _Redrawn(
+            self.name, self.n, self.make, self.sketched, self.halves, self.trace, diagonal, before=self, draw=draw
+        )
+
+
+@dataclass(frozen=True)
+class Resketch:
+    """A draw of other buckets and signs for one side, as rows that have nothing in common would get."""
+
+    order: Tensor  # (M,)
+    signs: Tensor  # (M,) ±1
+
+    @classmethod
+    def draw(cls, height: int, seed: int, number: int, *, signed: bool = True) -> Resketch:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        order = torch.randperm(height, generator=generator)
+        signs = torch.randint(0, 2, (height,), generator=generator).double() * 2 - 1
+        return cls(order, signs if signed else torch.ones_like(signs))
+
+    def gram(self, gram: Tensor) -> Tensor:
+        return gram[self.order][:, self.order] * self.signs[:, None] * self.signs
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return rows[self.order] * self.signs.reshape(-1, *[1] * (rows.ndim - 1))
+
+
+@dataclass
+class _Redrawn(Kernel):
+    """A kernel whose buckets were drawn anew; what does not depend on them is not made again."""
+
+    before: Kernel = field(kw_only=True, repr=False)
+    draw: Resketch = field(kw_only=True, repr=False)
+
+    @once
+    def rows(self) -> Tensor:
+        return self.draw.rows(self.before.rows)
+
+    @once
+    def gram(self) -> Tensor:
+        return self.draw.gram(self.before.gram)
+
+    @once
+    def raw_gram(self) -> Tensor:
+        return self.draw.gram(self.before.raw_gram)
+
+    @once
+    def half_grams(self) -> tuple[Tensor, Tensor]:
+        a, b = map(self.draw.gram, self.before.half_grams)
+        return a, b
+
+    @once
+    def root(self) -> Tensor:
+        return self.draw.rows(self.before.root)
+
+    @once
+    def scatter(self) -> Scatter:
+        return self.before.scatter
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What all sites of a sketch share."""
+
+    n: int
+    ones: Tensor  # (M,) S 1
+    counts: Tensor  # (M,) the same with every sign +1
+    exact: bool  # every row has a bucket of its own
+
+
+def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
+    """The kernel of that name at one site."""
+    if name not in KERNELS:
+        raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
+    if name == "hadamard" and shared.exact:
+        name = "hadamard_of_sketches"  # nothing is sketched, so that this is the product itself
+    if name in ("hadamard_of_sketches", "midpoint"):
+        f, g = _part(site, "features", name), _part(site, "gradients", name)
+        make = _product if name == "hadamard_of_sketches" else _midpoint
+        found = Kernel(name, shared.n, lambda centred: make(f, g, shared, centred), not shared.exact)
+    elif name == "sum":
+        parts = [_part(site, part, name) for part in ("features", "gradients")]
+        found = Kernel(
+            name,
+            shared.n,
+            lambda centred: torch.cat([_rows(part, shared, centred) for part in parts], 1),
+            not shared.exact,
+            trace=sum((_trace(part, shared) for part in parts), torch.zeros(())),
+            diagonal=sum((_diagonal(part, shared) for part in parts), torch.zeros(())),
+        )
+    else:
+        found = _explicit(_part(site, name, name), name, shared)
+    found.folded = None if name == "hadamard" else site.folded
+    if shared.exact:
+        found.trace, found.diagonal = found.gram.trace(), found.gram.diagonal()
+    return found
+
+
+def _part(site: SiteSketch, part: str, kernel: str) -> Part:
+    found: Part | None = getattr(site, part)
+    if found is None:
+        raise ValueError(
+            f"the kernel {kernel!r} needs a sketch of {part}: make it with kernels={kernel!r} among others"
+        )
+    return found
+
+
+def _explicit(part: Part, name: str, shared: Rows) -> Kernel:
+    """A kernel whose map was sketched itself."""
+    two = part.rows.ndim == 3
+
+    def make(centred: bool) -> Tensor:
+        found = _rows(part, shared, centred)
+        return torch.cat([*found], 1) / len(found) ** 0.5 if two else found
+
+    def halves() -> tuple[Tensor, Tensor]:
+        a, b = _rows(part, shared, True)
+        return a, b
+
+    return Kernel(
+        name,
+        shared.n,
+        make,
+        not shared.exact,
+        halves=halves if two else None,
+        trace=_trace(part, shared),
+        diagonal=_diagonal(part, shared),
+    )
+
+
+def _rows(part: Part, shared: Rows, centred: bool) -> Tensor:
+    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): the mean comes off before the sketch, which centring afterwards would not do."""
+    if not centred:
+        return part.rows
+    mean = part.total / shared.n
+    return part.rows - (shared.ones[:, None] * mean[..., None, :]).to(part.rows.dtype)
+
+
+def mean_squared(part: Part, n: int) -> Tensor:
+    """‖ψ̄‖², averaged over the copies of a sketch of ψ, each of which has it without bias."""
+    mean = part.total / n
+    return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
+
+
+def _trace(part: Part, shared: Rows) -> Tensor:
+    """Σ ‖ψ − ψ̄‖²."""
+    return part.squares - shared.n * mean_squared(part, shared.n)
+
+
+def _diagonal(part: Part, shared: Rows) -> Tensor:
+    """S (‖ψ₁ − ψ̄‖², …)."""
+    mean = part.total / shared.n
+    rows, copies = part.rows.double(), len(mean) if mean.ndim == 2 else 1
+    with_mean = (rows * mean[..., None, :]).sum(-1).reshape(copies, -1).mean(0)
+    return part.diagonal - 2 * with_mean + mean_squared(part, shared.n) * shared.ones
+
+
+def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
+    """Rows whose products are K̃_f ∘ K̃_g.
+
+    Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
+    takes off as many means as the bucket has rows.
+    """
+    gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
+    if centred:
+        gram = gram - shared.counts[:, None] * gram.sum(0) / shared.n
+        gram = gram - gram.sum(1)[:, None] * shared.counts / shared.n
+    spectrum = Spectrum.of((gram + gram.T) / 2)
+    return spectrum.vectors * spectrum.values.sqrt()
+
+
+def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
+    """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features."""
+    u, v = _rotation(f.rows.double(), g.rows.double())
+    rows = (f.rows.double() + (g.rows.double() @ v) @ u.T) / 2
+    if not centred:
+        return rows
+    mean = (f.total + u @ (v.T @ g.total)) / (2 * shared.n)
+    return rows - shared.ones[:, None] * mean
+
+
+def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """U and V (k, r) with Fᵀ G = U Σ Vᵀ, by way of the smaller of rows and columns."""
+    (basis_f, small_f), (basis_g, small_g) = (torch.linalg.qr(side.T) for side in (f, g))
+    u, values, vh = torch.linalg.svd(small_f @ small_g.T, full_matrices=False)
+    kept = values > values.amax() * torch.finfo(values.dtype).eps * max(f.shape)
+    return basis_f @ u[:, kept], basis_g @ vh[kept].T

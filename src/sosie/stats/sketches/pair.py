@@ -1,0 +1,139 @@
+"""Two sketches side by side: the views that measures read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...linalg import product
+from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, Scatter, SiteRows, UncentredAlignment
+from .kernels import Kernel, Resketch
+
+
+@dataclass
+class SketchPair:
+    """The kernels of every site of two sketches of one size."""
+
+    a: Sequence[Kernel]
+    b: Sequence[Kernel]
+    size: int  # buckets
+    exact: bool
+
+    supplies: ClassVar = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
+
+    @property
+    def n(self) -> int:
+        return min(kernel.n for kernel in (*self.a, *self.b))
+
+    def redrawn(self, draw: Resketch) -> SketchPair:
+        """The same with other buckets and signs for B: what two sketches give that share no rows."""
+        return replace(self, b=[kernel.redrawn(draw) for kernel in self.b])
+
+    def alignment(self, kind: type[Alignment]) -> Alignment:
+        """Inner products of the kernels of every pair of sites."""
+        if kind is DebiasedAlignment:
+            return self._debiased()
+        names = "raw_gram" if kind is UncentredAlignment else "gram"
+        own, other = ([getattr(kernel, names) for kernel in side] for side in (self.a, self.b))
+        return kind(
+            torch.stack([gram.square().sum() for gram in own])[:, None],
+            torch.stack([gram.square().sum() for gram in other])[None, :],
+            _products(own, other),
+        )
+
+    def _debiased(self) -> DebiasedAlignment:
+        """What U-centred Gram matrices of all rows would give, estimated without the bias of either sketch.
+
+        E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
+        """
+        a, b = ([_Known.of(kernel) for kernel in side] for side in (self.a, self.b))
+        (traces_a, diagonals_a), (traces_b, diagonals_b) = (
+            (torch.stack([k.trace for k in side]), torch.stack([k.diagonal for k in side])) for side in (a, b)
+        )
+        cross = _products([k.one for k in a], [k.other for k in b]) + _products(
+            [k.other for k in a], [k.one for k in b]
+        )
+
+        def own(side: list[_Known]) -> Tensor:
+            return torch.stack(
+                [self._unbiased((k.one * k.other).sum(), k.trace**2, k.diagonal @ k.diagonal) for k in side]
+            )
+
+        return DebiasedAlignment(
+            own(a)[:, None],
+            own(b)[None, :],
+            self._unbiased(cross / 2, traces_a[:, None] * traces_b, diagonals_a @ diagonals_b.T),
+        )
+
+    def _unbiased(self, products: Tensor, traces: Tensor, diagonals: Tensor) -> Tensor:
+        n = self.n
+        if not self.exact:
+            products = (self.size * products - traces + 2 * diagonals) / (self.size + 1)
+        return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
+
+    @property
+    def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
+        a, b = ([kernel.scatter for kernel in side] for side in (self.a, self.b))
+        return a, b
+
+    def covariances(self, i: int, j: int) -> Covariances:
+        """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
+        x, y = self.a[i], self.b[j]
+        return Covariances(x.scatter, y.scatter, product(x.root.T, y.root) / (x.n * y.n) ** 0.5)
+
+    def paired(self, i: int, j: int) -> PairedRows:
+        """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
+        x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (self.a[i], self.b[j]))
+        return PairedRows(SiteRows(x), SiteRows(y))
+
+    @property
+    def traces(self) -> tuple[Tensor, Tensor]:
+        a, b = (torch.stack([k.gram.trace() for k in side]) for side in (self.a, self.b))
+        return a, b
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site."""
+        a, b = (torch.stack([k.gram.square().sum() for k in side]) for side in (self.a, self.b))
+        return a, b
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """For each site, how much of the kernel's trace is variation about the mean."""
+        a, b = (torch.stack([k.gram.trace() / k.raw_gram.trace() for k in side]) for side in (self.a, self.b))
+        return a, b
+
+    def describe(self) -> str:
+        if self.exact:
+            return f"kernels of all {self.n} rows"
+        counts = list(dict.fromkeys([self.a[0].n, self.b[0].n]))
+        rows = f"{' and '.join(map(str, counts))} rows"
+        return f"{rows}, sketched to {self.size}"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What takes the bias out of a sketched kernel."""
+
+    one: Tensor  # (M, M): two independent estimates of it
+    other: Tensor
+    trace: Tensor
+    diagonal: Tensor
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> _Known:
+        if kernel.trace is None or kernel.diagonal is None:
+            raise ValueError(
+                f"the kernel {kernel.name!r} does not tell how much sketching adds to it, so there is no debiased "
+                "value: take linear_cka, or a sketch of every row (size=None)"
+            )
+        return cls(*kernel.half_grams, kernel.trace.double(), kernel.diagonal.double())
+
+
+def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    a, b = (torch.stack([gram.flatten() for gram in side]) for side in (own, other))
+    return a @ b.T

@@ -1,0 +1,100 @@
+"""What a sketch keeps of one site: sums over rows, so that parts of the data merge exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..lottery import row_hash
+
+PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
+
+
+@dataclass(frozen=True)
+class Part:
+    """S Ψ for one map ψ of the rows, and what it takes to centre it and to know what sketching did to it."""
+
+    rows: Tensor  # (M, k) S Ψ; in two copies (2, M, k) for the sketch of f ⊗ g
+    total: Tensor  # (k,) or (2, k): Σ ψ, in float64
+    squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
+    diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
+
+    def merge(self, other: Part, *, exact: bool) -> Part:
+        """Sums; rows that were not sketched are put one after the other."""
+        if exact:
+            rows, diagonal = torch.cat([self.rows, other.rows], -2), torch.cat([self.diagonal, other.diagonal])
+        else:
+            rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
+        return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A few rows as they are, those with the smallest hash: what pairs of rows tell must not come from a sketch."""
+
+    features: Tensor  # (rows, k)
+    gradients: Tensor
+    index: np.ndarray  # their global indices, ascending
+    most: int
+    seed: int
+
+    def merge(self, other: Pairs) -> Pairs:
+        index = np.concatenate([self.index, other.index])
+        order = smallest(index, self.most, self.seed)
+        take = torch.from_numpy(order).to(self.features.device)
+        features, gradients = (
+            torch.cat([getattr(self, name), getattr(other, name)])[take] for name in ("features", "gradients")
+        )
+        return replace(self, features=features, gradients=gradients, index=index[order])
+
+
+def smallest(index: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Where the `most` smallest hashes are, in the order of the index."""
+    order = np.argsort(row_hash(index, seed), kind="stable")[:most]
+    return order[np.argsort(index[order])]
+
+
+@dataclass(frozen=True)
+class SiteSketch:
+    """All that is kept of one site."""
+
+    width: int  # columns of its rows, before they were projected
+    features: Part | None
+    gradients: Part | None
+    hadamard: Part | None  # of f ⊗ g, by TensorSketch
+    maps: Part | None  # of the products of f and g, neuron by neuron
+    inner: Tensor | None  # Σ ⟨f, g⟩²
+    fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
+    moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
+    pairs: Pairs | None
+
+    @property
+    def folded(self) -> int | None:
+        """The columns that wider rows were projected to."""
+        part = self.features or self.gradients
+        return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
+
+    def merge(self, other: SiteSketch, *, exact: bool) -> SiteSketch:
+        merged: dict[str, object] = {"width": self.width}
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if f.name == "width":
+                continue
+            if mine is None or theirs is None:
+                merged[f.name] = None
+            elif isinstance(mine, Part):
+                merged[f.name] = mine.merge(theirs, exact=exact)
+            elif isinstance(mine, Pairs):
+                merged[f.name] = mine.merge(theirs)
+            else:
+                merged[f.name] = mine + theirs
+        return SiteSketch(**merged)  # type: ignore[arg-type]
+
+    def shapes(self) -> tuple[object, ...]:
+        """What must agree for two to be merged."""
+        kept: Sequence[Part | None] = [getattr(self, name) for name in PARTS]
+        return (self.width, *(None if part is None else part.rows.shape[-1] for part in kept))

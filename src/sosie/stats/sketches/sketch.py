@@ -1,0 +1,236 @@
+"""Sketch: features and gradients of every site of one model on one set of data, of a size that data do not change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...results import DamagedFile, Side
+from .kernels import KERNELS, Kernel, Rows, kernel_of
+from .site import PARTS, SiteSketch
+
+SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
+
+
+class NotShared(ValueError):
+    """Sketches that do not share rows, buckets or signs, compared as if they did."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which rows a sketch holds, as ranges that do not touch."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def merge(self, other: Spans) -> Spans:
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(self.ranges + other.ranges):
+            if merged and start < merged[-1][1]:
+                raise ValueError(
+                    f"these sketches overlap: rows {start} to {min(stop, merged[-1][1]) - 1} are in both; give each "
+                    "part of the data its first_row"
+                )
+            if merged and start == merged[-1][1]:
+                merged[-1] = (merged[-1][0], stop)
+            else:
+                merged.append((start, stop))
+        return Spans(tuple(merged))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{start} to {stop - 1}" for start, stop in self.ranges)
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """One model on one set of data: for every site S F, S G and S T, with T a TensorSketch of f ⊗ g for each row.
+
+    `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two that share their
+    rows and their S; `sosie.compare_unpaired` those that do not.
+    """
+
+    side: Side
+    sites: tuple[SiteSketch, ...]
+    n: int
+    size: int | None  # buckets; None: every row is kept
+    seed: int
+    stack: int
+    ones: Tensor  # (M,) S 1
+    counts: Tensor  # (M,) the same with every sign +1
+    fingerprint: Tensor  # (M,) S of one number an input: tells whether two sketches are of the same data
+    spans: Spans
+    rows_rule: str
+    output: str  # what the gradients are of
+    labels: Tensor | None = None  # (M, classes) S of the labels, one column a class
+    unsigned_labels: Tensor | None = None  # the same with every sign +1
+    model: str = ""  # digest of the weights
+    about: dict[str, Any] = field(default_factory=dict)  # provenance
+
+    @property
+    def exact(self) -> bool:
+        return self.size is None
+
+    @property
+    def height(self) -> int:
+        """Rows of each sketch: buckets, or all rows."""
+        return len(self.ones)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What was sketched."""
+        return tuple(name for name in PARTS if self.sites and getattr(self.sites[0], name) is not None)
+
+    @property
+    def bytes(self) -> int:
+        """What its tensors take."""
+        return sum(t.numel() * t.element_size() for t in _tensors(self))
+
+    @property
+    def shared(self) -> Rows:
+        return Rows(self.n, self.ones, self.counts, self.exact)
+
+    def site(self, label: str) -> SiteSketch:
+        if label not in self.side.sites:
+            raise KeyError(f"no site {label!r} in this sketch, only {', '.join(self.side.sites)}")
+        return self.sites[self.side.sites.index(label)]
+
+    def kernel(self, label: str, name: str = "hadamard") -> Kernel:
+        """The kernel of one site: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
+        return kernel_of(self.site(label), name, self.shared)
+
+    def kernels(self, name: str = "hadamard") -> list[Kernel]:
+        return [kernel_of(site, name, self.shared) for site in self.sites]
+
+    def merge(self, other: Sketch) -> Sketch:
+        """The sketch of both lots of rows, the same as from one pass over all of them."""
+        for what in ("size", "seed", "stack", "rows_rule", "output", "model"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise ValueError(
+                    f"only sketches of one model, made alike, can be merged: {what} is {mine!r} and {theirs!r}"
+                )
+        for name, mine, theirs in zip(self.side.sites, self.sites, other.sites, strict=False):
+            if mine.shapes() != theirs.shapes():
+                raise ValueError(f"the sites were not sketched alike: {name} has {mine.shapes()} and {theirs.shapes()}")
+        if self.side.sites != other.side.sites:
+            raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
+        spans = self.spans.merge(other.spans)
+        if self.exact and self.spans.ranges > other.spans.ranges:
+            return other.merge(self)  # rows that are kept stay in their order
+
+        def summed(name: str) -> Tensor:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            return torch.cat([mine, theirs]) if self.exact else mine + theirs
+
+        def labelled(name: str) -> Tensor | None:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None or theirs is None:
+                return None
+            classes = max(mine.shape[1], theirs.shape[1])
+            mine, theirs = (torch.nn.functional.pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
+            return torch.cat([mine, theirs]) if self.exact else mine + theirs
+
+        return replace(
+            self,
+            sites=tuple(a.merge(b, exact=self.exact) for a, b in zip(self.sites, other.sites, strict=True)),
+            n=self.n + other.n,
+            ones=summed("ones"),
+            counts=summed("counts"),
+            fingerprint=summed("fingerprint"),
+            spans=spans,
+            labels=labelled("labels"),
+            unsigned_labels=labelled("unsigned_labels"),
+        )
+
+    def check_shared(self, other: Sketch) -> None:
+        """Raise unless both sketch the same rows of the same data into the same buckets with the same signs."""
+        for what, words in (("size", "sizes"), ("seed", "seeds"), ("stack", "stacks"), ("n", "numbers of rows")):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise NotShared(f"these sketches have different {words}, {mine} and {theirs}: {_UNPAIRED}")
+        if self.spans != other.spans:
+            raise NotShared(f"these sketches are of different rows, {self.spans} and {other.spans}: {_UNPAIRED}")
+        theirs = other.fingerprint.to(self.fingerprint.device)
+        if bool((self.fingerprint - theirs).norm() > SAME_DATA * self.fingerprint.norm()):
+            raise NotShared(f"these sketches are of different data, or of the same in another order: {_UNPAIRED}")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read."""
+        from ..storage import save_statistics
+
+        return save_statistics({"sketch": self}, path, kind="sketch")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Sketch:
+        from ..storage import load_statistics
+
+        found = load_statistics(path, kind="sketch")[0].get("sketch")
+        try:
+            if not isinstance(found, cls):
+                raise TypeError("it holds no sketch")
+            found._check()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        return found
+
+    def _check(self) -> None:
+        """What every use relies on: files come from others."""
+        height = self.n if self.size is None else self.size
+        if len(self.sites) != len(self.side.sites) or not 0 < self.n < 2**53 or len(self.ones) != height:
+            raise ValueError(f"{len(self.sites)} sites, {self.n} rows, {len(self.ones)} buckets do not fit together")
+        for name in ("ones", "counts", "fingerprint"):
+            if getattr(self, name).shape != (height,):
+                raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, not ({height},)")
+        for site, label in zip(self.sites, self.side.sites, strict=True):
+            for name in PARTS:
+                part = getattr(site, name)
+                if part is None:
+                    continue
+                if part.rows.shape[-2] != height or part.diagonal.shape != (height,):
+                    raise ValueError(f"{label}: {name} has shape {tuple(part.rows.shape)}, not {height} rows")
+                if part.total.shape != (*part.rows.shape[:-2], part.rows.shape[-1]) or part.squares.ndim:
+                    raise ValueError(f"{label}: the sums of {name} do not fit its rows")
+        for tensor in _tensors(self):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError("some numbers are not finite")
+
+    def __repr__(self) -> str:
+        how = "every row kept" if self.size is None else f"{self.size} buckets, seed {self.seed}"
+        return (
+            f"<Sketch {self.side.name}: {len(self.sites)} sites, {self.n} rows, {how}, {', '.join(self.parts)}, "
+            f"{self.bytes / 2**20:.1f} MiB>"
+        )
+
+
+_UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, with what chance gives beside it"
+
+
+def parts_of(kernels: str | tuple[str, ...] | list[str]) -> frozenset[str]:
+    """What must be sketched for these kernels."""
+    names = [kernels] if isinstance(kernels, str) else list(kernels)
+    needs: Mapping[str, set[str]] = {
+        "sum": {"features", "gradients"},
+        "midpoint": {"features", "gradients"},
+        "hadamard_of_sketches": {"features", "gradients"},
+    }
+    for name in names:
+        if name not in KERNELS:
+            raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
+    if not names:
+        raise ValueError(f"a sketch needs at least one kernel of {', '.join(KERNELS)}")
+    return frozenset().union(*(needs.get(name, {name}) for name in names))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return [tensor for f in fields(value) for tensor in _tensors(getattr(value, f.name))]
+    return []
