@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from settings import Recipe, Settings
+from settings import DATA_SETS, Recipe, Settings
 from torch import Tensor
 from torch.nn import functional
 
-from sosie.data import open_images
+from sosie.data import ImageData, open_images
 from sosie.models import NamedModel, Normalise, open_model, parse_normalisation
 from sosie.results import write_atomically
 from sosie.train import Augment, accuracy, fit
@@ -60,6 +60,8 @@ def read(dataset: str, split: str, limit: int | None, device: str) -> tuple[Tens
     Grey images are padded to 32 × 32 and repeated on three channels.
     """
     found = open_images(dataset, split=split, limit=limit)
+    if not isinstance(found, ImageData) or found.labels is None:
+        raise ValueError(f"{dataset} ({split}) has no labels: the study needs them")
     images = found.images
     if images.shape[1] == 1:
         images = functional.pad(images, [2, 2, 2, 2]).expand(-1, 3, -1, -1).contiguous()
@@ -71,7 +73,7 @@ def read(dataset: str, split: str, limit: int | None, device: str) -> tuple[Tens
 def _train(recipe: Recipe, seed: int, device: str, path: Path) -> None:
     images, labels, name = read(recipe.dataset, "train", recipe.train_images, device)
     test_images, test_labels, test_name = read(recipe.dataset, "test", recipe.test_images, device)
-    classes = 100 if recipe.dataset == "cifar100" else 10
+    classes = DATA_SETS[recipe.dataset].classes
     start = time.perf_counter()
     model = open_model(f"{recipe.architecture}(classes={classes}, stem='cifar', seed={seed})").model.to(device)
     prepare = _resident(parse_normalisation(recipe.normalise), device)

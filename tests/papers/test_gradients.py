@@ -79,6 +79,17 @@ def test_side_by_side_one_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert [row["dataset"] for row in rows] == ["cifar10"]
 
 
+def test_training_normalises_as_the_opened_network_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PAPER))
+    monkeypatch.delitem(sys.modules, "settings", raising=False)
+    networks = runpy.run_path(str(PAPER / "networks.py"))
+    sys.modules.pop("settings")  # other papers have one too
+    normalise = parse_normalisation(DATA_SETS["cifar100"].normalise)
+    assert normalise is not None
+    x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(networks["_resident"](normalise, "cpu")(x), normalise(x))
+
+
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, tmp_path, "--only", "svhn")
     assert done.returncode == 2
