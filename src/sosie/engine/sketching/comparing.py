@@ -22,7 +22,7 @@ from ..provenance import provenance
 Array = np.ndarray
 KERNEL = "hadamard"
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
-DRAWS, DRAWS_BY_PAIR = 20, 5  # of chance that come unasked: of inner products, and of what is factorised for each pair
+DRAWS = 5  # of chance that come unasked: they hardly differ from each other
 _ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 
 
@@ -193,18 +193,30 @@ class _Evaluation:
         return settled(value, measure, torch.float32).cpu().double().numpy(), undefined
 
     def _chance(self, measure: Measure, value: Array) -> Chance | None:
-        """Values with other buckets and signs for B; unasked for where they cost little, or where nothing is shared."""
+        """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
+
+        Without common rows a few draws come unasked.
+        """
         if not measure.paired:
             return None
-        cheap = issubclass(measure.reads, Alignment)
-        if not self.draws and not cheap and self.shared:
+        if not self.draws and issubclass(measure.reads, Alignment):
+            return self._by_formula(measure)
+        if not self.draws and self.shared:
             return None
-        count = self.draws or (DRAWS if cheap else DRAWS_BY_PAIR)
         drawn = []
-        for number in range(count):
+        for number in range(self.draws or DRAWS):
             draw = Resketch.draw(self.pair.size, self.seed, number, signed=_is_signed(self.pair))
             drawn.append(self._matrix(measure, self.pair.redrawn(draw))[0])
         return judged(measure, value, np.stack(drawn))
+
+    def _by_formula(self, measure: Measure) -> Chance:
+        view = self.pair.alignment(measure.reads)
+        if measure.reads is DebiasedAlignment:
+            return Chance(np.zeros(tuple(view.xy.shape)), None)
+        mean, variance = self.pair.redrawn_moments(measure.reads, signed=_is_signed(self.pair))
+        # These measures are proportional to xy, so that its mean and spread give theirs.
+        null = measure(replace(view, xy=mean)).numpy()
+        return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
 
     def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
         """A debiased norm may come out negative, and then it has no root."""

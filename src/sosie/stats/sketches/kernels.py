@@ -36,27 +36,29 @@ class Kernel:
     diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
     folded: int | None = None  # columns that wider rows were projected to before they were sketched
 
-    @once
+    @property
     def rows(self) -> Tensor:
-        """(M, k): centred rows in the coordinates of ψ."""
+        """(M, k): centred rows in the coordinates of ψ; wide, so not kept."""
         return self.make(True).double()
+
+    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU.
 
     @once
     def gram(self) -> Tensor:
         """(M, M): the centred kernel."""
-        return self_product(self.rows.T)
+        return self_product(self.rows.T).cpu()
 
     @once
     def raw_gram(self) -> Tensor:
         """(M, M): the kernel as it is."""
-        return self_product(self.make(False).double().T)
+        return self_product(self.make(False).double().T).cpu()
 
     @once
     def half_grams(self) -> tuple[Tensor, Tensor]:
         """Two independent estimates of the centred kernel, or the kernel twice where it is known."""
         if self.halves is None:
             return self.gram, self.gram
-        a, b = (self_product(rows.double().T) for rows in self.halves())
+        a, b = (self_product(rows.double().T).cpu() for rows in self.halves())
         return a, b
 
     @once
@@ -106,9 +108,9 @@ class _Redrawn(Kernel):
     before: Kernel = field(kw_only=True, repr=False)
     draw: Resketch = field(kw_only=True, repr=False)
 
-    @once
+    @property
     def rows(self) -> Tensor:
-        return self.draw.rows(self.before.rows)
+        return self.draw.rows(self.before.rows.cpu())
 
     @once
     def gram(self) -> Tensor:
@@ -207,7 +209,7 @@ def _rows(part: Part, shared: Rows, centred: bool) -> Tensor:
     if not centred:
         return part.rows
     mean = part.total / shared.n
-    return part.rows - (shared.ones[:, None] * mean[..., None, :]).to(part.rows.dtype)
+    return part.rows - (shared.ones.to(mean.device)[:, None] * mean[..., None, :]).to(part.rows.dtype)
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
@@ -218,7 +220,7 @@ def mean_squared(part: Part, n: int) -> Tensor:
 
 def _trace(part: Part, shared: Rows) -> Tensor:
     """Σ ‖ψ − ψ̄‖²."""
-    return part.squares - shared.n * mean_squared(part, shared.n)
+    return (part.squares - shared.n * mean_squared(part, shared.n)).cpu()
 
 
 def _diagonal(part: Part, shared: Rows) -> Tensor:
@@ -226,7 +228,8 @@ def _diagonal(part: Part, shared: Rows) -> Tensor:
     mean = part.total / shared.n
     rows, copies = part.rows.double(), len(mean) if mean.ndim == 2 else 1
     with_mean = (rows * mean[..., None, :]).sum(-1).reshape(copies, -1).mean(0)
-    return part.diagonal - 2 * with_mean + mean_squared(part, shared.n) * shared.ones
+    about_mean = part.diagonal - 2 * with_mean + mean_squared(part, shared.n) * shared.ones.to(mean.device)
+    return about_mean.cpu()
 
 
 def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
@@ -237,8 +240,9 @@ def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
-        gram = gram - shared.counts[:, None] * gram.sum(0) / shared.n
-        gram = gram - gram.sum(1)[:, None] * shared.counts / shared.n
+        counts = shared.counts.to(gram.device)
+        gram = gram - counts[:, None] * gram.sum(0) / shared.n
+        gram = gram - gram.sum(1)[:, None] * counts / shared.n
     spectrum = Spectrum.of((gram + gram.T) / 2)
     return spectrum.vectors * spectrum.values.sqrt()
 
@@ -250,7 +254,7 @@ def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     if not centred:
         return rows
     mean = (f.total + u @ (v.T @ g.total)) / (2 * shared.n)
-    return rows - shared.ones[:, None] * mean
+    return rows - shared.ones.to(mean.device)[:, None] * mean
 
 
 def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,20 @@ class SketchPair:
             _products(own, other),
         )
 
+    def redrawn_moments(self, kind: type[Alignment], *, signed: bool) -> tuple[Tensor, Tensor | None]:
+        """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if they have any.
+
+        Signs make what lies beside the diagonal 0 on average. Without them there is no simple variance.
+        """
+        name = "raw_gram" if kind is UncentredAlignment else "gram"
+        x, y = (_Entries.of([getattr(kernel, name) for kernel in side]) for side in (self.a, self.b))
+        m = self.size
+        mean = x.diagonal[:, None] * y.diagonal / m
+        if not signed:
+            return mean + x.beside[:, None] * y.beside / (m * (m - 1)), None
+        variance = x.diagonal_spread[:, None] * y.diagonal_spread / (m - 1)
+        return mean, variance + 2 * x.beside_squares[:, None] * y.beside_squares / (m * (m - 1))
+
     def _debiased(self) -> DebiasedAlignment:
         """What U-centred Gram matrices of all rows would give, estimated without the bias of either sketch.
 
@@ -113,6 +127,26 @@ class SketchPair:
         counts = list(dict.fromkeys([self.a[0].n, self.b[0].n]))
         rows = f"{' and '.join(map(str, counts))} rows"
         return f"{rows}, sketched to {self.size}"
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """What a random order of buckets leaves of each of several Gram matrices."""
+
+    diagonal: Tensor  # Σ of the diagonal
+    diagonal_spread: Tensor  # Σ (entry − mean)² of the diagonal
+    beside: Tensor  # Σ of what is beside it
+    beside_squares: Tensor
+
+    @classmethod
+    def of(cls, grams: Sequence[Tensor]) -> _Entries:
+        rows = []
+        for gram in grams:
+            diagonal = gram.diagonal()
+            spread = (diagonal - diagonal.mean()).square().sum()
+            beside = gram.sum() - diagonal.sum(), gram.square().sum() - diagonal.square().sum()
+            rows.append(torch.stack([diagonal.sum(), spread, *beside]))
+        return cls(*torch.stack(rows).T)
 
 
 @dataclass(frozen=True)

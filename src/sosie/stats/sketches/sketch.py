@@ -70,6 +70,7 @@ class Sketch:
     unsigned_labels: Tensor | None = None  # the same with every sign +1
     model: str = ""  # digest of the weights
     about: dict[str, Any] = field(default_factory=dict)  # provenance
+    _kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict, repr=False, metadata={"kept": False})
 
     @property
     def exact(self) -> bool:
@@ -100,11 +101,32 @@ class Sketch:
         return self.sites[self.side.sites.index(label)]
 
     def kernel(self, label: str, name: str = "hadamard") -> Kernel:
-        """The kernel of one site: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
-        return kernel_of(self.site(label), name, self.shared)
+        """The kernel of one site, made once: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
+        if (label, name) not in self._kernels:
+            self._kernels[label, name] = kernel_of(self.site(label), name, self.shared)
+        return self._kernels[label, name]
 
     def kernels(self, name: str = "hadamard") -> list[Kernel]:
-        return [kernel_of(site, name, self.shared) for site in self.sites]
+        return [self.kernel(label, name) for label in self.side.sites]
+
+    def at(self, *sites: str) -> Sketch:
+        """The same sketch of these sites alone."""
+        chosen = [self.side.sites.index(label) for label in sites if self.site(label)]
+        side = Side(
+            self.side.name,
+            tuple(self.side.sites[i] for i in chosen),
+            tuple(self.side.widths[i] for i in chosen),
+            tuple(self.side.shapes[i] for i in chosen),
+            tuple(self.side.dtypes[i] for i in chosen) if self.side.dtypes else (),
+        )
+        return replace(self, side=side, sites=tuple(self.sites[i] for i in chosen))
+
+    def to(self, device: str | torch.device) -> Sketch:
+        """The same sketch with what is wide on a device: kernels are made there."""
+        from ..storage import on_device
+
+        sites = tuple(on_device(site, torch.device(device)) for site in self.sites)
+        return replace(self, sites=sites, _kernels={})
 
     def merge(self, other: Sketch) -> Sketch:
         """The sketch of both lots of rows, the same as from one pass over all of them."""
@@ -145,6 +167,7 @@ class Sketch:
             spans=spans,
             labels=labelled("labels"),
             unsigned_labels=labelled("unsigned_labels"),
+            _kernels={},
         )
 
     def check_shared(self, other: Sketch) -> None:
