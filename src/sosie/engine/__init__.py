@@ -1,22 +1,28 @@
 """From models and data to results, in one pass."""
 
 from .comparing import DEFAULT, compare, open_source
+from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
+from .task2vec import Task2Vec, task2vec
 
 __all__ = [
     "DEFAULT",
+    "FisherRao",
     "Stitch",
     "Stitched",
+    "Task2Vec",
     "TaskLoss",
     "compare",
     "compare_outputs",
+    "fisher_rao_norm",
     "list_measures",
     "look_at",
     "measure",
     "open_source",
     "stitch",
     "stitch_sites",
+    "task2vec",
 ]
