@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 # (layer, its input, the gradient at its output, inputs) -> (inputs, *shape of the parameter)
 Rule = Callable[[Any, Tensor, Tensor, int], Tensor]
-MEMORY = {"cpu": 64 * 2**20, "cuda": 2**30}  # bytes of gradients held at a time; a CPU is faster with little
+MEMORY = {"cpu": 16 * 2**20, "cuda": 2**30}  # bytes of gradients held at a time; a CPU is faster with little
 _OTHERS = 256 * 2**20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -59,14 +60,15 @@ class SquaredGradients:
         ruled = {name for _, rules in self._layers for name in rules}
         self.elsewhere = {name for name in parameters if name not in ruled}  # through torch.func
         self._tried = 0  # inputs on which the rules were tried
-        self.sums = {
-            name: torch.zeros(p.shape, dtype=torch.float64, device=p.device if p.is_cuda else "cpu")
-            for name, p in parameters.items()
-        }
+        with torch.inference_mode(False):
+            self.sums = {
+                name: torch.zeros(p.shape, dtype=torch.float64, device=p.device if p.is_cuda else "cpu")
+                for name, p in parameters.items()
+            }
 
     def add(self, chunk: Chunk, cotangents: Callable[[Tensor], Sequence[Tensor]]) -> None:
         """Add a chunk's squares: `cotangents(answers)` are (inputs, …) each, and what they give is summed too."""
-        with every_module_called(self._run.model), torch.enable_grad():
+        with every_module_called(self._run.model), torch.inference_mode(False), torch.enable_grad():
             if self._tried < (few := min(PROBE, chunk.count)):
                 self._try_rules(Chunk(cut(chunk.batch, 0, few), chunk.start, few))
                 self._tried = few
@@ -91,7 +93,7 @@ class SquaredGradients:
             self._add(name, sum_of_squares(uses, self._parameters[name], count))
 
     def _add(self, name: str, squares: Tensor) -> None:
-        self.sums[name] += squares.to(self.sums[name])
+        self.sums[name] += squares.to(self.sums[name].device)
 
     # Which parameters the rules get right
 
@@ -112,15 +114,28 @@ class SquaredGradients:
         tape.backward(answers, cotangent, take, again=False)
         ruled = [name for name in self._parameters if name not in self.elsewhere]
         expected = self._by_autograd(few, ruled, cotangent)
-        largest = max((float(g.norm()) for each in expected for g in each), default=0.0)
-        for k, name in enumerate(ruled):
-            for i, gradients in enumerate(expected):
-                ours = found[name][i] if name in found else torch.zeros_like(gradients[k])
-                off, dtype = float((ours - gradients[k]).norm()), self._parameters[name].dtype
-                # Where a gradient cancels to nothing (a bias that a norm takes away), rounding is all there is.
-                rounding = 8 * torch.finfo(dtype).eps * largest
-                if not off <= max(AGREE.get(dtype, AGREE_IN_HALF) * float(gradients[k].norm()), rounding):
-                    self.elsewhere.add(name)
+        off, norms = [], []
+        for i, k in itertools.product(range(len(expected)), range(len(ruled))):
+            gradient = expected[i][k]
+            norms.append(gradient.norm())
+            off.append((found[ruled[k]][i] - gradient).norm() if ruled[k] in found else norms[-1])
+        self.elsewhere |= self._apart(ruled * len(expected), off, norms)
+
+    def _apart(self, names: list[str], off: list[Tensor], norms: list[Tensor]) -> set[str]:
+        """Names of the parameters whose gradients are further off than rounding takes them."""
+        if not names:
+            return set()
+        home = norms[0].device
+        both = torch.stack([torch.stack([value.to(home).double() for value in each]) for each in (off, norms)]).tolist()
+        largest = max(both[1])
+        found = set()
+        for name, gap, norm in zip(names, *both, strict=True):
+            dtype = self._parameters[name].dtype
+            # Where a gradient cancels to nothing (a bias that a norm takes away), rounding is all there is.
+            rounding = 8 * torch.finfo(dtype).eps * largest
+            if not gap <= max(AGREE.get(dtype, AGREE_IN_HALF) * norm, rounding):
+                found.add(name)
+        return found
 
     def _by_autograd(self, few: Chunk, names: list[str], cotangent: Tensor) -> list[list[Tensor]]:
         """For each input, its gradient at each parameter: one backward an input."""
@@ -153,7 +168,7 @@ class SquaredGradients:
             return found[0]
 
         def squares(inputs: list[Tensor], cotangents: Tensor) -> dict[str, Tensor]:
-            _, back = vjp(partial(answer, inputs), values)
+            back = vjp(partial(answer, inputs), values)[1]
             (gradients,) = vmap(back)(cotangents)
             return {name: gradient.square().sum(0) for name, gradient in gradients.items()}
 
