@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=IMAGES, help="fewer than the default: nothing is written")
     parser.add_argument("--repeats", type=int, default=3)
-    asked, _ = parser.parse_known_args()
+    asked = parser.parse_args()
     torch.manual_seed(0)
     model = resnet18(classes=10, stem="cifar").to(asked.device).eval()
     images = torch.randn(asked.images, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(asked.device)
