@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sosie.capture import Chunk, SquaredGradients
-from sosie.engine import Task2Vec, task2vec
+from sosie.engine import Task2Vec, compare, task2vec
 from sosie.engine.predictive import drawn_labels
 from sosie.results import DamagedFile
 
@@ -355,6 +355,8 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert repr(again) == repr(found)
     assert f"Sequential: 207 entries in 6 tensors, sum {total:.4g}, 6 inputs, 3 classes, 1 drawn" in repr(found)
     assert [p.name for p in path.parent.iterdir()] == ["t.safetensors"]
+    with pytest.raises(DamagedFile, match="no statistics of a comparison but task2vec"):
+        compare(path, path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DamagedFile):
         Task2Vec.load(path)
