@@ -15,6 +15,7 @@ import rows
 import sites
 import startup
 import stitching
+import task2vec
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -36,6 +37,7 @@ def main() -> None:
         print(f"the CPU benchmarks need CIFAR-10 and published weights: {error}")
     if torch.cuda.is_available():
         joints.main()
+        task2vec.main()
     if torch.cuda.is_available() and importlib.util.find_spec("torchvision"):
         gpu.main()
     else:

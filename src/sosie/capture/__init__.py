@@ -14,7 +14,8 @@ from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
-from .sites import SilentSite, Site, SiteError, UnknownSite, select
+from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
+from .squared_gradients import SquaredGradients
 from .structure import BadBatch, count_inputs, cut, input_rows
 from .watch import Seen, Sink, watch
 
@@ -40,6 +41,7 @@ __all__ = [
     "Sink",
     "Site",
     "SiteError",
+    "SquaredGradients",
     "UnknownSite",
     "answer_in",
     "as_found",
@@ -52,6 +54,7 @@ __all__ = [
     "labels_of",
     "mask_of",
     "model_arguments",
+    "nearest",
     "open_activations",
     "predictive_of",
     "read_npz",

@@ -1,20 +1,25 @@
 """From models and data to results, in one pass."""
 
 from .comparing import DEFAULT, compare, open_source
+from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
 from .sketching import compare_unpaired, sketch
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
+from .task2vec import Task2Vec, task2vec
 
 __all__ = [
     "DEFAULT",
+    "FisherRao",
     "Stitch",
     "Stitched",
+    "Task2Vec",
     "TaskLoss",
     "compare",
     "compare_outputs",
     "compare_unpaired",
+    "fisher_rao_norm",
     "list_measures",
     "look_at",
     "measure",
@@ -22,4 +27,5 @@ __all__ = [
     "sketch",
     "stitch",
     "stitch_sites",
+    "task2vec",
 ]

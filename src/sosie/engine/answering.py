@@ -80,11 +80,15 @@ class ModelAnswering(Answering):
     def opened(self) -> AbstractContextManager[Any]:
         return as_found(self.model, self.device)
 
-    def outputs(self, chunk: Chunk) -> Tensor:
+    def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with: copies, on its device."""
         first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        home = None if first is None else first.device
+        return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=home)
+
+    def outputs(self, chunk: Chunk) -> Tensor:
         try:
-            home = None if first is None else first.device
-            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=home)
+            args, kwargs = self.arguments(chunk)
             output = self.model(*args, **kwargs)
         except Exception as error:
             error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")

@@ -4,7 +4,7 @@ from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .joint_sums import JointMaker, JointSums, SiteSums
-from .lottery import ROWS, Lottery
+from .lottery import ROWS, Lottery, row_hash
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import OutputSums
 from .row_grams import GROUPS, SMALLEST_GROUP
@@ -108,5 +108,6 @@ __all__ = [
     "moved",
     "parts_of",
     "plan_forms",
+    "row_hash",
     "save_statistics",
 ]

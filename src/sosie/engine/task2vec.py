@@ -1,0 +1,203 @@
+"""Task2Vec: a model and data as the diagonal of the Fisher information of the model's parameters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from ..capture import Chunk, SquaredGradients, nearest, unwrap
+from ..results import DamagedFile
+from ..stats import load_statistics, save_statistics
+from .classifier import Classifier, chunks_of, drawn_labels, open_classifier
+from .provenance import provenance
+
+AVERAGES = ("parameters", "filters")
+KIND = "task2vec"
+
+
+@dataclass(frozen=True, eq=False)
+class Task2Vec:
+    """The diagonal of the Fisher information, tensor by tensor, as `task2vec` makes it."""
+
+    name: str
+    fisher: Mapping[str, Tensor]  # by parameter, float64, on the CPU
+    n: int
+    classes: int
+    average: str
+    labels: str  # how y was had, in words
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vector(self) -> Tensor:
+        """All of it as one vector, in the model's order."""
+        return torch.cat([part.flatten() for part in self.fisher.values()])
+
+    def distance(self, other: Task2Vec, *, normalised: bool = False) -> float:
+        """Cosine distance 1 − ⟨a, b⟩ / (‖a‖ ‖b‖) of the two vectors: 0 for the same direction, 1 at most.
+
+        `normalised` divides both by a + b first, entry by entry, as Achille et al. 2019 do (their symmetric distance),
+        so that parameters of large Fisher information do not outweigh the rest; entries that are 0 in both count for
+        nothing.
+        """
+        self._check_same_parameters(other)
+        a, b = self.vector, other.vector
+        if normalised:
+            some = (a + b) > 0
+            a, b = ((part[some] / (a + b)[some]) for part in (a, b))
+        lengths = [float(part.norm()) for part in (a, b)]
+        for which, length in zip((self, other), lengths, strict=True):
+            if not length:
+                raise ValueError(f"{which.name}: the Fisher information is 0 throughout, so it has no direction")
+        # Half the squared distance of the directions is 1 − cos, without the rounding of 1 − (nearly 1).
+        return float((a / lengths[0] - b / lengths[1]).square().sum() / 2)
+
+    def _check_same_parameters(self, other: Task2Vec) -> None:
+        if self.average != other.average:
+            raise ValueError(f"averages differ: {self.average!r} of {self.name}, {other.average!r} of {other.name}")
+        shapes = [{name: tuple(part.shape) for name, part in each.fisher.items()} for each in (self, other)]
+        odd = [
+            f"{name} ({' and '.join('absent' if s is None else str(s) for s in found)})"
+            for name in dict.fromkeys([*shapes[0], *shapes[1]])
+            if (found := (shapes[0].get(name), shapes[1].get(name)))[0] != found[1]
+        ]
+        if odd:
+            shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
+            raise ValueError(
+                f"{self.name} and {other.name} do not have the same parameters: {shown}. Heads of different size can "
+                "be left out of both: task2vec(…, leave_out='fc.*'); models of different make cannot be compared so"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a safetensors file, whole or not at all."""
+        about = {key: getattr(self, key) for key in ("name", "n", "classes", "average", "labels")}
+        return save_statistics(dict(self.fisher), path, kind=KIND, provenance=dict(self.provenance), **about)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Task2Vec:
+        """Read what `save` wrote."""
+        fisher, about = load_statistics(path)
+        if about.pop("kind", None) != KIND or not all(isinstance(part, Tensor) for part in fisher.values()):
+            raise DamagedFile(f"{path} holds statistics of sosie's, but no Task2Vec embedding")
+        try:
+            return cls(fisher=fisher, **about)
+        except TypeError as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from error
+
+    def __repr__(self) -> str:
+        tensors, numbers = len(self.fisher), sum(part.numel() for part in self.fisher.values())
+        trace = sum(float(part.sum()) for part in self.fisher.values())
+        what = "entries" if self.average == "parameters" else "filters"
+        return (
+            f"<Task2Vec of {self.name}: {numbers:,} {what} in {tensors} tensors, sum {trace:.4g}, {self.n} inputs, "
+            f"{self.classes} classes, {self.labels}>"
+        )
+
+
+def task2vec(
+    model: Any,
+    data: Any,
+    *,
+    parameters: str | Sequence[str] = "*",
+    leave_out: str | Sequence[str] = (),
+    average: str = "parameters",
+    exact: bool = False,
+    draws: int = 1,
+    seed: int = 0,
+    prepare: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    max_rows: int | None = None,
+) -> Task2Vec:
+    """The Task2Vec embedding: E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂θ)² for each parameter θ (Achille et al. 2019).
+
+    `model`: a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. It is run
+    in eval mode and left as it was found; all parameters count, frozen ones too. y is drawn from the model's own
+    prediction, `draws` times an input, by a generator of the input's index and `seed`, so that the batch size does not
+    matter; `exact` takes the expectation over all classes instead, at one backward pass a class.
+
+    `parameters`, `leave_out`: names or globs, e.g. leave_out="fc.*" where heads differ. `average`: "parameters" keeps
+    an entry a parameter; "filters" takes the mean over each filter, which is what lies below one entry of a tensor's
+    first dimension (tensors of one dimension stay as they are).
+    """
+    if average not in AVERAGES:
+        raise ValueError(f"average is 'parameters' or 'filters', got {average!r}")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    source = open_classifier(model, prepare=prepare, inputs=inputs, device=device)
+    n = classes = 0
+
+    def cotangents(logits: Tensor) -> list[Tensor]:
+        nonlocal classes
+        _, log_p = source.log_p(logits)
+        classes = log_p.shape[1]
+        return _expected(log_p) if exact else _drawn(log_p, chunk, draws=draws, seed=seed)
+
+    with chunks_of(source, data, max_rows, "Fisher information") as chunks:
+        chosen = _chosen(source, parameters, leave_out)
+        squares = SquaredGradients(source, chosen)
+        for chunk in chunks:
+            squares.add(chunk, cotangents)
+            n += chunk.count
+        fisher = {name: (total / n).cpu() for name, total in squares.sums.items()}
+    _check_finite(fisher, source.name)
+    if average == "filters":
+        fisher = {name: part.flatten(1).mean(1) if part.ndim > 1 else part for name, part in fisher.items()}
+    labels = "expected over all classes" if exact else f"{draws} drawn an input, seed {seed}"
+    settings = {"parameters": parameters, "leave_out": leave_out, "device": str(device or "the model's own")}
+    about = provenance(settings=settings, models=[source.describe()], data=data)
+    return Task2Vec(source.name, fisher, n, classes, average, labels, about)
+
+
+def _drawn(log_p: Tensor, chunk: Chunk, *, draws: int, seed: int) -> list[Tensor]:
+    """∂ log p(y) / ∂ logits = onehot(y) − p for each draw; the mean over draws is a sum of squares."""
+    found = []
+    for draw in range(draws):
+        y = drawn_labels(log_p, chunk.start, seed=seed, draw=draw)
+        found.append((one_hot(y, log_p.shape[1]) - log_p.exp()) / draws**0.5)
+    return found
+
+
+def _expected(log_p: Tensor) -> list[Tensor]:
+    """√p(y) (onehot(y) − p) for each class y: gradients are linear in it, so their squares are weighted by p(y)."""
+    p, root = log_p.exp(), (log_p / 2).exp()
+    each = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
+    return [root[:, y, None] * (each[y] - p) for y in range(p.shape[1])]
+
+
+def _chosen(source: Classifier, parameters: str | Sequence[str], leave_out: str | Sequence[str]) -> dict[str, Any]:
+    known: dict[str, nn.Parameter] = {}
+    for raw, parameter in unwrap(source.model).named_parameters():
+        known[".".join(part for part in raw.split(".") if part != "_orig_mod")] = parameter
+    if not known:
+        raise ValueError(f"{source.name} has no parameters, so no Fisher information")
+    left_out = _matching(leave_out, known)
+    found = {name: known[name] for name in known if name in _matching(parameters, known) and name not in left_out}
+    if not found:
+        raise ValueError(f"{source.name}: no parameters are left: parameters={parameters!r}, leave_out={leave_out!r}")
+    if odd := [name for name, parameter in found.items() if not parameter.is_floating_point()]:
+        raise ValueError(f"{source.name}: {', '.join(odd)} hold no real numbers; leave_out= takes their names")
+    return found
+
+
+def _matching(patterns: str | Sequence[str], known: Mapping[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        names = {pattern} & set(known) or {name for name in known if fnmatchcase(name, pattern)}
+        if not names:
+            raise ValueError(f"no parameter {pattern!r}{nearest(pattern, known)}")
+        found |= names
+    return found
+
+
+def _check_finite(fisher: Mapping[str, Tensor], name: str) -> None:
+    bad = [key for key, part in fisher.items() if not bool(torch.isfinite(part).all())]
+    if bad:
+        raise ValueError(f"{name}: gradients are NaN or infinite (or too large to square) at {', '.join(bad[:5])}")
