@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 RESNET18, RESNET50 = "resnet18", "resnet50"
 
@@ -98,4 +99,46 @@ def small(full: Settings) -> Settings:
         batch=8,
         train_images=16,
         test_images=16,
+    )
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is measured on the networks."""
+
+    device: str
+    results: Path
+    cache: Path
+    training: Settings = Settings()
+    images: int = 10_000  # of each data set that a network is represented on
+    norm_images: int = 2_000  # for the norms of figures 4, 6 and 13, for Task2Vec and the Fisher-Rao norm
+    size: int = 512  # buckets of a sketch, as in the paper
+    batch: int = 500
+    other_seeds: int = 2  # networks a data set for the representations of figures 7 and 8
+    bound_images: int = 2_000
+    bound_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    bound_seeds: int = 10
+    enlarged: int = 128  # pixels a side that EfficientNet-Lite0 gets 32 × 32 images at
+    probe_epochs: int = 30
+
+    @property
+    def seeds(self) -> range:
+        return range(self.training.resnet18_seeds)
+
+
+def small_study(full: Study) -> Study:
+    """A smoke run on a CPU, with networks trained for one epoch on sixteen images."""
+    return replace(
+        full,
+        training=small(full.training),
+        images=16,
+        norm_images=16,
+        size=8,
+        batch=8,
+        other_seeds=1,
+        bound_images=16,
+        bound_sizes=(4, 8),
+        bound_seeds=2,
+        enlarged=32,
+        probe_epochs=1,
     )

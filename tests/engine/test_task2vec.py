@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import mlp
-from sosie.engine.predictive import drawn_labels
+from sosie.engine.classifier import drawn_labels
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
