@@ -172,6 +172,7 @@ def test_ties_are_broken_by_a_draw_that_the_rows_decide() -> None:
     assert all(columns[0] == 1 and set(columns[1:]) < {2, 3, 4} for columns in found)
     near = score + torch.tensor([0, 0, 1e-16, -1e-16, 0, 0])
     assert torch.equal(nearest(near, 3, x), nearest(score, 3, x)), "rounding is no order"
+    assert score[0].tolist() == [0, 3, 2, 2, 2, 1], "scores are left as they were"
 
 
 def test_neighbours_are_found_once_for_all_measures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def compare(
     `null="permutation"`: p-values from `draws` shuffles of which row belongs to which (seeded by `seed`), within
     blocks or of sampled rows, without another pass; also corrected for the search over all pairs of sites. What
     chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
-    measure, also where that means computing it twenty times.
+    measure, also where that means computing it on a hundred parts of the rows.
 
     `kernel`: of sketches, which see (`sosie.sketch`): "hadamard" (features × gradients, the default), "features",
     "gradients", "sum", "maps", "midpoint" or "hadamard_of_sketches".

@@ -12,6 +12,7 @@ from ..results import Caveat, Values
 from ..stats import MarkedPredictions, OutputSums, Predictions
 from . import caveats
 from .interval import FEWEST_GROUPS, around
+from .standard_error import by_jackknife
 
 
 def evaluate_outputs(measures: Sequence[Measure], sums: OutputSums, doubts: Sequence[str]) -> dict[str, Values]:
@@ -64,7 +65,7 @@ def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> tuple[np
             without = measure.from_outputs(sums, jackknife=True)[sums.groups]
     except ValueError:
         return None, None
-    return around(measure, value, without[:, None, None].detach().cpu().numpy())
+    return around(measure, value, by_jackknife(without[:, None, None].detach().cpu().numpy()))
 
 
 def _ties(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:

@@ -229,17 +229,24 @@ def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
     rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
     with itself is the same.
     """
+    score = score.detach()
     low, high = score.aminmax()
     step = ROUNDING * torch.maximum(-low, high)
-    score = (score / step).round_() if bool(step > 0) else score.clone()
-    score = score.fill_diagonal_(-torch.inf)
+
+    def rounded(some: Tensor) -> Tensor:
+        return (some / step).round_() if bool(step > 0) else some
+
+    # In place and back, since a copy takes as long as all the rest; and rounding keeps the order of all but ties.
+    diagonal = score.diagonal().clone()
+    score.fill_diagonal_(-torch.inf)
     top = score.topk(min(k + 1, score.shape[1]), dim=1)
-    columns = top.indices[:, :k]
-    tied = (top.values[:, 1:] == top.values[:, :-1]).any(1)
+    columns, values = top.indices[:, :k], rounded(top.values)
+    tied = (values[:, 1:] == values[:, :-1]).any(1)
     if bool(tied.any()):
         seed = zlib.crc32(rows.detach().cpu().contiguous().numpy().tobytes())
         order = torch.randperm(score.shape[1], generator=torch.Generator().manual_seed(seed)).to(score.device)
-        columns[tied] = order[score[tied][:, order].argsort(dim=1, descending=True, stable=True)[:, :k]]
+        columns[tied] = order[rounded(score[tied])[:, order].argsort(dim=1, descending=True, stable=True)[:, :k]]
+    score.diagonal().copy_(diagonal)
     return columns
 
 
