@@ -74,10 +74,13 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     """The tensors of a .safetensors file, sliced on disk."""
     try:
         file = safe_open(path, framework="pt")
-        names = _in_order(list(file.keys()), file.metadata() or {})
-        return {name: _safetensors_entry(file, name) for name in names}
+        about = file.metadata() or {}
+        kind = about.get("format", "")
+        if not kind.startswith("sosie-"):
+            return {name: _safetensors_entry(file, name) for name in _in_order(list(file.keys()), about)}
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
+    raise DamagedFile(f"{path} holds a {kind.removeprefix('sosie-')} of sosie's, and no arrays to read rows from")
 
 
 def _safetensors_entry(file: Any, name: str) -> Stored:

@@ -117,10 +117,6 @@ class Partial:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partial:
         statistics, about = load_statistics(path)
-        if other := about.get("kind"):
-            raise DamagedFile(
-                f"{path} holds no statistics of a comparison but {other}, which has a distance of its own"
-            )
         try:
             side_a, side_b = (side_from_json(about[side]) for side in ("side_a", "side_b"))
             return cls(

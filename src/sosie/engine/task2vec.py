@@ -83,9 +83,9 @@ class Task2Vec:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Task2Vec:
         """Read what `save` wrote."""
-        fisher, about = load_statistics(path)
-        if about.pop("kind", None) != KIND or not all(isinstance(part, Tensor) for part in fisher.values()):
-            raise DamagedFile(f"{path} holds statistics of sosie's, but no Task2Vec embedding")
+        fisher, about = load_statistics(path, kind=KIND)
+        if not all(isinstance(part, Tensor) for part in fisher.values()):
+            raise DamagedFile(f"{path} is damaged: a Task2Vec embedding holds tensors only")
         try:
             return cls(fisher=fisher, **about)
         except TypeError as error:
