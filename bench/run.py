@@ -13,6 +13,7 @@ import joints
 import measures
 import rows
 import sites
+import sketching
 import startup
 import stitching
 import task2vec
@@ -30,6 +31,7 @@ def main() -> None:
     interval_coverage.main()
     measures.main()
     sites.main()
+    sketching.main()
     try:
         cpu.main()
         stitching.main()

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from measuring import show, timed, write
-from sosie.engine.predictive import drawn_labels
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sosie.engine import task2vec
+from sosie.engine.classifier import drawn_labels
 from sosie.models import resnet18
 
 IMAGES, BATCH = 256, 256

@@ -63,14 +63,17 @@ class Kernel:
 
     @once
     def root(self) -> Tensor:
-        """(M, r): rows in as few coordinates as they span, whose products are the centred kernel."""
+        """(M, r): rows in no more coordinates than they span, whose products are the centred kernel."""
+        rows = self.rows
+        if rows.shape[1] <= len(rows):
+            return rows.cpu()
         spectrum = Spectrum.of(self.gram)
         return spectrum.vectors * spectrum.values.sqrt()
 
     @once
     def scatter(self) -> Scatter:
         """The covariance in those coordinates."""
-        return Scatter(torch.diag(self.root.square().sum(0)) / self.n, self.n)
+        return Scatter(self_product(self.root) / self.n, self.n)
 
     def redrawn(self, draw: Resketch) -> Kernel:
         """The same kernel with its buckets in another order and with other signs."""

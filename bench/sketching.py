@@ -1,0 +1,164 @@
+"""Features and gradients of the 8 blocks of a ResNet-18 (CIFAR stem) on 2,000 images, sketched to 512 buckets.
+
+Against the bare passes: a forward and a backward pass down to the first block, without gradients of parameters, which is
+all that a sketch needs; and an ordinary loss.backward() with them. Random weights, which cost as much as others. Peak
+memory as the images double. Then NBS of two kernels of 512 rows, by the factored form (Eq. 13) and by scipy's sqrtm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+from typing import Any
+
+import numpy as np
+import torch
+from measuring import show, timed, wait, write
+from scipy.linalg import sqrtm
+from torch import Tensor, nn
+
+import sosie
+from sosie.models import resnet18
+
+IMAGES, BATCH, SIZE = 2_000, 250, 512
+BLOCKS = [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]
+KERNELS = {"all three kernels": ("features", "gradients", "hadamard"), "features × gradients": ("hadamard",)}
+
+
+def network(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return resnet18(classes=10, stem="cifar").to(device).eval()
+
+
+def batches(images: int, device: str) -> list[Tensor]:
+    made = torch.randn(images, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
+    return list(made.split(BATCH))
+
+
+def lean(model: nn.Module, data: list[Tensor]) -> None:
+    """Up, and down to the first block; parameters get no gradient."""
+    starts: list[Tensor] = []
+
+    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        starts.append(output.detach().requires_grad_())
+        return starts[-1]
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    hook = model.get_submodule(BLOCKS[0]).register_forward_hook(start)
+    for x in data:
+        starts.clear()
+        logits = model(x)
+        pull = logits.detach().softmax(1) - (logits.detach() / 2).softmax(1)
+        torch.autograd.grad(logits, starts, pull)
+    hook.remove()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+
+
+def ordinary(model: nn.Module, data: list[Tensor]) -> None:
+    for x in data:
+        logits = model(x)
+        pull = logits.detach().softmax(1) - (logits.detach() / 2).softmax(1)
+        logits.backward(pull)
+        model.zero_grad(set_to_none=True)
+
+
+def sketch(model: nn.Module, data: list[Tensor], kernels: tuple[str, ...]) -> Any:
+    return sosie.sketch(model, data, sites=BLOCKS, size=SIZE, kernels=kernels)
+
+
+def peaks(device: str, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """GiB at most, each in a process of its own on a CPU."""
+    rows = []
+    for images in sizes:
+        if device.startswith("cuda"):
+            found = _peak(images, device)
+        else:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                found = pool.apply(_peak, (images, device))
+        rows.append({"images": images, "GiB, lean passes": found[0], "GiB, sketch": found[1]})
+    return rows
+
+
+def _peak(images: int, device: str) -> tuple[float, float]:
+    """Of the lean passes, and of a sketch of features × gradients after them; the data are not counted on a GPU."""
+    model, data = network(device), batches(images, device)
+    found = []
+    for way in (lambda: lean(model, data), lambda: sketch(model, data, ("hadamard",))):
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        way()
+        wait()
+        if device.startswith("cuda"):
+            found.append((torch.cuda.max_memory_allocated() - before) / 2**30)
+        else:
+            found.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    return found[0], found[1]
+
+
+def bures(repeats: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(SIZE, SIZE)) @ np.diag(0.99 ** np.arange(SIZE)) for _ in range(2))
+    results: dict[str, float] = {}
+
+    def by_sqrtm() -> None:
+        k, l = x @ x.T, y @ y.T
+        root = np.real(sqrtm(k))
+        results["sqrtm"] = float(np.real(np.trace(sqrtm(root @ l @ root))) / np.sqrt(np.trace(k) * np.trace(l)))
+
+    def factored() -> None:
+        values = np.linalg.svd(x.T @ y, compute_uv=False)
+        results["svd"] = float(values.sum() / np.sqrt((x**2).sum() * (y**2).sum()))
+
+    def ours() -> None:
+        kernels = [_kernel(torch.from_numpy(rows)) for rows in (x, y)]
+        pair = SketchPair(kernels[:1], kernels[1:], SIZE, exact=False)
+        results["sosie"] = float(find("normalized_bures")(pair.covariances(0, 0)))
+
+    from sosie.measures import find
+    from sosie.stats import Kernel, SketchPair
+
+    def _kernel(rows: Tensor) -> Kernel:
+        return Kernel("features", SIZE, lambda centred: rows, True)
+
+    ways = {"sqrtm": by_sqrtm, "svd": factored, "sosie": ours}
+    seconds = timed(ways, repeats=repeats)
+    words = {"sqrtm": "kernels, scipy.linalg.sqrtm", "svd": "factored, NumPy", "sosie": "factored, sosie, from rows"}
+    return [
+        {"NBS of 512 rows": words[k], "seconds": seconds[k], "times faster": seconds["sqrtm"] / seconds[k],
+         "value": results[k]}
+        for k in ways
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=IMAGES, help="fewer than the default: nothing is written")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    model, data = network(asked.device), batches(asked.images, asked.device)
+    ways = {"lean": lambda: lean(model, data), "ordinary": lambda: ordinary(model, data)}
+    ways |= {name: (lambda kernels=kernels: sketch(model, data, kernels)) for name, kernels in KERNELS.items()}
+    seconds = timed(ways, repeats=asked.repeats)
+    words = {"lean": "forward and backward, no parameters", "ordinary": "forward and loss.backward()"}
+    rows = [
+        {"way": words.get(name, f"sosie.sketch, {name}"), "seconds": seconds[name],
+         "× lean": seconds[name] / seconds["lean"], "× ordinary": seconds[name] / seconds["ordinary"]}
+        for name in ways
+    ]  # fmt: skip
+    show(f"8 blocks of ResNet-18, {asked.images} images, {asked.device}", rows)
+    memory = peaks(asked.device, (asked.images // 4, asked.images // 2, asked.images))
+    show("peak memory", memory)
+    distances = bures(asked.repeats)
+    show("normalised Bures similarity", distances)
+    if asked.images == IMAGES:
+        name = "sketching" if asked.device == "cpu" else "sketching-gpu"
+        write(name, {"what": __doc__, "device": asked.device, "rows": rows, "memory": memory, "bures": distances})
+
+
+if __name__ == "__main__":
+    main()
