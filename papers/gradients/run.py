@@ -22,6 +22,8 @@ import baselines  # noqa: E402
 import blocks  # noqa: E402
 import bounds  # noqa: E402
 import desiderata  # noqa: E402
+import norms  # noqa: E402
+import ridge  # noqa: E402
 from networks import CHECKPOINTS  # noqa: E402
 from running import parse, run  # noqa: E402
 from settings import Study, small_study  # noqa: E402
@@ -30,8 +32,11 @@ EXPERIMENTS = {
     "figure-1": desiderata.figure_1,  # 7 and 8 too
     "figure-2": baselines.figure_2,
     "figure-3": baselines.figure_3,
+    "figure-4": norms.figure_4,  # 6 too
     "figure-5": blocks.figure_5,  # 9 and 10 too
     "figure-11": blocks.figure_11,  # 12 too
+    "figure-13": norms.figure_13,
+    "figure-14": ridge.figure_14,
     "bounds": bounds.bounds,
 }
 

@@ -59,10 +59,11 @@ class Fold:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + width)
         length = -(-width // to)
         self.to = to
-        self.place = torch.randperm(to * length, generator=generator)[:width] // length
-        self.signs = (torch.randint(0, 2, (width,), generator=generator, dtype=torch.int8) * 2 - 1).float()
+        signs = torch.randint(0, 2, (width,), generator=generator)
+        # What is taken off has places of its own, which saves a copy of the rows with signs.
+        self.place = torch.randperm(to * length, generator=generator)[:width] // length + to * signs
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if self.place.device != rows.device:
-            self.place, self.signs = self.place.to(rows.device), self.signs.to(rows.device)
-        return rows.new_zeros(len(rows), self.to).index_add_(1, self.place, rows * self.signs.to(rows.dtype))
+        self.place = self.place.to(rows.device)
+        added, taken = rows.new_zeros(len(rows), 2 * self.to).index_add_(1, self.place, rows).split(self.to, 1)
+        return added - taken

@@ -71,7 +71,7 @@ class SiteMaker:
 
     def features(self, rows: Tensor, drawn: Drawn | None) -> None:
         """The rows f of a chunk; `drawn` says where they go, None that they are kept as they are."""
-        squares = rows.double().square().sum(1) if rows.dtype == torch.float64 else rows.square().sum(1).double()
+        squares = _squares(rows)
         narrow = rows if self._fold is None else self._fold(rows)
         if "features" in self.form.parts:
             self._grow("features", narrow, squares, drawn)
@@ -82,8 +82,8 @@ class SiteMaker:
         """The rows g of the same chunk, whose first row has the global index `start`."""
         assert self._waiting is not None
         (features, of_f, spectra), self._waiting = self._waiting, None
-        of_g = rows.square().sum(1).double()
-        inner = (features * rows).sum(1).double().square().sum()
+        of_g = _squares(rows)
+        inner = torch.einsum("nk,nk->n", features, rows).double().square().sum()
         fourth = (of_f * of_g).square().sum()
         self._inner = inner if self._inner is None else self._inner + inner
         self._fourth = fourth if self._fourth is None else self._fourth + fourth
@@ -92,7 +92,7 @@ class SiteMaker:
             self._grow("gradients", g, of_g, drawn)
         if "maps" in self.form.parts:
             maps = features * rows
-            self._grow("maps", maps if self._fold is None else self._fold(maps), maps.square().sum(1).double(), drawn)
+            self._grow("maps", maps if self._fold is None else self._fold(maps), _squares(maps), drawn)
         if self._tensor is not None:
             assert spectra is not None
             self._grow("hadamard", self._tensor.product(spectra, rows), of_f * of_g, drawn)
@@ -121,6 +121,11 @@ class SiteMaker:
         )
 
 
+def _squares(rows: Tensor) -> Tensor:
+    """(n,) ‖row‖², without a copy of the rows."""
+    return torch.linalg.vector_norm(rows, dim=1).double().square()
+
+
 class _Growing:
     """One part so far."""
 
@@ -131,7 +136,8 @@ class _Growing:
 
     def add(self, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         """Rows (n, k), or (2, n, k) in two copies."""
-        total = rows.sum(-2, dtype=torch.float64)
+        # A product with ones: summing float32 in float64 would take longer than all the rest.
+        total = (rows.new_ones(rows.shape[-2]) @ rows).double()
         if self._rows is None:
             self._total, self._squares = torch.zeros_like(total), torch.zeros_like(squares[0])
             self._rows = rows.new_zeros(*rows.shape[:-2], self.size or 0, rows.shape[-1])
