@@ -4,7 +4,7 @@ from .comparing import DEFAULT, compare, open_source
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
-from .sketching import compare_unpaired, sketch
+from .sketching import compare_unpaired, sketch, transfer
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "sketch",
     "stitch",
     "stitch_sites",
+    "transfer",
 ]

@@ -2,5 +2,6 @@
 
 from .comparing import compare_unpaired
 from .door import sketch
+from .transfer import transfer
 
-__all__ = ["compare_unpaired", "sketch"]
+__all__ = ["compare_unpaired", "sketch", "transfer"]
