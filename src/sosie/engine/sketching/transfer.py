@@ -53,7 +53,7 @@ def transfer(
         raise ValueError("no models: give one, or a list of them")
     fresh = [thing for thing in things if not is_sketch(thing)]
     if fresh and data is None:
-        raise TypeError("transfer scores of a model need data: transfer(model, data)")
+        raise TypeError("the transfer scores of a model are of data: transfer(model, data), or --data")
     if not fresh and (data is not None or sketching):
         raise ValueError("sketches hold what they need: leave data and the options of sketching out")
     if len(fresh) > 1 and isinstance(data, Iterator):

@@ -19,7 +19,8 @@ function transferPanel(pair, k) {
 function short(value) {
   if (value === null) return "undefined";
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(2);
+  return size < 1000 ? value.toPrecision(3) : Number(value.toPrecision(3)).toLocaleString("en");
 }
 
 function readings(pair) {
@@ -45,7 +46,7 @@ function layerScores(pair) {
       cell: (i) => element("span", { title: scoreRange(found, i) || null }, short(found.at("value", i, 0))),
     })),
   ];
-  return sortable(columns, sorted(layers, (i) => rank[i], false), "Scores by layer");
+  return element("div", { class: "scores" }, sortable(columns, sorted(layers, (i) => rank[i], false), "Scores by layer"));
 }
 
 function scoreRange(found, i) {
@@ -62,10 +63,11 @@ function modelScores(pair) {
   const rows = DATA.pairs.map((other) => ({ other, means: readings(other).map(mean) }));
   const names = pair.measures.map(({ name }) => name);
   const rank = ranks(rows.map(({ means }) => means[names.indexOf(RANKED_BY)]));
+  const several = new Set(DATA.pairs.map(({ b }) => b)).size > 1;
   const open = (k) => element("button", {
     type: "button", class: "plain", id: `open-${k}`, click: () => change({ pair: k }),
     "aria-pressed": String(k === state.pair),
-  }, named(DATA.pairs[k].title, "words"));
+  }, named(several ? DATA.pairs[k].title : DATA.sides[DATA.pairs[k].a].name, "words"));
   const columns = [
     { title: "Rank", key: (k) => rank[k], cell: (k) => String(rank[k]), number: true },
     { title: "Model", key: (k) => k, cell: open },
@@ -74,7 +76,7 @@ function modelScores(pair) {
     })),
   ];
   const order = sorted(rows.map((_, k) => k), (k) => rank[k], false);
-  return element("div", {}, [
+  return element("div", { class: "scores" }, [
     sortable(columns, order, "Mean scores by model"),
     element("p", { class: "quiet table-note" }, "Means over each model’s layers. Choose a model to see its layers below."),
   ]);
