@@ -287,3 +287,15 @@ def test_intervals_of_ratios_join_both_errors() -> None:
     assert ratio.error == pytest.approx(0.5)
     assert ratio.low == pytest.approx(0.5 * np.exp(-1.959964 * 0.5))
     assert Score(1.0, 0.5, logarithm=True).high == pytest.approx(1 + 1.959964 * 0.5)
+
+
+def test_projected_rows_keep_sums_exact_and_say_what_they_cost() -> None:
+    net, x = wide(), inputs(150).double()
+    expected = truth(net, x, ["1"])
+    found = single(net, x, sites=["1"], size=64, memory=1_500_000)
+    np.testing.assert_allclose(found.matrix("kernel_trace")[:, 0], expected["kernel_trace"], rtol=1e-10)
+    for name in TRANSFER:
+        told = any("projected to" in caveat.text for caveat in found[name].caveats)
+        assert told == ("norm" in name)
+    assert abs(found.matrix("mean_embedding").item() / expected["mean_embedding"].item() - 1) < 0.5
+    assert found["mean_embedding"].low is not None  # of a sketch, not of the projected sum

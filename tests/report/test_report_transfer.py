@@ -128,7 +128,7 @@ def test_the_page_of_one_model(look) -> None:
     for text in ("fc", "0.0700, 0.0630 to 0.0770", "log_mean_over_norm"):
         assert text in tip
     seen.page.locator("#tab-1").click()
-    assert "few rows" in seen.page.locator("main").inner_text()
+    assert "few rows concerns 1 layer" in seen.page.locator("main").inner_text()
     words = seen.page.locator("body").inner_text()
     for wrong in ("alike", "Layer of A", "layers of A", "Best match", "Same depth"):
         assert wrong not in words, wrong

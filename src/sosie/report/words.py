@@ -108,10 +108,15 @@ class Doubt:
     where: tuple[tuple[int | None, int | None], ...]
     pairs: int
     everywhere: bool
+    of: str = "pair"  # what is counted
 
     @property
     def reach(self) -> str:
-        return "concerns all pairs" if self.everywhere else f"concerns {self.pairs} pair{'s' * (self.pairs != 1)}"
+        return (
+            f"concerns all {self.of}s"
+            if self.everywhere
+            else f"concerns {self.pairs} {self.of}{'s' * (self.pairs != 1)}"
+        )
 
     def concerns(self, i: int, j: int) -> bool:
         return any(row in (None, i) and column in (None, j) for row, column in self.where)
@@ -132,7 +137,8 @@ def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
         for i, j in where:
             mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
         unique = tuple(dict.fromkeys(where))
-        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all())))
+        of = "layer" if is_transfer(comparison) else "pair"
+        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
     return found
 
 
