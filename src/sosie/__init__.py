@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         sketch,
         stitch,
         stitch_sites,
+        transfer,
     )
     from .report import write_report
     from .results import load
@@ -32,6 +33,7 @@ _HOME = {
     "stitch_sites": "engine",
     "Stitch": "engine",
     "sketch": "engine",
+    "transfer": "engine",
     "compare_unpaired": "engine",
     "load": "results",
     "write_report": "report",
@@ -48,6 +50,7 @@ __all__ = [
     "sketch",
     "stitch",
     "stitch_sites",
+    "transfer",
     "write_report",
 ]
 

@@ -29,7 +29,7 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
 def test_help_names_every_verb() -> None:
     found = run("--help")
     assert found.returncode == 0
-    for verb in ("demo", "compare", "outputs", "sites", "measures", "report"):
+    for verb in ("demo", "compare", "outputs", "sites", "measures", "report", "sketch", "transfer"):
         assert verb in found.stdout
         assert run(verb, "--help").returncode == 0
     assert run("--version").stdout.strip() == f"sosie {sosie.__version__}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .lists import split
+
+if TYPE_CHECKING:
+    from ..results import Comparison, Comparisons
 
 
 def compare(
@@ -15,7 +19,7 @@ def compare(
         list[str],
         typer.Argument(
             help="Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, "
-            "timm:…, hf:folder), saved activations (.npz, .safetensors), or files of saved statistics to merge."
+            "timm:…, hf:folder), saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
         ),
     ],
     data: Annotated[
@@ -24,7 +28,10 @@ def compare(
             help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."
         ),
     ] = None,
-    measures: Annotated[str, typer.Option(help="Measures, separated by commas; options in brackets.")] = "debiased_cka",
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Measures, separated by commas; options in brackets. Else debiased_cka.", show_default=False),
+    ] = None,
     sites: Annotated[str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks.")] = None,
     sites_a: Annotated[str | None, typer.Option(help="Sites of the first model.")] = None,
     sites_b: Annotated[str | None, typer.Option(help="Sites of the second model.")] = None,
@@ -40,6 +47,10 @@ def compare(
     null: Annotated[str | None, typer.Option(help="permutation: what chance gives, and p-values.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Shuffles that p-values rest on.")] = 200,
     interval: Annotated[bool, typer.Option("--interval", help="A 95 % interval for every measure.")] = False,
+    kernel: Annotated[
+        str | None, typer.Option(help="Of sketches: hadamard, features, gradients, sum, maps, midpoint.")
+    ] = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Two sketches that share no rows.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
@@ -48,15 +59,31 @@ def compare(
     """Compare models layer by layer on the same inputs, in one pass."""
     from .. import engine
     from ..data import open_data
-    from ..report import print_comparison, write_report
     from ..results import check_writable
 
     for path in (out, html, resume):
         check_writable(path)
+    if unpaired or any(map(engine.is_sketch, models)):
+        if unpaired and len(models) != 2:
+            raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
+        _of_sketches(
+            models,
+            {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b, "--max-rows": max_rows}
+            | {"--device": device, "--precision": precision, "--memory": memory, "--resume": resume}
+            | {"--exact": exact or None, "--interval": interval or None},
+        )
+    if unpaired:
+        chance = draws if null is not None else None
+        asked = engine.UNPAIRED if measures is None else split(measures) or []
+        between = engine.compare_unpaired(
+            *models, measures=asked, kernel=kernel or engine.KERNEL, draws=chance, seed=seed
+        )
+        _tell(between, out, html, full)
+        return
     found = engine.compare(
         [engine.open_source(text, seed=seed) for text in models],
         None if data is None else open_data(data, batch=batch),
-        measures=measures if measures == engine.DEFAULT else split(measures) or [],
+        measures=engine.DEFAULT if measures in (None, engine.DEFAULT) else split(measures) or [],
         sites_a=split(sites_a or sites),
         sites_b=split(sites_b or (sites if len(models) == 2 else None)),
         rows=rows,
@@ -70,8 +97,25 @@ def compare(
         null=null,
         draws=draws,
         interval=interval,
+        kernel=kernel,
         resume=resume,
     )
+    _tell(found, out, html, full)
+
+
+def _of_sketches(things: list[str], options: Mapping[str, object]) -> None:
+    """Complain about what is no sketch, and about what was settled when the sketches were made."""
+    from .. import engine
+
+    if others := [thing for thing in things if not engine.is_sketch(thing)]:
+        raise ValueError(f"sketches are compared with sketches: {', '.join(others)} is none; `sosie sketch` makes them")
+    if wrong := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"{', '.join(wrong)}: not for sketches, which hold what they were made with")
+
+
+def _tell(found: Comparison | Comparisons, out: Path | None, html: Path | None, full: bool) -> None:
+    from ..report import print_comparison, write_report
+
     # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
     written = [found.save(out)] if out is not None else []
     written += [write_report(found, html)] if html is not None else []

@@ -5,12 +5,14 @@ from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
-from .sketching import compare_unpaired, sketch
+from .sketching import KERNEL, UNPAIRED, compare_unpaired, is_sketch, sketch, transfer
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 from .task2vec import Task2Vec, task2vec
 
 __all__ = [
     "DEFAULT",
+    "KERNEL",
+    "UNPAIRED",
     "FisherRao",
     "Stitch",
     "Stitched",
@@ -20,6 +22,7 @@ __all__ = [
     "compare_outputs",
     "compare_unpaired",
     "fisher_rao_norm",
+    "is_sketch",
     "list_measures",
     "look_at",
     "measure",
@@ -28,4 +31,5 @@ __all__ = [
     "stitch",
     "stitch_sites",
     "task2vec",
+    "transfer",
 ]

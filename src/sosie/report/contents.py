@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..results import (
     LEVEL,
+    TRANSFER,
     Comparison,
     Comparisons,
     Side,
@@ -18,6 +19,7 @@ from ..results import (
     by_chance,
     correction,
     in_order,
+    is_transfer,
     summarise,
     what_is_said,
     what_it_does,
@@ -53,6 +55,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
                 "stitched": _stitched(comparison),
+                "transfer": [TRANSFER.get(name, "") for name in comparison.values] if is_transfer(comparison) else None,
             }
         )
     return {
@@ -67,12 +70,26 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
 
 
 def title(result: Comparison | Comparisons) -> str:
+    every = [result] if isinstance(result, Comparison) else list(result)
+    if every and all(map(is_transfer, every)):
+        models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
+        return f"{_listed([*models], 'models')} on {_listed([*data], 'sets of data')}"
     if isinstance(result, Comparison):
         return f"{in_a_sentence(result.side_a.name)} and {in_a_sentence(result.side_b.name)}"
-    names = [in_a_sentence(name) for name in result.names]
-    if len(names) > 4:
-        return f"{names[0]}, {names[1]} and {len(names) - 2} more models"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    return _listed(result.names, "models")
+
+
+def question(result: Comparison | Comparisons) -> str:
+    """What the page answers."""
+    every = [result] if isinstance(result, Comparison) else list(result)
+    return "How much is there to adapt?" if every and all(map(is_transfer, every)) else "How alike are they?"
+
+
+def _listed(names: Sequence[str], kind: str) -> str:
+    texts = [in_a_sentence(name) for name in names]
+    if len(texts) > 4:
+        return f"{texts[0]}, {texts[1]} and {len(texts) - 2} more {kind}"
+    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
 
 
 def sentences(result: Comparison | Comparisons) -> list[str]:

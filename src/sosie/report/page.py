@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..results import Comparison, Comparisons, write_atomically
-from .contents import contents, sentences, title
+from .contents import contents, question, sentences, title
 
 _FOLDER = Path(__file__).with_name("page")
 _SCRIPTS = (
@@ -30,6 +30,7 @@ _SCRIPTS = (
     "scroll",
     "table",
     "stitched",
+    "transfer",
     "words",
     "download",
     "page",
@@ -55,6 +56,7 @@ def render(result: Comparison | Comparisons) -> str:
     )
     return environment.from_string(_read("template.html.jinja")).render(
         title=title(result),
+        question=question(result),
         lead=found[0] if found else "Nothing was measured.",
         others=found[1:],
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "

@@ -18,6 +18,7 @@ from ..results import (
     correction,
     decisive_p,
     in_order,
+    is_transfer,
     stars,
     summarise,
     written_p,
@@ -38,6 +39,12 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     Long tables are cut in the middle unless `full`; of several models, `full` also prints each pair's tables.
     """
     console = console or Console()
+    every = list(result) if isinstance(result, Comparisons) else [result]
+    if every and all(map(is_transfer, every)):
+        from .transfer import print_transfer
+
+        print_transfer(result, console, full=full)
+        return
     if isinstance(result, Comparisons):
         _print_models(result, console, full)
         return

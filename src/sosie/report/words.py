@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results import Closer, Comparison, Comparisons, Side, summarise
+from ..results import Closer, Comparison, Comparisons, Side, is_transfer, summarise, transfer_sentence_of_all
 
 LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
 
@@ -51,17 +51,24 @@ def in_a_sentence(name: str) -> str:
 
 def sentence(comparison: Comparison, measure: str) -> str:
     """What was found, in one sentence that can be shown."""
+    return visible(summarise(_speakable(comparison), measure).sentence)
+
+
+def _speakable(comparison: Comparison) -> Comparison:
+    """With names that can stand in a sentence."""
     sides = []
     for side in (comparison.side_a, comparison.side_b):
         sites = tuple(map(in_a_sentence, side.sites))
         if len(set(sites)) < len(set(side.sites)):  # a name must still tell its layer from the others
             sites = tuple(map(visible, side.sites))
         sides.append(replace(side, name=in_a_sentence(side.name), sites=sites))
-    return visible(summarise(replace(comparison, side_a=sides[0], side_b=sides[1]), measure).sentence)
+    return replace(comparison, side_a=sides[0], side_b=sides[1])
 
 
 def sentence_of_all(found: Comparisons, measure: str) -> str:
     """Which two of several models are most alike, and which least."""
+    if found.pairs and all(map(is_transfer, found)):
+        return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in found], measure))
     matrix = found.matrix(measure)
     pairs = [pair for pair in found.pairs if np.isfinite(matrix[pair])]
     if not pairs:
@@ -101,10 +108,15 @@ class Doubt:
     where: tuple[tuple[int | None, int | None], ...]
     pairs: int
     everywhere: bool
+    of: str = "pair"  # what is counted
 
     @property
     def reach(self) -> str:
-        return "concerns all pairs" if self.everywhere else f"concerns {self.pairs} pair{'s' * (self.pairs != 1)}"
+        return (
+            f"concerns all {self.of}s"
+            if self.everywhere
+            else f"concerns {self.pairs} {self.of}{'s' * (self.pairs != 1)}"
+        )
 
     def concerns(self, i: int, j: int) -> bool:
         return any(row in (None, i) and column in (None, j) for row, column in self.where)
@@ -125,7 +137,8 @@ def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
         for i, j in where:
             mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
         unique = tuple(dict.fromkeys(where))
-        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all())))
+        of = "layer" if is_transfer(comparison) else "pair"
+        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
     return found
 
 

@@ -7,9 +7,20 @@ from .files import check_writable, write_atomically
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
+from .transfer import (
+    MEAN_EMBEDDING,
+    TRANSFER,
+    is_transfer,
+    least_first,
+    over_sites,
+    sites_least_first,
+    transfer_sentence_of_all,
+)
 
 __all__ = [
     "LEVEL",
+    "MEAN_EMBEDDING",
+    "TRANSFER",
     "Caveat",
     "Closer",
     "Comparison",
@@ -23,11 +34,16 @@ __all__ = [
     "correction",
     "decisive_p",
     "in_order",
+    "is_transfer",
+    "least_first",
     "load",
+    "over_sites",
     "same_depth",
     "side_from_json",
+    "sites_least_first",
     "stars",
     "summarise",
+    "transfer_sentence_of_all",
     "what_is_said",
     "what_it_does",
     "write_atomically",

@@ -7,11 +7,14 @@ from html import escape
 from .chance import by_chance, decisive_p, stars, written_p
 from .comparison import Comparison, Values
 from .summary import summarise
+from .transfer import MEAN_EMBEDDING, is_transfer, sites_least_first
 
 MOST_ROWS = 40
 
 
 def as_html(comparison: Comparison) -> str:
+    if is_transfer(comparison):
+        return _scores(comparison)
     parts = []
     for measure in comparison.values:
         found = summarise(comparison, measure)
@@ -31,6 +34,23 @@ def as_html(comparison: Comparison) -> str:
             f"<tbody>{''.join(rows)}</tbody></table>"
         )
     return "".join(parts)
+
+
+def _scores(comparison: Comparison) -> str:
+    """Transfer scores: a row for each layer, the one with least to adapt first, a column for each score."""
+    order = sites_least_first(comparison)
+    titles = [comparison.side_a.name, *comparison.values]
+    rows = [
+        [comparison.side_a.sites[k], *(f"{values.value[k, 0]:.3g}" for values in comparison.values.values())]
+        for k in order[:MOST_ROWS]
+    ]
+    if len(order) > MOST_ROWS:
+        rows.append([f"and {len(order) - MOST_ROWS} more: see rows() or write_report"])
+    body = "".join(f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in rows)
+    return (
+        f"<p>{escape(summarise(comparison, MEAN_EMBEDDING).sentence)}</p><table><thead><tr>"
+        f"<th>{'</th><th>'.join(map(escape, titles))}</th></tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _doubt_titles(values: Values) -> list[str]:

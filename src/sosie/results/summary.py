@@ -9,6 +9,7 @@ import numpy as np
 from .chance import LEVEL, by_chance, correction, distinguishable
 from .comparison import Array, Comparison, Values, closest
 from .stitched import STITCHED, in_order, what_it_does
+from .transfer import is_transfer, transfer_sentence
 
 MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
 
@@ -64,6 +65,8 @@ def _sentence(
     best_partner: tuple[int | None, ...],
     partner: tuple[int, ...],
 ) -> str:
+    if is_transfer(comparison):
+        return transfer_sentence(comparison, measure)
     a, b = comparison.side_a, comparison.side_b
     if np.isnan(diagonal).all():
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."

@@ -129,14 +129,14 @@ function ribbon(plan, low, high, className) {
   return shape("g", { class: className }, paths);
 }
 
-function following(svg, found, plan) {
+function following(svg, found, plan, describe = describeLayer) {
   const ruler = shape("line", { class: "ruler", y1: plan.top, y2: plan.top + CURVE, visibility: "hidden" });
   svg.append(ruler);
   let layer = null;
   const show = (i, x, y) => {
     layer = i;
     filled(ruler, { x1: plan.x(i), x2: plan.x(i), visibility: "visible" });
-    showTip(describeLayer(found, i), x, y);
+    showTip(describe(found, i), x, y);
   };
   const leave = () => {
     ruler.setAttribute("visibility", "hidden");

@@ -46,6 +46,7 @@ function tabs(pair) {
 function panel(pair, k) {
   const measure = pair.measures[k];
   if (!measure) return element("p", {}, "Nothing was measured.");
+  if (pair.transfer) return transferPanel(pair, k);
   const found = reading(pair, measure);
   return element("div", { role: "tabpanel", id: `panel-${k}`, "aria-labelledby": `tab-${k}`, class: "panel" }, [
     element("h2", { class: "print-only" }, named(measure.name)),

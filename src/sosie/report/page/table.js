@@ -54,7 +54,7 @@ function noteNumbers(measure, numbers) {
   return element("span", { title: words }, numbers.map((k) => k + 1).join(", "));
 }
 
-function sortable(columns, rows) {
+function sortable(columns, rows, label = "Best matches by layer") {
   const body = element("tbody");
   const heads = columns.map(({ title, number }) =>
     element("th", { scope: "col", class: number ? "number" : null }, element("button", { type: "button" }, title)));
@@ -69,7 +69,7 @@ function sortable(columns, rows) {
   }));
   heads[0].setAttribute("aria-sort", "ascending");
   fill(rows);
-  const area = { class: "scroll layers-scroll", tabindex: 0, role: "region", "aria-label": "Best matches by layer" };
+  const area = { class: "scroll layers-scroll", tabindex: 0, role: "region", "aria-label": label };
   return hinted(element("div", area,
     element("table", { class: "layers" }, [element("thead", {}, element("tr", {}, heads)), body])));
 }

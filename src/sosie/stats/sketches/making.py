@@ -66,6 +66,7 @@ class SiteMaker:
         self._pairs = _Pairing(form.paired_rows, form.seed)
         self._inner: Tensor | None = None
         self._fourth: Tensor | None = None
+        self._trace: Tensor | None = None
         self._moment: Tensor | None = None
         self._waiting: tuple[Tensor, Tensor, Tensor | None] | None = None
 
@@ -84,9 +85,11 @@ class SiteMaker:
         (features, of_f, spectra), self._waiting = self._waiting, None
         of_g = _squares(rows)
         inner = torch.einsum("nk,nk->n", features, rows).double().square().sum()
-        fourth = (of_f * of_g).square().sum()
+        of_both = of_f * of_g
+        fourth, trace = of_both.square().sum(), of_both.sum()
         self._inner = inner if self._inner is None else self._inner + inner
         self._fourth = fourth if self._fourth is None else self._fourth + fourth
+        self._trace = trace if self._trace is None else self._trace + trace
         f, g = (features, rows) if self._fold is None else (self._fold(features), self._fold(rows))
         if "gradients" in self.form.parts:
             self._grow("gradients", g, of_g, drawn)
@@ -95,7 +98,7 @@ class SiteMaker:
             self._grow("maps", maps if self._fold is None else self._fold(maps), _squares(maps), drawn)
         if self._tensor is not None:
             assert spectra is not None
-            self._grow("hadamard", self._tensor.product(spectra, rows), of_f * of_g, drawn)
+            self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
         if self.form.columns <= MOMENT:
             moment = (g.T.double() @ f.double()) if g.dtype == torch.float64 else (g.T @ f).double()
             self._moment = moment if self._moment is None else self._moment + moment
@@ -118,6 +121,7 @@ class SiteMaker:
             fourth=self._fourth,
             moment=self._moment,
             pairs=self._pairs.finish() if self.form.with_gradients else None,
+            trace=self._trace,
         )
 
 

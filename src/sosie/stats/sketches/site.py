@@ -71,6 +71,7 @@ class SiteSketch:
     fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
     moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
     pairs: Pairs | None
+    trace: Tensor | None = None  # Σ ‖f‖² ‖g‖², the trace of K_f ∘ K_g
 
     @property
     def folded(self) -> int | None:
