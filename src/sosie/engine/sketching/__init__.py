@@ -1,6 +1,8 @@
-"""Sketches of features and gradients: made in one pass, compared like models."""
+"""Sketches of features and gradients: made in one pass, compared like models, and classified from."""
 
+from .classify import Classifiers, classify
 from .comparing import compare_unpaired
 from .door import sketch
+from .probe import linear_probe
 
-__all__ = ["compare_unpaired", "sketch"]
+__all__ = ["Classifiers", "classify", "compare_unpaired", "linear_probe", "sketch"]
