@@ -115,7 +115,7 @@ def _fit_explicit(sketch: Sketch, site: SiteSketch, label: str, kernel: str, alp
     copies = TensorSketch.COPIES if kernel == "hadamard" else 1
     raw = sum(float(part.rows.double().square().sum()) for part in parts) / copies
     _check_varied(float(rows.square().sum()), raw, parts[0])
-    weights, penalty = ridge_of_rows(rows, targets(sketch, kernel), alpha)
+    weights, penalty = ridge_of_rows(rows, targets(sketch, kernel), alpha, balanced=sketch.exact)
     totals = [side_by_side(part.total[:, None])[0] if part.total.ndim == 2 else part.total for part in parts]
     mean = torch.cat(totals) / sketch.n
     form = form_of(sketch, site, names)
@@ -127,11 +127,14 @@ def _fit_explicit(sketch: Sketch, site: SiteSketch, label: str, kernel: str, alp
 def _fit_product(sketch: Sketch, site: SiteSketch, alpha: float | None) -> Product:
     f, g = site.features, site.gradients
     if f is None or g is None:
-        raise ValueError("this kernel needs sketches of features and gradients: sketch with kernels=")
+        raise ValueError(
+            "the product of kernels needs a sketch of features and of gradients: make it with "
+            "kernels='hadamard_of_sketches' among others"
+        )
     raw = product_gram(f, g, sketch.shared, False)
     gram = product_gram(f, g, sketch.shared, True)
     _check_varied(float(gram.trace()), float(raw.trace()), f)
-    found, penalty = ridge_of_gram(gram, targets(sketch, "hadamard_of_sketches"), alpha)
+    found, penalty = ridge_of_gram(gram, targets(sketch, "hadamard_of_sketches"), alpha, balanced=True)
     share = sketch.counts / sketch.counts.sum()
     duals = found - share @ found  # the mean comes off every bucket, once for each of its rows
     offset = frequencies(sketch) - (raw.sum(1) / sketch.n) @ duals

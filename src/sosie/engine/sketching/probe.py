@@ -73,7 +73,8 @@ def linear_probe(
         for weights in head.parameters():
             nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
         if epochs is None:
-            _converge(head, train, labels, penalty, site)
+            train, held = train.double(), held.double()  # a line search ends too early in float32
+            _converge(head.double(), train, labels, penalty, site)
         else:
             fit(head, train, labels, epochs=epochs, seed=seed, batch=batch, rate=rate, task=f"probing {site}")
         found[site] = accuracy(head, held, asked)

@@ -1,4 +1,9 @@
-"""Ridge regression with its penalty by leaving out one row at a time, in closed form."""
+"""Ridge regression with its penalty by leaving out one row at a time, in closed form.
+
+`balanced`: whether rows, and targets, add up to 0, since their means came off them. A row left out is then minus the
+sum of the others, and would be known exactly where nothing is penalised: the means must be taken anew without it,
+which is what a constant among the columns does.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,10 @@ class Penalty:
         return bool(self.tried) and self.alpha in (self.tried[0][0], self.tried[-1][0])
 
 
-def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None) -> tuple[Tensor, Penalty]:
+def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
     """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C), by way of the smaller of M and k."""
     if len(rows) < rows.shape[1]:
-        duals, penalty = ridge_of_gram(self_product(rows.T), targets, alpha)
+        duals, penalty = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
         return rows.T @ duals, penalty
     spectrum, vectors = _positive(self_product(rows))
     turned = rows @ vectors  # ΨV, with ΨᵀΨ = VΛVᵀ
@@ -39,16 +44,20 @@ def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None) -> tuple[T
 
     def left_out(penalty: float) -> Tensor:
         shrunk = 1 / (spectrum + penalty)
-        leverage = turned.square() @ shrunk
+        leverage = turned.square() @ shrunk + (1 / len(rows) if balanced else 0)
         return (targets - turned @ (along * shrunk[:, None])) / (1 - leverage)[:, None]
 
     penalty = _chosen(left_out, spectrum, targets, alpha)
     return vectors @ (along / (spectrum + penalty.alpha)[:, None]), penalty
 
 
-def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None) -> tuple[Tensor, Penalty]:
+def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
     """(K + αI)⁻¹T for a kernel K (M, M) and targets T (M, C)."""
-    spectrum, vectors = _positive(gram)
+    if balanced:
+        # The direction of ones, which K and T have nothing of, is made the largest and left out.
+        spectrum, vectors = (part[..., :-1] for part in _positive(gram + 2 * gram.trace() / len(gram)))
+    else:
+        spectrum, vectors = _positive(gram)
     along = vectors.T @ targets
     squares = vectors.square()
 
