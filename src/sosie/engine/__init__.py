@@ -5,7 +5,17 @@ from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
-from .sketching import KERNEL, UNPAIRED, compare_unpaired, is_sketch, sketch, transfer
+from .sketching import (
+    KERNEL,
+    UNPAIRED,
+    Classifiers,
+    classify,
+    compare_unpaired,
+    is_sketch,
+    linear_probe,
+    sketch,
+    transfer,
+)
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 from .task2vec import Task2Vec, task2vec
 
@@ -13,16 +23,19 @@ __all__ = [
     "DEFAULT",
     "KERNEL",
     "UNPAIRED",
+    "Classifiers",
     "FisherRao",
     "Stitch",
     "Stitched",
     "Task2Vec",
     "TaskLoss",
+    "classify",
     "compare",
     "compare_outputs",
     "compare_unpaired",
     "fisher_rao_norm",
     "is_sketch",
+    "linear_probe",
     "list_measures",
     "look_at",
     "measure",

@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...capture import BETA, Chunk, Loss, Rule, check_rule, input_numbers, labels_of, predictive_of
-from ...models import open_model, with_name
-from ...progress import Progress
 from ...results import Side
 from ...stats import Buckets, Drawn, SiteMaker, Sketch, Spans, parts_of, plan_forms
 from ..plan import MEMORY, parse_size
-from ..precision import products
 from ..provenance import provenance
 from ..stream import Stream, rows_per_input
-from .source import GradientSource
+from .source import GradientSource, read_through, source_of
 
 SIZE = 512
 KERNELS = ("features", "gradients", "hadamard")
@@ -66,14 +63,9 @@ def sketch(
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     if first_row < 0:
         raise ValueError(f"first_row must be 0 or more, got {first_row}")
-    if isinstance(model, str):
-        model = open_model(model)
-    model, name, prepare = with_name(model, prepare)
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"cannot sketch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
-        )
-    source = GradientSource(model, name, sites, rows, prepare, inputs, device, predictive=predictive_of(output, beta))
+    source = source_of(
+        model, sites, rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive_of(output, beta)
+    )
     with source.opened():
         stream = Stream.of(data, [source])
         side = source.look(stream.first)
@@ -89,11 +81,7 @@ def sketch(
         )
         run = Run(source, side, {site: SiteMaker(form) for site, form in zip(side.sites, forms, strict=True)}, buckets)
         run.start = first_row * each
-        with Progress(f"sketching {name}", known, "inputs") as bar:
-            for chunk in stream.chunks(block=None, skip=0, max_rows=max_rows):
-                run.take(chunk)
-                bar.advance(chunk.count)
-        source.check_losses()
+        read_through(source, stream, run.take, task=f"sketching {source.name}", max_rows=max_rows)
         found = run.finish(first_row * each)
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
@@ -133,11 +121,7 @@ class Run:
 
     def take(self, chunk: Chunk) -> None:
         self._drawn, self._rows = None, 0
-        with products():
-            if self.backwards:
-                self.source.read_both(chunk, self._features, self._gradients)
-            else:
-                self.source.read(chunk, self._features)
+        self.source.read_rows(chunk, self._features, self._gradients if self.backwards else None)
         self._shared(chunk)
         self.start += self._rows
         self.inputs += chunk.count

@@ -16,6 +16,7 @@ from ...capture import (
     Masks,
     NoGradient,
     Predictive,
+    Rule,
     Site,
     as_found,
     fresh_leaf,
@@ -24,7 +25,11 @@ from ...capture import (
     to_rows,
     watch,
 )
+from ...models import open_model, with_name
+from ...progress import Progress
+from ..precision import products
 from ..sources import ModelSource
+from ..stream import Stream
 
 Rows = Callable[[str, Tensor], None]
 
@@ -91,6 +96,14 @@ class GradientSource(ModelSource):
         self._keep.learn()
         return side
 
+    def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
+        """Every site's rows of features and, unless there is no need of them, of gradients."""
+        with products():
+            if gradients is None:
+                self.read(chunk, features)
+            else:
+                self.read_both(chunk, features, gradients)
+
     def read_both(self, chunk: Chunk, features: Rows, gradients: Rows) -> None:
         """One forward pass and one backward pass; each site's rows of features come before its rows of gradients."""
         seen = self._watched()
@@ -150,3 +163,36 @@ class GradientSource(ModelSource):
                 f"{self.name}: the answer or the loss is not a finite number for some of the inputs {first.start} to "
                 f"{first.start + first.count - 1}; look at those inputs, or at the weights"
             )
+
+
+def source_of(
+    model: Any,
+    sites: Any,
+    rows: Rule,
+    *,
+    prepare: Callable[[Any], Any] | None,
+    inputs: Callable[[Any], Any] | None,
+    device: str | torch.device | None,
+    predictive: Predictive,
+) -> GradientSource:
+    """A model, or what the specification of one opens, as a source."""
+    if isinstance(model, str):
+        model = open_model(model)
+    model, name, prepare = with_name(model, prepare)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"cannot sketch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
+        )
+    return GradientSource(model, name, sites, rows, prepare, inputs, device, predictive=predictive)
+
+
+def read_through(
+    source: GradientSource, stream: Stream, take: Callable[[Chunk], None], *, task: str, max_rows: int | None
+) -> None:
+    """One pass: every chunk of the data is taken, and losses that are not finite are an error at its end."""
+    known = None if stream.total is None else min(stream.total, max_rows or stream.total)
+    with Progress(task, known, "inputs") as bar:
+        for chunk in stream.chunks(block=None, skip=0, max_rows=max_rows):
+            take(chunk)
+            bar.advance(chunk.count)
+    source.check_losses()

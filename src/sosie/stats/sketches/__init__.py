@@ -1,7 +1,7 @@
 """Sketches of features and gradients: mergeable, of a size that the data do not change."""
 
 from .hashes import Buckets, Drawn
-from .kernels import KERNELS, Kernel, Resketch, mean_squared
+from .kernels import KERNELS, Kernel, Resketch, mean_squared, product_gram
 from .making import SiteForm, SiteMaker, plan_forms
 from .pair import SketchPair
 from .site import Pairs, Part, SiteSketch
@@ -27,4 +27,5 @@ __all__ = [
     "mean_squared",
     "parts_of",
     "plan_forms",
+    "product_gram",
 ]

@@ -236,18 +236,23 @@ def _diagonal(part: Part, shared: Rows) -> Tensor:
 
 
 def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
-    """Rows whose products are K̃_f ∘ K̃_g.
+    """Rows whose products are K̃_f ∘ K̃_g."""
+    spectrum = Spectrum.of(product_gram(f, g, shared, centred))
+    return spectrum.vectors * spectrum.values.sqrt()
+
+
+def product_gram(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
+    """(M, M): K̃_f ∘ K̃_g.
 
     Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
     takes off as many means as the bucket has rows.
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
-        counts = shared.counts.to(gram.device)
-        gram = gram - counts[:, None] * gram.sum(0) / shared.n
-        gram = gram - gram.sum(1)[:, None] * counts / shared.n
-    spectrum = Spectrum.of((gram + gram.T) / 2)
-    return spectrum.vectors * spectrum.values.sqrt()
+        share = (shared.counts / shared.counts.sum()).to(gram.device)  # with a stack, a row is in several buckets
+        gram = gram - share[:, None] * gram.sum(0)
+        gram = gram - gram.sum(1)[:, None] * share
+    return (gram + gram.T) / 2
 
 
 def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:

@@ -53,6 +53,16 @@ class SiteForm:
     def with_gradients(self) -> bool:
         return bool(self.parts & {"gradients", "hadamard", "maps"})
 
+    def projection(self) -> Fold | None:
+        """What makes its rows narrower; the same for rows of other data."""
+        return None if self.fold is None else Fold(self.width, self.fold, self.seed)
+
+    def tensor_sketch(self) -> TensorSketch | None:
+        """What makes short rows of f ⊗ g; the same for rows of other data."""
+        if self.size is None or "hadamard" not in self.parts:
+            return None
+        return TensorSketch(self.width, self.size, self.seed)
+
 
 class SiteMaker:
     """Grows one site's sketch; features of a chunk come before its gradients."""
@@ -60,9 +70,8 @@ class SiteMaker:
     def __init__(self, form: SiteForm) -> None:
         self.form = form
         self._parts: dict[str, _Growing] = {}
-        self._fold = None if form.fold is None else Fold(form.width, form.fold, form.seed)
-        tensor = "hadamard" in form.parts and form.size is not None
-        self._tensor = TensorSketch(form.width, form.size, form.seed) if tensor and form.size is not None else None
+        self._fold = form.projection()
+        self._tensor = form.tensor_sketch()
         self._pairs = _Pairing(form.paired_rows, form.seed)
         self._inner: Tensor | None = None
         self._fourth: Tensor | None = None

@@ -76,7 +76,7 @@ class SiteSketch:
     @property
     def folded(self) -> int | None:
         """The columns that wider rows were projected to."""
-        part = self.features or self.gradients
+        part = self.features or self.gradients or self.maps
         return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
 
     def merge(self, other: SiteSketch, *, exact: bool) -> SiteSketch:
