@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .outputs import answer_in
+from .structure import count_inputs
 
 Pulls = list[tuple[Tensor, Tensor]]  # parts of the answer, and the gradient of the loss with respect to each
 Loss = Callable[[Any, Any], Tensor]
@@ -130,10 +131,10 @@ class UserLoss:
         pass  # what the function returns is looked at each time
 
     def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        found = self.function(answer, batch)
-        if not isinstance(found, Tensor) or found.ndim != 1:
+        found, inputs = self.function(answer, batch), count_inputs(batch)
+        if not isinstance(found, Tensor) or found.shape != (inputs,):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"the loss must return one number an input, a tensor (inputs,), got {got}")
+            raise ValueError(f"the loss must return one number an input, a tensor ({inputs},), got {got}")
         return [(found, torch.ones_like(found))]
 
     def describe(self) -> str:

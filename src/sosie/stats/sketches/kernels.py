@@ -207,7 +207,7 @@ def _rows(part: Part, shared: Rows, centred: bool) -> Tensor:
     if not centred:
         return part.rows
     mean = part.total / shared.n
-    return part.rows - (shared.ones[:, None] * mean[..., None, :]).to(part.rows.dtype)
+    return part.rows.double() - shared.ones[:, None] * mean[..., None, :]
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
@@ -233,24 +233,32 @@ def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     """Rows whose products are K̃_f ∘ K̃_g.
 
     Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
-    takes off as many means as the bucket has rows.
+    takes off as many means as the bucket has rows, each of which counts once, however many buckets it is in.
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
-        gram = gram - shared.counts[:, None] * gram.sum(0) / shared.n
-        gram = gram - gram.sum(1)[:, None] * shared.counts / shared.n
+        share = shared.counts / shared.counts.sum()
+        gram = gram - share[:, None] * gram.sum(0)
+        gram = gram - gram.sum(1)[:, None] * share
     spectrum = Spectrum.of((gram + gram.T) / 2)
     return spectrum.vectors * spectrum.values.sqrt()
 
 
 def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
-    """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features."""
+    """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features.
+
+    What of the gradients has no counterpart in the features (neurons that are dead, say) goes to columns of its own.
+    """
     u, v = _rotation(f.rows.double(), g.rows.double())
-    rows = (f.rows.double() + (g.rows.double() @ v) @ u.T) / 2
+
+    def halfway(of_f: Tensor, of_g: Tensor) -> Tensor:
+        turned = of_g @ v
+        return torch.cat([of_f + turned @ u.T, of_g - turned @ v.T], -1) / 2
+
+    rows = halfway(f.rows.double(), g.rows.double())
     if not centred:
         return rows
-    mean = (f.total + u @ (v.T @ g.total)) / (2 * shared.n)
-    return rows - shared.ones[:, None] * mean
+    return rows - shared.ones[:, None] * halfway(f.total, g.total) / shared.n
 
 
 def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

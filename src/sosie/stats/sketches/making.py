@@ -71,7 +71,7 @@ class SiteMaker:
 
     def features(self, rows: Tensor, drawn: Drawn | None) -> None:
         """The rows f of a chunk; `drawn` says where they go, None that they are kept as they are."""
-        squares = rows.double().square().sum(1) if rows.dtype == torch.float64 else rows.square().sum(1).double()
+        squares = rows.square().sum(1, dtype=torch.float64)
         narrow = rows if self._fold is None else self._fold(rows)
         if "features" in self.form.parts:
             self._grow("features", narrow, squares, drawn)
@@ -82,8 +82,8 @@ class SiteMaker:
         """The rows g of the same chunk, whose first row has the global index `start`."""
         assert self._waiting is not None
         (features, of_f, spectra), self._waiting = self._waiting, None
-        of_g = rows.square().sum(1).double()
-        inner = (features * rows).sum(1).double().square().sum()
+        of_g = rows.square().sum(1, dtype=torch.float64)
+        inner = (features * rows).sum(1, dtype=torch.float64).square().sum()
         fourth = (of_f * of_g).square().sum()
         self._inner = inner if self._inner is None else self._inner + inner
         self._fourth = fourth if self._fourth is None else self._fourth + fourth
@@ -92,12 +92,12 @@ class SiteMaker:
             self._grow("gradients", g, of_g, drawn)
         if "maps" in self.form.parts:
             maps = features * rows
-            self._grow("maps", maps if self._fold is None else self._fold(maps), maps.square().sum(1).double(), drawn)
+            self._grow("maps", maps if self._fold is None else self._fold(maps), maps.square().sum(1, dtype=torch.float64), drawn)
         if self._tensor is not None:
             assert spectra is not None
             self._grow("hadamard", self._tensor.product(spectra, rows), of_f * of_g, drawn)
         if self.form.columns <= MOMENT:
-            moment = (g.T.double() @ f.double()) if g.dtype == torch.float64 else (g.T @ f).double()
+            moment = (g.T @ f).double()
             self._moment = moment if self._moment is None else self._moment + moment
         self._pairs.add(f, g, start)
 
