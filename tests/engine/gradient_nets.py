@@ -180,3 +180,16 @@ def _with(output: Any, new: Tensor) -> Any:
         changed[next(iter(output))] = new
         return changed
     return (new, *output[1:])
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """What a pass must leave as it was."""
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
+    return [
+        hooks,
+        [m.training for m in model.modules()],
+        [(p.requires_grad, p.grad, p._version, p.data_ptr()) for p in model.parameters()],
+        [b.clone() for b in model.buffers()],
+        torch.is_grad_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    ]

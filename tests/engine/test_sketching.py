@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from gradient_nets import (
-    N,
     InPlace,
+    N,
     Residual,
     Words,
     Wrapped,
@@ -111,9 +111,7 @@ class Output(dict):  # type: ignore[type-arg]
     ids=["tuple", "dict", "ModelOutput"],
 )
 @pytest.mark.parametrize("site", ["inner", "inner.linear", "head"])
-def test_whatever_modules_return(
-    wrap: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor], site: str
-) -> None:
+def test_whatever_modules_return(wrap: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor], site: str) -> None:
     check(built(lambda: Wrapped(wrap, unwrap)), rows(), site)
 
 

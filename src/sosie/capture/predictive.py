@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -152,7 +153,7 @@ def predictive_of(output: str | Loss, beta: float) -> Predictive:
 
 
 def check_beta(beta: float) -> None:
-    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 1:
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
         raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
     if beta == 1:
         raise NoGradient(

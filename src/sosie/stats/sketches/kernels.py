@@ -159,11 +159,13 @@ def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
             shared.n,
             lambda centred: torch.cat([_rows(part, shared, centred) for part in parts], 1),
             not shared.exact,
-            trace=sum((_trace(part, shared) for part in parts), torch.zeros(())),
-            diagonal=sum((_diagonal(part, shared) for part in parts), torch.zeros(())),
+            trace=sum((part.squares - shared.n * mean_squared(part, shared.n) for part in parts), torch.zeros(())),
+            diagonal=sum((_diagonal(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
         )
     else:
-        found = _explicit(_part(site, name, name), name, shared)
+        found = _explicit(
+            _part(site, name, name), name, shared, _known_mean(site, shared) if name == "hadamard" else None
+        )
     found.folded = None if name == "hadamard" else site.folded
     if shared.exact:
         found.trace, found.diagonal = found.gram.trace(), found.gram.diagonal()
@@ -179,9 +181,17 @@ def _part(site: SiteSketch, part: str, kernel: str) -> Part:
     return found
 
 
-def _explicit(part: Part, name: str, shared: Rows) -> Kernel:
-    """A kernel whose map was sketched itself."""
+def _known_mean(site: SiteSketch, shared: Rows) -> Tensor | None:
+    """‖ψ̄‖² of f ⊗ g exactly, where Σ g fᵀ was kept: a sketch of a large mean says little about what is left of it."""
+    if site.moment is None or len(site.moment) != site.width:
+        return None
+    return (site.moment / shared.n).square().sum()
+
+
+def _explicit(part: Part, name: str, shared: Rows, mean: Tensor | None = None) -> Kernel:
+    """A kernel whose map was sketched itself; `mean` is ‖ψ̄‖² where that is known better than from the sketch."""
     two = part.rows.ndim == 3
+    mean = mean_squared(part, shared.n) if mean is None else mean
 
     def make(centred: bool) -> Tensor:
         found = _rows(part, shared, centred)
@@ -197,8 +207,8 @@ def _explicit(part: Part, name: str, shared: Rows) -> Kernel:
         make,
         not shared.exact,
         halves=halves if two else None,
-        trace=_trace(part, shared),
-        diagonal=_diagonal(part, shared),
+        trace=part.squares - shared.n * mean,
+        diagonal=_diagonal(part, shared, mean),
     )
 
 
@@ -216,17 +226,12 @@ def mean_squared(part: Part, n: int) -> Tensor:
     return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
 
 
-def _trace(part: Part, shared: Rows) -> Tensor:
-    """Σ ‖ψ − ψ̄‖²."""
-    return part.squares - shared.n * mean_squared(part, shared.n)
-
-
-def _diagonal(part: Part, shared: Rows) -> Tensor:
+def _diagonal(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
     """S (‖ψ₁ − ψ̄‖², …)."""
     mean = part.total / shared.n
     rows, copies = part.rows.double(), len(mean) if mean.ndim == 2 else 1
     with_mean = (rows * mean[..., None, :]).sum(-1).reshape(copies, -1).mean(0)
-    return part.diagonal - 2 * with_mean + mean_squared(part, shared.n) * shared.ones
+    return part.diagonal - 2 * with_mean + mean_square * shared.ones
 
 
 def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
@@ -265,5 +270,5 @@ def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """U and V (k, r) with Fᵀ G = U Σ Vᵀ, by way of the smaller of rows and columns."""
     (basis_f, small_f), (basis_g, small_g) = (torch.linalg.qr(side.T) for side in (f, g))
     u, values, vh = torch.linalg.svd(small_f @ small_g.T, full_matrices=False)
-    kept = values > values.amax() * torch.finfo(values.dtype).eps * max(f.shape)
+    kept = values > f.norm() * g.norm() * torch.finfo(values.dtype).eps * max(f.shape)
     return basis_f @ u[:, kept], basis_g @ vh[kept].T

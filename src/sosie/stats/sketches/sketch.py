@@ -200,13 +200,9 @@ class Sketch:
         for name in ("ones", "counts", "fingerprint"):
             if getattr(self, name).shape != (height,):
                 raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, not ({height},)")
-        for name in ("labels", "unsigned_labels"):
-            found = getattr(self, name)
-            if (found is None) != (self.labels is None) or (found is not None and found.shape[:1] != (height,)):
-                raise ValueError(f"{name} do not fit {height} rows")
-        if self.labels is not None and self.unsigned_labels is not None:
-            if self.labels.ndim != 2 or self.labels.shape != self.unsigned_labels.shape:
-                raise ValueError(f"labels have shape {tuple(self.labels.shape)}")
+        labels = [None if found is None else tuple(found.shape) for found in (self.labels, self.unsigned_labels)]
+        if labels[0] != labels[1] or (labels[0] is not None and (len(labels[0]) != 2 or labels[0][0] != height)):
+            raise ValueError(f"labels of shapes {labels[0]} and {labels[1]} do not fit {height} rows")
         if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
         if not isinstance(self.about, dict) or not all(isinstance(t, str) for t in (self.rows_rule, self.output)):
