@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import mlp
-from sosie.engine.classifier import drawn_labels
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sosie.capture import Chunk, SquaredGradients
 from sosie.engine import Task2Vec, compare, task2vec
+from sosie.engine.classifier import drawn_labels
 from sosie.results import DamagedFile
 
 

@@ -9,7 +9,7 @@ from .keep import Keep
 from .leaks import LeakingCut
 from .masks import Masks, mask_of
 from .names import unwrap
-from .outputs import answer_in, fresh_leaf
+from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
@@ -63,6 +63,7 @@ __all__ = [
     "rows_per_input",
     "select",
     "to_rows",
+    "unshared",
     "unwrap",
     "watch",
 ]

@@ -26,4 +26,4 @@ def input_numbers(batch: Any, count: int) -> Tensor:
             found += (rows.float() @ weights.to(rows.device)).double().cpu()
         elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
             found += torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
-    return found
+    return torch.nan_to_num(found)  # one that is not a number would be like any other

@@ -60,19 +60,27 @@ def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
     return changed
 
 
-def fresh_leaf(output: Any) -> tuple[Tensor, Any] | None:
+def fresh_leaf(output: Any, *, anew: bool = False) -> tuple[Tensor, Any] | None:
     """A leaf to differentiate by, and the output with a copy of it in place of its activation.
 
-    None where gradients flow already. A copy, since the model may go on in place.
+    None where gradients flow already, unless the graph is to begin `anew`. A copy, since the model may go on in place.
     """
     path = path_to_tensor(output)
     if path is None:
         return None
     activation = at_path(output, path)
-    if activation.requires_grad or not activation.is_floating_point():
+    if (activation.requires_grad and not anew) or not activation.is_floating_point():
         return None
     leaf = activation.detach().requires_grad_()
     return leaf, replaced(output, path, leaf.clone())
+
+
+def unshared(output: Any) -> Any:
+    """The output with a copy of its activation where that is a view of something else."""
+    path = path_to_tensor(output)
+    if path is None or not at_path(output, path)._is_view():
+        return output
+    return replaced(output, path, at_path(output, path).clone())
 
 
 def tensors_in(output: Any) -> list[Tensor]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .outputs import answer_in
+from .structure import count_inputs
 
 Pulls = list[tuple[Tensor, Tensor]]  # parts of the answer, and the gradient of the loss with respect to each
 Loss = Callable[[Any, Any], Tensor]
@@ -130,10 +132,10 @@ class UserLoss:
         pass  # what the function returns is looked at each time
 
     def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        found = self.function(answer, batch)
-        if not isinstance(found, Tensor) or found.ndim != 1:
+        found, inputs = self.function(answer, batch), count_inputs(batch)
+        if not isinstance(found, Tensor) or found.shape != (inputs,):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"the loss must return one number an input, a tensor (inputs,), got {got}")
+            raise ValueError(f"the loss must return one number an input, a tensor ({inputs},), got {got}")
         return [(found, torch.ones_like(found))]
 
     def describe(self) -> str:
@@ -151,7 +153,7 @@ def predictive_of(output: str | Loss, beta: float) -> Predictive:
 
 
 def check_beta(beta: float) -> None:
-    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 1:
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
         raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
     if beta == 1:
         raise NoGradient(

@@ -113,7 +113,8 @@ def _compared(
         pair = pair.redrawn(Resketch.draw(pair.size, seed, -1, signed=_is_signed(pair)))
     sides = _apart(a.side, b.side)
     values = _Evaluation(pair, sides, kernel, draws, seed, shared).values(measures)
-    settings = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared, "gradients of": a.output}
+    settings: dict[str, Any] = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared}
+    settings["gradients of"] = " and ".join(dict.fromkeys([a.output, b.output]))
     models = [*a.about.get("models", []), *b.about.get("models", [])]
     about = provenance(settings=settings, models=models, data=a.about.get("data"))
     rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))

@@ -17,6 +17,7 @@ from ..stream import Stream, rows_per_input
 from .source import GradientSource, read_through, source_of
 
 SIZE = 512
+MOST_CLASSES = 2**15  # whole numbers from there on are no labels; a column for each would take too much
 KERNELS = ("features", "gradients", "hadamard")
 
 
@@ -109,8 +110,6 @@ class Run:
         self.backwards = any(maker.form.with_gradients for maker in makers.values())
         self.start = 0  # global index of the next row
         self.inputs = 0
-        self._first = 0
-        self._chunk_start = 0
         self._drawn: Drawn | None = None
         self._rows = 0
         height = 0 if buckets is None else buckets.size
@@ -134,23 +133,27 @@ class Run:
                 self._drawn = drawn.to(rows)
         elif len(rows) != self._rows:
             raise ValueError(f"need as many rows at every site, got {self._rows} and, at {site}, {len(rows)}")
+        self.source.note_finite(f"the activations at {site} are", rows)
         self.makers[site].features(rows, self._drawn)
 
     def _gradients(self, site: str, rows: Tensor) -> None:
         with torch.no_grad():
+            self.source.note_finite(f"the gradients at {site} are", rows)
             self.makers[site].gradients(rows, self._drawn, self.start)
 
     def _shared(self, chunk: Chunk) -> None:
         """What all sites share: the sketch of ones, of the fingerprint, and of the labels."""
         numbers = input_numbers(chunk.batch, chunk.count)
-        if self._rows != chunk.count:  # positions: each input's number at its first row is enough to tell data apart
-            numbers = torch.cat([numbers, numbers.new_zeros(self._rows)])[: self._rows]
+        for counts in list(self.source.counts().values())[:1]:  # positions: each input's number at its first row
+            shown = counts > 0
+            first = (counts.cumsum(0) - counts)[shown]
+            numbers = numbers.new_zeros(self._rows).index_put_((first,), numbers[shown])
         labels = labels_of(chunk.batch)
         self._labelled &= labels is not None and self._rows == chunk.count
         coded = None
         if self._labelled and labels is not None:
-            if int(labels.min()) < 0:
-                self._labelled = False
+            if int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
+                self._labelled = False  # numbers, but not of classes
             else:
                 coded = torch.nn.functional.one_hot(labels.cpu().long()).double()
         if self.buckets is None:

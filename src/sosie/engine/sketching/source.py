@@ -23,6 +23,7 @@ from ...capture import (
     model_arguments,
     select,
     to_rows,
+    unshared,
     watch,
 )
 from ...models import open_model, with_name
@@ -47,7 +48,7 @@ class GradientSource(ModelSource):
         self._keep = Keep()
         self._pulled: set[str] = set()
         self._checked = False
-        self._bad: list[tuple[Chunk, Tensor]] = []
+        self._bad: list[tuple[str, int, int, Tensor]] = []
 
     @contextmanager
     def opened(self) -> Iterator[GradientSource]:
@@ -67,9 +68,9 @@ class GradientSource(ModelSource):
         """The graph begins at the first sites: nothing below them is kept for the backward pass."""
         if self._backward is None:
             return None
-        found = fresh_leaf(output)
+        found = fresh_leaf(output, anew=not self._leaves)
         if found is None:
-            return None
+            return unshared(output)  # an operation in place on a view would lead the gradient past the hook on it
         leaf, replaced = found
         self._leaves.append(leaf)
         return replaced
@@ -108,15 +109,19 @@ class GradientSource(ModelSource):
         """One forward pass and one backward pass; each site's rows of features come before its rows of gradients."""
         seen = self._watched()
         self._sink, self._chunk, self._backward = features, chunk, gradients
-        self._leaves, self._pulled = [], set()
+        self._leaves, self._pulled, self._counts = [], set(), {}
         self._keep.start()
         try:
-            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
-            self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
-            with torch.enable_grad():
-                answer = self.model(*args, **kwargs)
-                seen.values()  # complains if a site did not fire
-                self._pull(answer, chunk)
+            with torch.inference_mode(False):  # where the caller has it on, nothing could be differentiated
+                with torch.no_grad():
+                    args, kwargs = model_arguments(
+                        chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home()
+                    )
+                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                with torch.enable_grad():
+                    answer = self.model(*args, **kwargs)
+                    seen.values()  # complains if a site did not fire
+                    self._pull(answer, chunk)
         except Exception as error:
             error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
             raise
@@ -130,16 +135,20 @@ class GradientSource(ModelSource):
             self.predictive.check(answer, chunk.count)
             self._checked = True
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
-        pulls = self.predictive.pull(answer, chunk.batch, mask)
-        for part, _ in pulls:
-            if not part.requires_grad:
-                raise NoGradient(
-                    f"the answer of {self.name} does not depend on any of the sites in a way that can be "
-                    "differentiated: choose sites that the answer is made from, and a forward without torch.no_grad()"
-                )
-        self._note_losses(pulls, chunk)
-        parts, cotangents = zip(*pulls, strict=True)
-        torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
+        home = self._home()
+        # Under autocast what is made of the gradients would come out in half precision.
+        with torch.autocast("cpu" if home is None else home.type, enabled=False):
+            pulls = self.predictive.pull(answer, chunk.batch, mask)
+            for part, _ in pulls:
+                if not part.requires_grad or not self._leaves:
+                    raise NoGradient(
+                        f"the answer of {self.name} does not depend on any of the sites in a way that can be "
+                        "differentiated: choose sites that the answer is made from, and a forward without "
+                        "torch.no_grad()"
+                    )
+                self.note_finite("the answer or the loss is", part)
+            parts, cotangents = zip(*pulls, strict=True)
+            torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
         silent = [site.label for site in self._watched().sites if site.label not in self._pulled]
         if silent:
             raise NoGradient(
@@ -147,21 +156,22 @@ class GradientSource(ModelSource):
                 f"{'it' if len(silent) == 1 else 'them'}; choose other sites"
             )
 
-    def _note_losses(self, pulls: list[tuple[Tensor, Tensor]], chunk: Chunk) -> None:
-        """Remember whether the losses were finite; looked at later, so that a GPU need not wait."""
-        finite = torch.stack([torch.isfinite(part).all() & torch.isfinite(c).all() for part, c in pulls]).all()
-        self._bad.append((Chunk(None, chunk.start, chunk.count), ~finite))
-        if len(self._bad) >= 16 or not finite.is_cuda:
-            self.check_losses()
+    def note_finite(self, what: str, numbers: Tensor) -> None:
+        """Remember whether these numbers of the chunk were finite; looked at later, so that a GPU need not wait."""
+        assert self._chunk is not None
+        finite = torch.isfinite(numbers).all()
+        self._bad.append((what, self._chunk.start, self._chunk.count, ~finite))
+        if not finite.is_cuda or len(self._bad) >= 256:
+            self.check_finite()
 
-    def check_losses(self) -> None:
-        """Raise if a loss was not finite, and name the inputs."""
+    def check_finite(self) -> None:
+        """Raise if a number was not finite, and name where and the inputs."""
         waiting, self._bad = self._bad, []
-        if waiting and bool(torch.stack([flag for _, flag in waiting]).any()):
-            first = next(chunk for chunk, flag in waiting if bool(flag))
+        if waiting and bool(torch.stack([flag for *_, flag in waiting]).any()):
+            what, start, count, _ = next(found for found in waiting if bool(found[-1]))
             raise ValueError(
-                f"{self.name}: the answer or the loss is not a finite number for some of the inputs {first.start} to "
-                f"{first.start + first.count - 1}; look at those inputs, or at the weights"
+                f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}; look at "
+                "those inputs, or at the weights"
             )
 
 
@@ -195,4 +205,4 @@ def read_through(
         for chunk in stream.chunks(block=None, skip=0, max_rows=max_rows):
             take(chunk)
             bar.advance(chunk.count)
-    source.check_losses()
+    source.check_finite()

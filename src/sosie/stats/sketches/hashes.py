@@ -29,6 +29,8 @@ class Buckets:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"a sketch needs a whole number as {name}, at least {least}, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"a sketch needs a whole number as seed, got {self.seed!r}")
         if self.size % self.stack:
             raise ValueError(f"stack={self.stack} does not divide the size {self.size} of the sketch")
 

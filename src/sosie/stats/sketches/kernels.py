@@ -164,11 +164,13 @@ def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
             shared.n,
             lambda centred: torch.cat([_rows(part, shared, centred) for part in parts], 1),
             not shared.exact,
-            trace=sum((_trace(part, shared) for part in parts), torch.zeros(())),
-            diagonal=sum((_diagonal(part, shared) for part in parts), torch.zeros(())),
+            trace=sum((_trace(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
+            diagonal=sum((_diagonal(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
         )
     else:
-        found = _explicit(_part(site, name, name), name, shared)
+        found = _explicit(
+            _part(site, name, name), name, shared, _known_mean(site, shared) if name == "hadamard" else None
+        )
     found.folded = None if name == "hadamard" else site.folded
     if shared.exact:
         found.trace, found.diagonal = found.gram.trace(), found.gram.diagonal()
@@ -184,9 +186,17 @@ def _part(site: SiteSketch, part: str, kernel: str) -> Part:
     return found
 
 
-def _explicit(part: Part, name: str, shared: Rows) -> Kernel:
-    """A kernel whose map was sketched itself."""
+def _known_mean(site: SiteSketch, shared: Rows) -> Tensor | None:
+    """‖ψ̄‖² of f ⊗ g exactly, where Σ g fᵀ was kept: a sketch of a large mean says little about what is left of it."""
+    if site.moment is None or len(site.moment) != site.width:
+        return None
+    return (site.moment / shared.n).square().sum()
+
+
+def _explicit(part: Part, name: str, shared: Rows, mean: Tensor | None = None) -> Kernel:
+    """A kernel whose map was sketched itself; `mean` is ‖ψ̄‖² where that is known better than from the sketch."""
     two = part.rows.ndim == 3
+    mean = mean_squared(part, shared.n) if mean is None else mean
 
     def make(centred: bool) -> Tensor:
         found = _rows(part, shared, centred)
@@ -202,8 +212,8 @@ def _explicit(part: Part, name: str, shared: Rows) -> Kernel:
         make,
         not shared.exact,
         halves=halves if two else None,
-        trace=_trace(part, shared),
-        diagonal=_diagonal(part, shared),
+        trace=_trace(part, shared, mean),
+        diagonal=_diagonal(part, shared, mean),
     )
 
 
@@ -212,7 +222,7 @@ def _rows(part: Part, shared: Rows, centred: bool) -> Tensor:
     if not centred:
         return part.rows
     mean = part.total / shared.n
-    return part.rows - (shared.ones.to(mean.device)[:, None] * mean[..., None, :]).to(part.rows.dtype)
+    return part.rows.double() - shared.ones.to(mean.device)[:, None] * mean[..., None, :]
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
@@ -221,18 +231,17 @@ def mean_squared(part: Part, n: int) -> Tensor:
     return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
 
 
-def _trace(part: Part, shared: Rows) -> Tensor:
+def _trace(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
     """Σ ‖ψ − ψ̄‖²."""
-    return (part.squares - shared.n * mean_squared(part, shared.n)).cpu()
+    return (part.squares - shared.n * mean_square).cpu()
 
 
-def _diagonal(part: Part, shared: Rows) -> Tensor:
+def _diagonal(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
     """S (‖ψ₁ − ψ̄‖², …)."""
     mean = part.total / shared.n
     rows, copies = part.rows.double(), len(mean) if mean.ndim == 2 else 1
     with_mean = (rows * mean[..., None, :]).sum(-1).reshape(copies, -1).mean(0)
-    about_mean = part.diagonal - 2 * with_mean + mean_squared(part, shared.n) * shared.ones.to(mean.device)
-    return about_mean.cpu()
+    return (part.diagonal - 2 * with_mean + mean_square.to(mean.device) * shared.ones.to(mean.device)).cpu()
 
 
 def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
@@ -245,7 +254,7 @@ def product_gram(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     """(M, M): K̃_f ∘ K̃_g.
 
     Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
-    takes off as many means as the bucket has rows.
+    takes off as many means as the bucket has rows, each of which counts once, however many buckets it is in.
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
@@ -256,18 +265,25 @@ def product_gram(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
 
 
 def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
-    """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features."""
+    """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features.
+
+    What of the gradients has no counterpart in the features (neurons that are dead, say) goes to columns of its own.
+    """
     u, v = _rotation(f.rows.double(), g.rows.double())
-    rows = (f.rows.double() + (g.rows.double() @ v) @ u.T) / 2
+
+    def halfway(of_f: Tensor, of_g: Tensor) -> Tensor:
+        turned = of_g @ v
+        return torch.cat([of_f + turned @ u.T, of_g - turned @ v.T], -1) / 2
+
+    rows = halfway(f.rows.double(), g.rows.double())
     if not centred:
         return rows
-    mean = (f.total + u @ (v.T @ g.total)) / (2 * shared.n)
-    return rows - shared.ones.to(mean.device)[:, None] * mean
+    return rows - shared.ones.to(rows.device)[:, None] * halfway(f.total, g.total) / shared.n
 
 
 def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """U and V (k, r) with Fᵀ G = U Σ Vᵀ, by way of the smaller of rows and columns."""
     (basis_f, small_f), (basis_g, small_g) = (torch.linalg.qr(side.T) for side in (f, g))
     u, values, vh = torch.linalg.svd(small_f @ small_g.T, full_matrices=False)
-    kept = values > values.amax() * torch.finfo(values.dtype).eps * max(f.shape)
+    kept = values > f.norm() * g.norm() * torch.finfo(values.dtype).eps * max(f.shape)
     return basis_f @ u[:, kept], basis_g @ vh[kept].T

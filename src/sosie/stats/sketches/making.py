@@ -109,7 +109,7 @@ class SiteMaker:
             assert spectra is not None
             self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
         if self.form.columns <= MOMENT:
-            moment = (g.T.double() @ f.double()) if g.dtype == torch.float64 else (g.T @ f).double()
+            moment = (g.T @ f).double()
             self._moment = moment if self._moment is None else self._moment + moment
         self._pairs.add(f, g, start)
 
@@ -208,7 +208,7 @@ def plan_forms(
         return forms
     if size is None:
         raise MemoryError(
-            f"keeping every row would take {need / 2**30:.2f} GiB, over the budget of {memory / 2**30:.2f} GiB: "
+            f"keeping every row would take {_size(need)}, over the budget of {_size(memory)}: "
             "give a size, raise memory=, pool with rows='mean', or take fewer sites"
         )
     to = max(widths)
@@ -217,8 +217,12 @@ def plan_forms(
         forms = [SiteForm(width, size, parts, seed, to if width > to else None) for width in widths]
         if sum(form.bytes(rows) for form in forms) <= memory:
             return forms
+    least = sum(form.bytes(rows) for form in forms)
     raise MemoryError(
-        f"the sketch would take {need / 2**30:.2f} GiB, and {sum(f.bytes(rows) for f in forms) / 2**30:.2f} GiB with "
-        f"rows projected to {to} columns, over the budget of {memory / 2**30:.2f} GiB: raise memory=, take a smaller "
-        "size, kernels='hadamard' alone, or fewer sites"
+        f"the sketch would take {_size(need)}, and {_size(least)} with rows projected to {to} columns, over the budget "
+        f"of {_size(memory)}: raise memory=, take a smaller size, kernels='hadamard' alone, or fewer sites"
     )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count:,} bytes"

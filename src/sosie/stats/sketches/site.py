@@ -23,10 +23,11 @@ class Part:
     squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
     diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
 
-    def merge(self, other: Part, *, exact: bool) -> Part:
-        """Sums; rows that were not sketched are put one after the other."""
-        if exact:
-            rows, diagonal = torch.cat([self.rows, other.rows], -2), torch.cat([self.diagonal, other.diagonal])
+    def merge(self, other: Part, *, order: Tensor | None) -> Part:
+        """Sums; rows that were not sketched are put into their order."""
+        if order is not None:
+            rows = torch.cat([self.rows, other.rows], -2)[..., order, :]
+            diagonal = torch.cat([self.diagonal, other.diagonal])[order]
         else:
             rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
         return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
@@ -79,7 +80,7 @@ class SiteSketch:
         part = self.features or self.gradients or self.maps
         return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
 
-    def merge(self, other: SiteSketch, *, exact: bool) -> SiteSketch:
+    def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
         merged: dict[str, object] = {"width": self.width}
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
@@ -88,12 +89,34 @@ class SiteSketch:
             if mine is None or theirs is None:
                 merged[f.name] = None
             elif isinstance(mine, Part):
-                merged[f.name] = mine.merge(theirs, exact=exact)
+                merged[f.name] = mine.merge(theirs, order=order)
             elif isinstance(mine, Pairs):
                 merged[f.name] = mine.merge(theirs)
             else:
                 merged[f.name] = mine + theirs
         return SiteSketch(**merged)  # type: ignore[arg-type]
+
+    def check(self, height: int) -> None:
+        """Raise unless all fits together for that many buckets: files come from others."""
+        for name in PARTS:
+            part = getattr(self, name)
+            if part is None:
+                continue
+            copies, columns = part.rows.shape[:-2], part.rows.shape[-1]
+            if part.rows.shape[-2] != height or part.diagonal.shape != (height,) or len(copies) != (name == "hadamard"):
+                raise ValueError(f"{name} has shape {tuple(part.rows.shape)}, not {height} rows")
+            if part.total.shape != (*copies, columns) or part.squares.ndim or float(part.squares) < 0:
+                raise ValueError(f"the sums of {name} do not fit its rows")
+            if name != "hadamard" and columns != (self.folded or self.width):
+                raise ValueError(f"{name} has {columns} columns, not {self.folded or self.width}")
+        if any(found is not None and found.ndim for found in (self.inner, self.fourth)):
+            raise ValueError("its sums of products are no numbers")
+        if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
+            raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
+        if self.pairs is not None:
+            f, g, index = self.pairs.features, self.pairs.gradients, self.pairs.index
+            if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
+                raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
 
     def shapes(self) -> tuple[object, ...]:
         """What must agree for two to be merged."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...results import DamagedFile, Side
+from .hashes import Buckets
 from .kernels import KERNELS, Kernel, Rows, kernel_of
 from .site import PARTS, SiteSketch
 
@@ -41,6 +42,14 @@ class Spans:
             else:
                 merged.append((start, stop))
         return Spans(tuple(merged))
+
+    @property
+    def rows(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    def order(self, other: Spans) -> Tensor:
+        """Where each row stands once those of the other follow these, by index."""
+        return torch.cat([torch.arange(start, stop) for start, stop in self.ranges + other.ranges]).argsort()
 
     def __str__(self) -> str:
         return ", ".join(f"{start} to {stop - 1}" for start, stop in self.ranges)
@@ -142,12 +151,11 @@ class Sketch:
         if self.side.sites != other.side.sites:
             raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
         spans = self.spans.merge(other.spans)
-        if self.exact and self.spans.ranges > other.spans.ranges:
-            return other.merge(self)  # rows that are kept stay in their order
+        order = self.spans.order(other.spans) if self.exact else None  # rows that are kept stay in their order
 
         def summed(name: str) -> Tensor:
             mine, theirs = getattr(self, name), getattr(other, name)
-            return torch.cat([mine, theirs]) if self.exact else mine + theirs
+            return mine + theirs if order is None else torch.cat([mine, theirs])[order]
 
         def labelled(name: str) -> Tensor | None:
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -155,11 +163,12 @@ class Sketch:
                 return None
             classes = max(mine.shape[1], theirs.shape[1])
             mine, theirs = (torch.nn.functional.pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
-            return torch.cat([mine, theirs]) if self.exact else mine + theirs
+            return mine + theirs if order is None else torch.cat([mine, theirs])[order]
 
+        inputs = [sketch.about.get("inputs") for sketch in (self, other)]
         return replace(
             self,
-            sites=tuple(a.merge(b, exact=self.exact) for a, b in zip(self.sites, other.sites, strict=True)),
+            sites=tuple(a.merge(b, order=order) for a, b in zip(self.sites, other.sites, strict=True)),
             n=self.n + other.n,
             ones=summed("ones"),
             counts=summed("counts"),
@@ -167,6 +176,7 @@ class Sketch:
             spans=spans,
             labels=labelled("labels"),
             unsigned_labels=labelled("unsigned_labels"),
+            about=self.about if None in inputs else {**self.about, "inputs": sum(inputs)},
             _kernels={},
         )
 
@@ -203,21 +213,29 @@ class Sketch:
 
     def _check(self) -> None:
         """What every use relies on: files come from others."""
+        if self.size is not None:
+            Buckets(self.size, self.seed, self.stack)  # looks at them
         height = self.n if self.size is None else self.size
         if len(self.sites) != len(self.side.sites) or not 0 < self.n < 2**53 or len(self.ones) != height:
             raise ValueError(f"{len(self.sites)} sites, {self.n} rows, {len(self.ones)} buckets do not fit together")
+        if self.spans.rows != self.n or Spans(()).merge(self.spans) != self.spans:
+            raise ValueError(f"rows {self.spans} are not {self.n} rows")
         for name in ("ones", "counts", "fingerprint"):
             if getattr(self, name).shape != (height,):
                 raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, not ({height},)")
-        for site, label in zip(self.sites, self.side.sites, strict=True):
-            for name in PARTS:
-                part = getattr(site, name)
-                if part is None:
-                    continue
-                if part.rows.shape[-2] != height or part.diagonal.shape != (height,):
-                    raise ValueError(f"{label}: {name} has shape {tuple(part.rows.shape)}, not {height} rows")
-                if part.total.shape != (*part.rows.shape[:-2], part.rows.shape[-1]) or part.squares.ndim:
-                    raise ValueError(f"{label}: the sums of {name} do not fit its rows")
+        labels = [None if found is None else tuple(found.shape) for found in (self.labels, self.unsigned_labels)]
+        if labels[0] != labels[1] or (labels[0] is not None and (len(labels[0]) != 2 or labels[0][0] != height)):
+            raise ValueError(f"labels of shapes {labels[0]} and {labels[1]} do not fit {height} rows")
+        if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
+            raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
+        if not isinstance(self.about, dict) or not all(isinstance(t, str) for t in (self.rows_rule, self.output)):
+            raise TypeError("what is said about it is no text")
+        for site, label, width in zip(self.sites, self.side.sites, self.side.widths, strict=True):
+            if not isinstance(site, SiteSketch) or site.width != width:
+                raise ValueError(f"{label}: no sketch of rows of {width} columns")
+            site.check(height)
+            if [getattr(site, name) is None for name in PARTS] != [name not in self.parts for name in PARTS]:
+                raise ValueError(f"{label}: not the parts {', '.join(self.parts)}")
         for tensor in _tensors(self):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueError("some numbers are not finite")

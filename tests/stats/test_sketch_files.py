@@ -1,0 +1,113 @@
+"""Sketches survive a file, and a file that was tampered with is refused in words."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sketched import random_rows, sketch_of
+from torch import Tensor
+
+from sosie.results import DamagedFile
+from sosie.stats import Moments, Sketch, save_statistics
+
+F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)
+
+
+@pytest.mark.parametrize("size", [None, 16])
+def test_a_file_brings_it_back(tmp_path: Path, size: int | None) -> None:
+    one = sketch_of({"a": (F, G), "b": (G, F)}, size, labels=torch.arange(40) % 3)
+    back = Sketch.load(one.save(tmp_path / "k.safetensors"))
+    assert repr(back) == repr(one)
+    assert back.about == one.about
+    back.check_shared(one)
+    for kernel in ("hadamard", "features", "maps", "midpoint"):
+        assert torch.equal(back.kernel("b", kernel).gram, one.kernel("b", kernel).gram)
+    later = sketch_of({"a": (F, G), "b": (G, F)}, size, start=40, labels=torch.arange(40) % 3)
+    assert back.merge(later).n == 80
+
+
+def _tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as opened:
+            text = opened.metadata()
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata=text)
+
+    return damage
+
+
+def _layout(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as opened:
+            text = opened.metadata()
+        layout = json.loads(text["layout"])
+        change(layout["sketch"]["fields"])
+        save_file(load_file(path), path, metadata={**text, "layout": json.dumps(layout)})
+
+    return damage
+
+
+def _poison(tensors: dict[str, Tensor]) -> None:
+    tensors["sketch.sites.0.features.rows"][0, 0] = torch.nan
+
+
+ROWS = "sketch.sites.0.features.rows"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a pickle": lambda path: path.write_bytes(pickle.dumps({"sketch": 1})),
+    "a torch file": lambda path: torch.save({"sketch": F}, path),
+    "other tensors": lambda path: save_file({"a": F}, path),
+    "statistics": lambda path: save_statistics({"moments": Moments.of(F, G)}, path),
+    "statistics as sketch": lambda path: save_statistics({"sketch": Moments.of(F, G)}, path, kind="sketch"),
+    "nothing in it": lambda path: save_statistics({"other": Moments.of(F, G)}, path, kind="sketch"),
+    "NaN": _tensors(_poison),
+    "too few buckets": _tensors(lambda t: t.update({ROWS: t[ROWS][:-1].clone()})),
+    "too few columns": _tensors(lambda t: t.update({ROWS: t[ROWS][:, 1:].clone()})),
+    "no matrix": _tensors(lambda t: t.update({ROWS: t[ROWS][:, 0].clone()})),
+    "one copy": _tensors(lambda t: t.update({k: t[k][0].clone() for k in t if ".hadamard." in k and t[k].ndim == 3})),
+    "a longer total": _tensors(lambda t: t.update({"sketch.sites.0.features.total": torch.zeros(9)})),
+    "a shorter diagonal": _tensors(lambda t: t.update({"sketch.sites.0.maps.diagonal": torch.zeros(3)})),
+    "negative squares": _tensors(lambda t: t["sketch.sites.0.features.squares"].fill_(-1)),
+    "labels": _tensors(lambda t: t.update({"sketch.labels": torch.zeros(3, 2)})),
+    "labels apart": _tensors(lambda t: t.update({"sketch.unsigned_labels": torch.zeros(16, 9)})),
+    "ones": _tensors(lambda t: t.update({"sketch.ones": torch.zeros(3)})),
+    "counts": _tensors(lambda t: t["sketch.counts"].zero_()),
+    "a moment": _tensors(lambda t: t.update({"sketch.sites.0.moment": torch.zeros(3, 4)})),
+    "pairs": _tensors(lambda t: t.update({"sketch.sites.0.pairs.features": torch.zeros(3, 4)})),
+    "a missing tensor": _tensors(lambda t: t.pop(ROWS)),
+    "huge n": _layout(lambda f: f.update(n={"value": 2**60})),
+    "another n": _layout(lambda f: f.update(n={"value": 41})),
+    "n = 0": _layout(lambda f: f.update(n={"value": 0})),
+    "n a text": _layout(lambda f: f.update(n={"value": "many"})),
+    "size": _layout(lambda f: f.update(size={"value": 10**9})),
+    "no size": _layout(lambda f: f.update(size={"value": None})),
+    "size a list": _layout(lambda f: f.update(size={"value": [16]})),
+    "stack": _layout(lambda f: f.update(stack={"value": 3})),
+    "seed": _layout(lambda f: f.update(seed={"value": "x"})),
+    "about": _layout(lambda f: f.update(about={"value": "text"})),
+    "no sites": _layout(lambda f: f.update(sites={"tuple": []})),
+    "sites of another kind": _layout(lambda f: f.update(sites={"tuple": [{"value": 3}]})),
+    "spans": _layout(lambda f: f["spans"]["fields"].update(ranges={"value": [[0, 10**12]]})),  # type: ignore[index]
+    "a field too many": _layout(lambda f: f.update(more={"value": 1})),
+    "an unknown class": _layout(lambda f: f["side"].update({"class": "Exploit"})),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_hostile_files_are_refused_in_words(tmp_path: Path, damage: str) -> None:
+    path = sketch_of({"a": (F, G)}, labels=torch.arange(40) % 3).save(tmp_path / "k.safetensors")
+    DAMAGES[damage](path)
+    with pytest.raises(DamagedFile, match=r"k\.safetensors"):
+        Sketch.load(path)
