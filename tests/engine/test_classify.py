@@ -130,6 +130,14 @@ def test_new_rows_are_projected_as_those_of_the_sketch(kernel: str, memory: int 
     torch.testing.assert_close(found.scores(model, [new])["0"], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("kernel", ["features", "gradients", "maps"])
+def test_a_projected_kernel_alone_is_projected_again(kernel: str, train: Any, test: Any) -> None:
+    model = mlp(width=200).double()
+    k = sketched(model, train, size=32, sites=["0"], kernels=kernel, memory=220_000 if kernel != "features" else 20_000)
+    assert k.site("0").folded is not None
+    assert classify(k, kernel).evaluate(model, test)["0"] > 0.7
+
+
 @pytest.mark.parametrize("columns", [5, 60])
 def test_rows_and_kernel_give_the_same_weights(columns: int) -> None:
     generator = torch.Generator().manual_seed(3)
