@@ -1,7 +1,7 @@
 """Features and gradients of the 8 blocks of a ResNet-18 (CIFAR stem) on 2,000 images, sketched to 512 buckets.
 
-Against the bare passes: a forward and a backward pass down to the first block, without gradients of parameters, which is
-all that a sketch needs; and an ordinary loss.backward() with them. Random weights, which cost as much as others. Peak
+Against the bare passes: a forward and a backward pass down to the first block, without gradients of parameters, which
+is all that a sketch needs; and an ordinary loss.backward() with them. Random weights cost as much as others. Peak
 memory as the images double. Then NBS of two kernels of 512 rows, by the factored form (Eq. 13) and by scipy's sqrtm.
 """
 

@@ -1,4 +1,4 @@
-"""Figures 4 and 6: norms of a network's kernel on data it was and was not trained on. Figure 13: on a network of ImageNet.
+"""Figures 4 and 6: norms of a kernel on data that the network was and was not trained on; 13: of a network of ImageNet.
 
 All on as many images, since two of the three quantities fall with their number.
 """

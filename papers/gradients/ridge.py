@@ -26,7 +26,7 @@ def figure_14(study: Study) -> dict[str, Any]:
         for task in study.training.datasets:
             if task == base:
                 continue  # its own task is no transfer
-            train, test = made(task, study.images, study), made(task, study.norm_images, study, "test")
+            train, test = made(task, study.images, study), made(task, study.norm_images, study, study.held_out)
             options: dict[str, Any] = {"rows": rule, "device": study.device}
             sketch = sosie.sketch(model, train, sites=sites, size=study.size, kernels=KERNELS, **options)
             found: dict[str, Any] = {"sites": list(sketch.side.sites)}

@@ -119,7 +119,7 @@ class Study:
     bound_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     bound_seeds: int = 10
     enlarged: int = 128  # pixels a side that EfficientNet-Lite0 gets 32 × 32 images at
-    probe_epochs: int = 30
+    held_out: str = "test"  # the part of a data set that classifiers are tested on
 
     @property
     def seeds(self) -> range:
@@ -140,5 +140,5 @@ def small_study(full: Study) -> Study:
         bound_sizes=(4, 8),
         bound_seeds=2,
         enlarged=32,
-        probe_epochs=1,
+        held_out="train",  # sixteen images of two parts need not have the same classes
     )
