@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor
 
 import sosie
 from sosie.linalg import double_centred
-from sosie.stats import KERNELS, Alignment, Buckets, DebiasedAlignment, SketchPair
+from sosie.stats import Alignment, Buckets, DebiasedAlignment, SketchPair
+from sosie.stats.sketches import KERNELS, Kernel, Part, Resketch, SiteSketch
+from sosie.stats.sketches.kernels import Rows, kernel_of
 
 N = 30
 F, G = random_rows(N, 5, 1), random_rows(N, 5, 2)
@@ -263,3 +267,39 @@ def test_alignment_of_independent_sketches_is_about_the_spectrum() -> None:
             view = SketchPair(a.kernels("features"), b.kernels("features"), size, False).alignment(Alignment)
             values.append(float(view.xy / (view.xx * view.yy).sqrt()))
         assert np.mean(values) == pytest.approx(r / (r + size), rel=0.05)
+
+
+def test_the_correction_is_exact_over_all_sketches_there_are() -> None:
+    """Every way of putting 5 rows into 2 buckets with signs, each once: the mean is the U-centred product itself."""
+    n, size = 5, 2
+    x, y = random_rows(n, 3, 1), random_rows(n, 2, 2)
+    found = []
+    for choice in itertools.product(range(2 * size), repeat=n):
+        s = torch.zeros(size, n, dtype=torch.float64)
+        for row, code in enumerate(choice):
+            s[code // 2, row] = 1 - 2 * (code % 2)
+        shared = Rows(n, s.sum(1), s.abs().sum(1), exact=False)
+        kernels = []
+        for rows in (x, y):
+            squares = rows.square().sum(1)
+            part = Part(s @ rows, rows.sum(0), squares.sum(), s @ squares)
+            kernels.append(kernel_of(SiteSketch(rows.shape[1], part, *[None] * 7), "features", shared))
+        view = SketchPair(kernels[:1], kernels[1:], size, False).alignment(DebiasedAlignment)
+        found.append([float(view.xy), float(view.xx), float(view.yy)])
+    k, m = x @ x.T, y @ y.T
+    assert np.mean(found, 0) == pytest.approx([debiased(k, m), debiased(k, k), debiased(m, m)], rel=1e-9)
+
+
+def test_redrawn_signs_are_fair_where_there_are_signs() -> None:
+    one = Kernel("features", 64, lambda centred: torch.ones(64, 1, dtype=torch.float64), True)
+    both = SketchPair([one], [one], 64, False)
+    drawn = {
+        signed: [
+            float(both.redrawn(Resketch.draw(64, 3, k, signed=signed)).alignment(Alignment).xy) for k in range(300)
+        ]
+        for signed in (True, False)
+    }
+    assert set(drawn[False]) == {64.0**2}
+    assert np.mean(drawn[True]) == pytest.approx(64, rel=0.3)  # tr · tr / M
+    assert torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 3, 1).order)
+    assert not torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 4, 1).order)

@@ -145,6 +145,7 @@ class Run:
         """What all sites share: the sketch of ones, of the fingerprint, and of the labels."""
         numbers = input_numbers(chunk.batch, chunk.count)
         for counts in list(self.source.counts().values())[:1]:  # positions: each input's number at its first row
+            counts = counts.cpu()
             shown = counts > 0
             first = (counts.cumsum(0) - counts)[shown]
             numbers = numbers.new_zeros(self._rows).index_put_((first,), numbers[shown])

@@ -167,7 +167,7 @@ class GradientSource(ModelSource):
     def check_finite(self) -> None:
         """Raise if a number was not finite, and name where and the inputs."""
         waiting, self._bad = self._bad, []
-        if waiting and bool(torch.stack([flag for *_, flag in waiting]).any()):
+        if waiting and bool(torch.stack([flag.to(waiting[0][-1].device) for *_, flag in waiting]).any()):
             what, start, count, _ = next(found for found in waiting if bool(found[-1]))
             raise ValueError(
                 f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}; look at "
