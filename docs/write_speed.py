@@ -37,6 +37,9 @@ TITLES = {
     "sites": "20 × 20 sites",
     "stitching": "Stitching in closed form",
     "joints": "Stitching layers trained together",
+    "sketching": "Sketching on a CPU",
+    "sketching-gpu": "Sketching on a GPU",
+    "task2vec": "Fisher information",
     "startup": "Starting up",
     "coverage": "Coverage",
 }
