@@ -25,7 +25,9 @@ What to expect:
   take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. On a CPU
   several pairs are worked on at a time, each on one core. Choose sites, or pool with `rows="mean"`. Their cost in n, p
   and q is in the [table of measures](measures.md).
-- Memory does not grow with the number of rows.
+- A sketch of features and gradients costs a multiple of its passes on a fast GPU, half of that with
+  `kernels="hadamard"` alone.
+- Memory does not grow with the number of rows; that of a sketch not beyond a few thousand.
 - On a GPU, Gram matrices are made of TF32 products unless you say `precision="float32"`.
 """
 
