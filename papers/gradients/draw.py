@@ -143,7 +143,12 @@ def bounds(found: dict[str, Any]) -> Any:
     for axis, site in zip(axes, ("layer2.1", "layer4.1", "avgpool"), strict=True):
         for kernel in ("features", "hadamard", "hadamard_of_sketches"):
             for measure, style in (("linear_cka", "-"), ("debiased_cka", ":")):
-                rows = [r for r in found["rows"] if (r["site"], r["kernel"], r["measure"]) == (site, kernel, measure)]
+                wanted = (site, kernel, measure)
+                rows = [
+                    r
+                    for r in found["rows"]
+                    if (r["site"], r["kernel"], r["measure"]) == wanted and r["bias"] is not None
+                ]
                 if rows:
                     colour = {"features": "tab:blue", "hadamard": "tab:green"}.get(kernel, "tab:red")
                     axis.errorbar([r["size"] for r in rows], [r["bias"] for r in rows], [r["spread"] for r in rows],
