@@ -79,17 +79,18 @@ class SiteMaker:
         self._moment: Tensor | None = None
         self._waiting: tuple[Tensor, Tensor, Tensor | None] | None = None
 
-    def features(self, rows: Tensor, drawn: Drawn | None) -> None:
-        """The rows f of a chunk; `drawn` says where they go, None that they are kept as they are."""
+    def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
+        """The rows f of a chunk, whose ‖f‖² come back; `drawn` says where they go, None that all are kept."""
         squares = _squares(rows)
         narrow = rows if self._fold is None else self._fold(rows)
         if "features" in self.form.parts:
             self._grow("features", narrow, squares, drawn)
         if self.form.with_gradients:
             self._waiting = rows, squares, None if self._tensor is None else self._tensor.features(rows)
+        return squares
 
-    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> None:
-        """The rows g of the same chunk, whose first row has the global index `start`."""
+    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> Tensor:
+        """The rows g of the same chunk, whose first row has the global index `start`; their ‖g‖² come back."""
         assert self._waiting is not None
         (features, of_f, spectra), self._waiting = self._waiting, None
         of_g = _squares(rows)
@@ -112,6 +113,7 @@ class SiteMaker:
             moment = (g.T @ f).double()
             self._moment = moment if self._moment is None else self._moment + moment
         self._pairs.add(f, g, start)
+        return of_g
 
     def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         if name not in self._parts:
