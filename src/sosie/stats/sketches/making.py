@@ -38,8 +38,8 @@ class SiteForm:
         return max(FEWEST_PAIRED, min(MOST_PAIRED, PAIR_NUMBERS // self.columns))
 
     def bytes(self, rows: int | None) -> int:
-        """What its sketch takes, for that many rows where all are kept."""
-        height = self.size if self.size is not None else rows or 0
+        """What it takes at most while it is made, for that many rows where all are kept."""
+        height = 2 * self.size if self.size is not None else rows or 0  # rows to add and rows to take off, apart
         wide = len(self.parts & {"features", "gradients", "maps"})
         found = 4 * height * self.columns * wide
         if "hadamard" in self.parts and self.size is not None:
@@ -155,7 +155,7 @@ class _Growing:
         total = (rows.new_ones(rows.shape[-2]) @ rows).double()
         if self._rows is None:
             self._total, self._squares = torch.zeros_like(total), torch.zeros_like(squares[0])
-            self._rows = rows.new_zeros(*rows.shape[:-2], self.size or 0, rows.shape[-1])
+            self._rows = rows.new_zeros(*rows.shape[:-2], 2 * (self.size or 0), rows.shape[-1])
             self._diagonal = squares.new_zeros(self.size or 0)
         self._total += total
         self._squares += squares.sum()
@@ -163,14 +163,18 @@ class _Growing:
             self._all.append((rows.clone(), squares))
             return
         for whole, part in zip(*(t if t.ndim == 3 else t[None] for t in (self._rows, rows)), strict=True):
-            drawn.add(whole, part)
+            drawn.add_apart(whole, part)
         drawn.add(self._diagonal, squares)
+        self._drawn = drawn
 
     def finish(self) -> Part:
         assert self._rows is not None
-        rows, diagonal = self._rows, self._diagonal
         if self.size is None:
             rows, diagonal = torch.cat([r for r, _ in self._all], -2), torch.cat([s for _, s in self._all])
+        else:
+            whole, diagonal = self._rows, self._diagonal
+            together = self._drawn.together
+            rows = together(whole) if whole.ndim == 2 else torch.stack([together(copy) for copy in whole])
         return Part(rows, self._total, self._squares, diagonal)
 
 
@@ -188,7 +192,7 @@ class _Pairing:
         take = torch.from_numpy(index - start).to(f.device)
         self._kept.append((f[take], g[take]))
         self._index.append(index)
-        if sum(map(len, self._index)) > 4 * self.most:
+        if sum(map(len, self._index)) > 2 * self.most:
             found = self.finish()
             self._kept, self._index = [(found.features, found.gradients)], [found.index]
 
