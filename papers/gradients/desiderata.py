@@ -60,7 +60,12 @@ def all_pairs(
     networks = [key for key in kept if key[1] in seeds]
     pairs = list(itertools.combinations(networks, 2)) or [(n, n) for n in networks]
     sites = SITES[RESNET18]
-    in_threads(lambda item: kept[item[0]].kernel(item[1], kernel).root, itertools.product(networks, sites))
+
+    def factorise(item: Any) -> None:
+        _ = kept[item[0]].kernel(item[1], kernel).root
+
+    factorise((networks[0], sites[0]))  # torch loads its linear algebra in one thread, or not at all
+    in_threads(factorise, itertools.product(networks, sites))
 
     def compare(item: Any) -> list[dict[str, Any]]:
         (a, b), site = item

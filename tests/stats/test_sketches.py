@@ -68,7 +68,9 @@ def test_tensor_sketch_is_a_convolution_of_count_sketches() -> None:
         for i in range(6):
             for j in range(6):
                 at = int(of_f.place[i] + of_g.place[j]) % to
-                wanted[:, at] += (1 - 2 * int(of_f.place[i] >= to)) * (1 - 2 * int(of_g.place[j] >= to)) * F[:, i] * G[:, j]
+                wanted[:, at] += (
+                    (1 - 2 * int(of_f.place[i] >= to)) * (1 - 2 * int(of_g.place[j] >= to)) * F[:, i] * G[:, j]
+                )
         assert torch.allclose(found[copy], wanted, atol=1e-12)
     assert not torch.allclose(found[0], found[1])
 

@@ -133,13 +133,13 @@ class Run:
                 self._drawn = drawn.to(rows)
         elif len(rows) != self._rows:
             raise ValueError(f"need as many rows at every site, got {self._rows} and, at {site}, {len(rows)}")
-        self.source.note_finite(f"the activations at {site} are", rows)
-        self.makers[site].features(rows, self._drawn)
+        lengths = self.makers[site].features(rows, self._drawn)  # not finite where a row is not
+        self.source.note_finite(f"the activations at {site} are", lengths)
 
     def _gradients(self, site: str, rows: Tensor) -> None:
         with torch.no_grad():
-            self.source.note_finite(f"the gradients at {site} are", rows)
-            self.makers[site].gradients(rows, self._drawn, self.start)
+            lengths = self.makers[site].gradients(rows, self._drawn, self.start)
+            self.source.note_finite(f"the gradients at {site} are", lengths)
 
     def _shared(self, chunk: Chunk) -> None:
         """What all sites share: the sketch of ones, of the fingerprint, and of the labels."""

@@ -62,6 +62,17 @@ class Drawn:
         for bucket, sign in zip(at.buckets, at.signs, strict=True):
             total.index_add_(0, bucket, rows * sign.reshape(-1, *[1] * (rows.ndim - 1)))
 
+    def add_apart(self, total: Tensor, rows: Tensor) -> None:
+        """The same for wide rows, without a copy of them: total (2 size, …) holds what is added, then what is taken."""
+        size = len(total) // 2
+        for bucket, sign in zip(self.buckets, self.signs, strict=True):
+            total.index_add_(0, bucket + size * (sign < 0), rows)
+
+    def together(self, total: Tensor) -> Tensor:
+        """S rows, from what `add_apart` made."""
+        added, taken = total.chunk(2)
+        return (added - taken) / len(self.buckets) ** 0.5
+
     def add_unsigned(self, total: Tensor, rows: Tensor) -> None:
         """The same with all signs +1."""
         at = self.to(rows)

@@ -246,7 +246,7 @@ def _diagonal(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
 
 def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     """Rows whose products are K̃_f ∘ K̃_g."""
-    spectrum = Spectrum.of(product_gram(f, g, shared, centred))
+    spectrum = Spectrum.of(product_gram(f, g, shared, centred).cpu())
     return spectrum.vectors * spectrum.values.sqrt()
 
 

@@ -38,8 +38,8 @@ class SiteForm:
         return max(FEWEST_PAIRED, min(MOST_PAIRED, PAIR_NUMBERS // self.columns))
 
     def bytes(self, rows: int | None) -> int:
-        """What its sketch takes, for that many rows where all are kept."""
-        height = self.size if self.size is not None else rows or 0
+        """What it takes at most while it is made, for that many rows where all are kept."""
+        height = 2 * self.size if self.size is not None else rows or 0  # rows to add and rows to take off, apart
         wide = len(self.parts & {"features", "gradients", "maps"})
         found = 4 * height * self.columns * wide
         if "hadamard" in self.parts and self.size is not None:
@@ -79,17 +79,18 @@ class SiteMaker:
         self._moment: Tensor | None = None
         self._waiting: tuple[Tensor, Tensor, Tensor | None] | None = None
 
-    def features(self, rows: Tensor, drawn: Drawn | None) -> None:
-        """The rows f of a chunk; `drawn` says where they go, None that they are kept as they are."""
+    def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
+        """The rows f of a chunk, whose ‖f‖² come back; `drawn` says where they go, None that all are kept."""
         squares = _squares(rows)
         narrow = rows if self._fold is None else self._fold(rows)
         if "features" in self.form.parts:
             self._grow("features", narrow, squares, drawn)
         if self.form.with_gradients:
             self._waiting = rows, squares, None if self._tensor is None else self._tensor.features(rows)
+        return squares
 
-    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> None:
-        """The rows g of the same chunk, whose first row has the global index `start`."""
+    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> Tensor:
+        """The rows g of the same chunk, whose first row has the global index `start`; their ‖g‖² come back."""
         assert self._waiting is not None
         (features, of_f, spectra), self._waiting = self._waiting, None
         of_g = _squares(rows)
@@ -112,6 +113,7 @@ class SiteMaker:
             moment = (g.T @ f).double()
             self._moment = moment if self._moment is None else self._moment + moment
         self._pairs.add(f, g, start)
+        return of_g
 
     def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         if name not in self._parts:
@@ -153,7 +155,7 @@ class _Growing:
         total = (rows.new_ones(rows.shape[-2]) @ rows).double()
         if self._rows is None:
             self._total, self._squares = torch.zeros_like(total), torch.zeros_like(squares[0])
-            self._rows = rows.new_zeros(*rows.shape[:-2], self.size or 0, rows.shape[-1])
+            self._rows = rows.new_zeros(*rows.shape[:-2], 2 * (self.size or 0), rows.shape[-1])
             self._diagonal = squares.new_zeros(self.size or 0)
         self._total += total
         self._squares += squares.sum()
@@ -161,14 +163,18 @@ class _Growing:
             self._all.append((rows.clone(), squares))
             return
         for whole, part in zip(*(t if t.ndim == 3 else t[None] for t in (self._rows, rows)), strict=True):
-            drawn.add(whole, part)
+            drawn.add_apart(whole, part)
         drawn.add(self._diagonal, squares)
+        self._drawn = drawn
 
     def finish(self) -> Part:
         assert self._rows is not None
-        rows, diagonal = self._rows, self._diagonal
         if self.size is None:
             rows, diagonal = torch.cat([r for r, _ in self._all], -2), torch.cat([s for _, s in self._all])
+        else:
+            whole, diagonal = self._rows, self._diagonal
+            together = self._drawn.together
+            rows = together(whole) if whole.ndim == 2 else torch.stack([together(copy) for copy in whole])
         return Part(rows, self._total, self._squares, diagonal)
 
 
@@ -186,7 +192,7 @@ class _Pairing:
         take = torch.from_numpy(index - start).to(f.device)
         self._kept.append((f[take], g[take]))
         self._index.append(index)
-        if sum(map(len, self._index)) > 4 * self.most:
+        if sum(map(len, self._index)) > 2 * self.most:
             found = self.finish()
             self._kept, self._index = [(found.features, found.gradients)], [found.index]
 
