@@ -64,7 +64,7 @@ def _digits(value: float) -> str:
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    titles = [name.replace("_", "\n", 1).replace("_", " ") for name in TRANSFER]
+    titles = [name.replace("_", "\n") for name in TRANSFER]
     taken = sum(
         max(*(len(part) for part in head.split("\n")), *(len(row[k]) for row in rows)) + 1
         for k, head in enumerate(titles)

@@ -164,7 +164,7 @@ class _Evaluation:
             *caveats.of_undefined(undefined, *self.sides),
             *self._too_noisy(measure, value),
             *self._words(measure),
-            *caveats.of_bounds(measure, value),
+            *(() if self._noisy(measure) else caveats.of_bounds(measure, value)),
         ]
         found += caveats.of_nan(value, found, *self.sides)
         return Values(
@@ -219,12 +219,18 @@ class _Evaluation:
         null = measure(replace(view, xy=mean)).numpy()
         return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
 
+    def _noisy(self, measure: Measure) -> bool:
+        """Whether a norm has been corrected for what sketching adds, and may have come out far too small."""
+        return measure.reads is DebiasedAlignment and not self.pair.exact
+
     def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
-        """A debiased norm may come out negative, and then it has no root."""
-        if measure.reads is DebiasedAlignment and not self.pair.exact:
-            for i, j in zip(*np.nonzero(np.isnan(value)), strict=True):
-                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
-                yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+        """A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1."""
+        if not self._noisy(measure):
+            return
+        for i, j in zip(*np.nonzero(~(np.abs(value) <= 1)), strict=True):
+            text = f"what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
+            start = "undefined: " if np.isnan(value[i, j]) else "not to be relied on: "
+            yield Caveat(start + text, self.sides[0].sites[i], self.sides[1].sites[j])
 
     def _words(self, measure: Measure) -> Iterator[Caveat]:
         pair = self.pair
@@ -239,7 +245,9 @@ class _Evaluation:
                 "kernel='hadamard' sketches the product"
             )
         if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
-            yield Caveat(f"{pair.n} rows in {pair.size} buckets: biased {measure.closer}; debiased_cka corrects for it")
+            # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
+            way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
+            yield Caveat(f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it")
         for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
             for site, kernel in zip(side.sites, kernels, strict=True):
                 if kernel.folded is not None:
