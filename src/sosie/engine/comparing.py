@@ -27,7 +27,7 @@ from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
 from .settings import Settings, draws_of
-from .sketching.comparing import KERNEL, compare_sketches, is_sketch
+from .sketching.comparing import KERNEL, check_sketches, compare_sketches, is_sketch
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
@@ -104,8 +104,10 @@ def compare(
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     doubt = Doubt(draws_of(null, draws), seed, interval)
     if any(is_sketch(thing) for thing in things):
-        if data is not None or interval:
-            raise ValueError("sketches hold what they need: leave data and interval out")
+        check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a, prepare_b=prepare_b,
+                       inputs=inputs, precision=precision, memory=memory, max_rows=max_rows, resume=resume,
+                       exact=exact or None, interval=interval or None, first_row=first_row or None,
+                       rows=None if rows == "flatten" else rows)  # fmt: skip
         return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
     if kernel is not None:
         raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
