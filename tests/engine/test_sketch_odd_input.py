@@ -184,6 +184,24 @@ def test_unpaired_sketches_of_every_row_are_told_why_not() -> None:
         sosie.compare_unpaired(made(), made(1, rows(20)), seed=2**63)
 
 
+# Answers
+
+
+def test_hidden_states_are_no_logits() -> None:
+    class Headless(Residual):
+        def forward(self, x: Tensor) -> Any:
+            return {"last_hidden_state": super().forward(x)[:, None].expand(-1, 4, -1), "pooler_output": x}
+
+    model = built(Headless)
+    with pytest.raises(ValueError, match="hidden states, since it has no head"):
+        sosie.sketch(model, [rows()], sites=["stem"], size=8)
+    assert sosie.sketch(model, [rows()], sites=["stem"], size=8, kernels="features").parts == ("features",)
+    own = sosie.sketch(
+        model, [rows()], sites=["stem"], size=8, output=lambda answer, _: answer["last_hidden_state"].mean((1, 2))
+    )
+    assert "gradients" in own.parts
+
+
 # Classifying
 
 

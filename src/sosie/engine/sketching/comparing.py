@@ -48,7 +48,7 @@ def open_sketch(thing: Any) -> Sketch:
 def check_sketches(things: Sequence[Any], **settled: Any) -> None:
     """Complain about what is no sketch, and about options that were settled when the sketches were made."""
     for thing in things:
-        if not is_sketch(thing):
+        if not is_sketch(thing) and Path(str(thing)).suffix != ".safetensors":  # opening those says what they are
             name = repr(thing) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
             raise TypeError(f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {name}")
     if wrong := [name for name, value in settled.items() if value is not None]:
@@ -100,8 +100,8 @@ def compare_unpaired(
     if a.exact or b.exact or a.size != b.size:
         sizes = " and ".join("one that kept every row" if k.exact else str(k.size) for k in (a, b))
         raise ValueError(
-            f"without common rows only sketches in buckets, as many in both, can be compared, got {sizes}; sketch both "
-            "anew with one size"
+            f"without common rows only sketches of one size can be compared, got {sizes}; sketch both anew with one "
+            "size"
         )
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
         raise ValueError(
