@@ -111,3 +111,28 @@ def test_hostile_files_are_refused_in_words(tmp_path: Path, damage: str) -> None
     DAMAGES[damage](path)
     with pytest.raises(DamagedFile, match=r"k\.safetensors"):
         Sketch.load(path)
+
+
+def _renamed(*names: object) -> Callable[[dict[str, dict[str, object]]], object]:
+    return lambda layout: layout["side"]["fields"].update(sites={"tuple": [{"value": name} for name in names]})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (_tensors(lambda t: t.update({"sketch.fingerprint": t["sketch.fingerprint"].int()})), "stored as int32"),
+        (
+            _tensors(lambda t: t.update({"sketch.sites.0.features.rows": t["sketch.sites.0.features.rows"].int()})),
+            "int32",
+        ),
+        (_layout(_renamed("a", "a")), "two sites have one name"),
+        (_layout(_renamed(1, 2)), "have names"),
+        (_layout(lambda layout: layout.update(about={"value": {"models": 3}})), "models is no list"),
+        (_layout(lambda layout: layout.update(seed={"value": 2**80})), "seed"),
+    ],
+)
+def test_types_and_names_are_looked_at(tmp_path: Path, damage: Callable[[Path], None], word: str) -> None:
+    path = sketch_of({"a": (F, G), "b": (G, F)}, 16).save(tmp_path / "k.safetensors")
+    damage(path)
+    with pytest.raises(DamagedFile, match=word):
+        Sketch.load(path)

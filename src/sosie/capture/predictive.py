@@ -48,6 +48,11 @@ class Categorical:
 
     def check(self, answer: Any, inputs: int) -> None:
         logits = answer_in(answer)
+        if isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
+            raise ValueError(
+                "output='logits', but the model answers with hidden states, since it has no head: take one with a "
+                f"head, sketch kernels='features' alone, or {_OTHERWISE}"
+            )
         if logits is None or not logits.is_floating_point():
             kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
             raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")

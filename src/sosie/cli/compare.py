@@ -30,7 +30,10 @@ def compare(
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas; options in brackets. Else debiased_cka.", show_default=False),
+        typer.Option(
+            help="Measures, separated by commas; options in brackets. Else debiased_cka; of sketches linear_cka.",
+            show_default=False,
+        ),
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks.")] = None,
     sites_a: Annotated[str | None, typer.Option(help="Sites of the first model.")] = None,
@@ -83,7 +86,7 @@ def compare(
     found = engine.compare(
         [engine.open_source(text, seed=seed) for text in models],
         None if data is None else open_data(data, batch=batch),
-        measures=engine.DEFAULT if measures in (None, engine.DEFAULT) else split(measures) or [],
+        measures=None if measures is None else split(measures) or [],
         sites_a=split(sites_a or sites),
         sites_b=split(sites_b or (sites if len(models) == 2 else None)),
         rows=rows,

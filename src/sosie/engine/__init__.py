@@ -1,6 +1,6 @@
 """From models and data to results, in one pass."""
 
-from .comparing import DEFAULT, compare, open_source
+from .comparing import compare, open_source
 from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
@@ -20,7 +20,6 @@ from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 from .task2vec import Task2Vec, task2vec
 
 __all__ = [
-    "DEFAULT",
     "KERNEL",
     "UNPAIRED",
     "Classifiers",

@@ -127,7 +127,7 @@ def of_nan(value: np.ndarray, explained: list[Caveat], side_a: Side, side_b: Sid
 
 
 def _explains(caveat: Caveat) -> bool:
-    return caveat.text.startswith(("undefined", "features do not vary"))
+    return caveat.text.startswith(("undefined", "features do not vary", "rows of the "))
 
 
 def of_chance(

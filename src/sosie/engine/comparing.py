@@ -27,7 +27,7 @@ from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
 from .settings import Settings, draws_of
-from .sketching.comparing import KERNEL, compare_sketches, is_sketch
+from .sketching.comparing import KERNEL, SKETCHED, check_sketches, compare_sketches, is_sketch
 from .sources import ModelSource, SavedSource, Source
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
@@ -39,7 +39,7 @@ def compare(
     model_b: Any = None,
     data: Any = None,
     *,
-    measures: str | Measure | Sequence[str | Measure] = DEFAULT,
+    measures: str | Measure | Sequence[str | Measure] | None = None,
     sites_a: Any = None,
     sites_b: Any = None,
     rows: Rule = "flatten",
@@ -67,6 +67,7 @@ def compare(
     pairs in one pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists
     of strings, or a data specification.
 
+    `measures`: None takes debiased_cka, of sketches linear_cka.
     `sites_a`, `sites_b`: names, globs, types; None takes blocks or layers. `rows`: how activations become
     rows. `prepare_a`, `prepare_b`: each model's own normalisation, or tokeniser of text. `inputs`: batch →
     model arguments.
@@ -85,7 +86,7 @@ def compare(
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
-        if measures != DEFAULT or null is not None or interval:
+        if measures is not None or null is not None or interval:
             raise ValueError(
                 "saved statistics are merged as they were collected: measures, null and interval are chosen then"
             )
@@ -95,6 +96,9 @@ def compare(
             raise DamagedFile(f"these statistics do not fit together: {error}") from error
     check_rule(rows)
     check_precision(precision)
+    sketched = any(is_sketch(thing) for thing in things)
+    if measures is None:
+        measures = SKETCHED if sketched else DEFAULT
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
@@ -103,9 +107,11 @@ def compare(
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     doubt = Doubt(draws_of(null, draws), seed, interval)
-    if any(is_sketch(thing) for thing in things):
-        if data is not None or interval:
-            raise ValueError("sketches hold what they need: leave data and interval out")
+    if sketched:
+        check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a, prepare_b=prepare_b,
+                       inputs=inputs, precision=precision, memory=memory, max_rows=max_rows, resume=resume,
+                       exact=exact or None, interval=interval or None, first_row=first_row or None,
+                       rows=None if rows == "flatten" else rows)  # fmt: skip
         return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
     if kernel is not None:
         raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")

@@ -39,7 +39,9 @@ def evaluate(
     """
     if not measures:
         return {}
-    constant_a, constant_b = (_constant(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True))
+    constant_a, constant_b = (
+        constant_sites(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True)
+    )
     widths = side_a.widths, side_b.widths
     one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
     found = by_pair(one_by_one, statistic, widths, ~constant_a, ~constant_b)
@@ -156,7 +158,7 @@ def _number(bound: float | None) -> float | None:
     return None if bound is None else float(bound)
 
 
-def _constant(spread: Tensor, side: Side) -> Array:
+def constant_sites(spread: Tensor, side: Side, slack: float = 1) -> Array:
     """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
     limits = [CONSTANT.get(dtype, CONSTANT_IN_FLOAT32) for dtype in side.dtypes] or [CONSTANT_IN_FLOAT32]
-    return ~(spread.detach().cpu().numpy() > np.array(limits))
+    return ~(spread.detach().cpu().numpy() > slack * np.array(limits))

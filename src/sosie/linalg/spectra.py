@@ -41,9 +41,9 @@ class Spectrum:
         if tolerance is None:
             tolerance = rank_tolerance(matrix.dtype)
         values, vectors = eigen(matrix)
-        kept = values > tolerance * values[-1]
-        if not bool(values[-1] > 0):
-            kept = torch.zeros_like(kept)
+        kept = torch.zeros_like(values, dtype=torch.bool)
+        if len(values) and bool(values[-1] > 0):
+            kept = values > tolerance * values[-1]
         return cls(values[kept].flip(0), vectors[:, kept].flip(1))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
@@ -15,6 +16,7 @@ from ...results import Side
 from ...stats import KERNELS, Sketch
 from ..stream import Stream
 from .classifiers import CLASSIFIED, FORWARD, Explicit, Product, fit_site, frequencies
+from .comparing import open_sketch
 from .source import GradientSource, read_through, source_of
 
 
@@ -31,8 +33,10 @@ class Options(TypedDict, total=False):
     max_rows: int | None
 
 
-def classify(sketch: Sketch, kernel: str = "hadamard", *, alpha: float | None = None) -> Classifiers:
-    """Kernel ridge regression from the rows of a sketch to its labels, at every site.
+def classify(
+    sketch: Sketch | str | os.PathLike[str], kernel: str = "hadamard", *, alpha: float | None = None
+) -> Classifiers:
+    """Kernel ridge regression from the rows of a sketch, or of a file with one, to its labels, at every site.
 
     t* = t̄ + T̃ᵀ(K̃ + αI)⁻¹ k(x*), and the largest wins (equations 49 and 50 of Tang and others 2020, whose formula has
     no intercept: here rows and labels are centred before they are sketched, so that class means are not penalised).
@@ -46,6 +50,7 @@ def classify(sketch: Sketch, kernel: str = "hadamard", *, alpha: float | None = 
         raise ValueError(f"{there}; those that can are {', '.join(CLASSIFIED)}")
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be a number above 0, got {alpha}; None has it chosen")
+    sketch = open_sketch(sketch)
     if sketch.labels is None:
         raise ValueError(
             "this sketch has no labels: sketch batches of (inputs, labels), labels being whole numbers from 0 on, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ import torch
 
 from ...measures import Measure, find, settled
 from ...results import Caveat, Comparison, Comparisons, Side, Values
-from ...stats import Alignment, DebiasedAlignment, NotShared, Resketch, Sketch, SketchPair, is_statistics
+from ...stats import Alignment, DebiasedAlignment, NotShared, Resketch, Sketch, SketchPair, check_seed, is_statistics
 from .. import caveats
 from ..chance import Chance, judged
+from ..evaluate import constant_sites
 from ..pairwise import by_pair
 from ..provenance import provenance
 
 Array = np.ndarray
 KERNEL = "hadamard"
+SKETCHED = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
+SLACK = 30  # sums over buckets round more than those over rows
+PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
 DRAWS = 5  # of chance that come unasked: they hardly differ from each other
 _ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 
@@ -38,9 +43,20 @@ def open_sketch(thing: Any) -> Sketch:
         return thing
     if isinstance(thing, (str, os.PathLike)):
         return Sketch.load(thing)
-    raise TypeError(
-        f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {type(thing).__name__}"
-    )
+    raise TypeError(f"need a sketch: make one with sosie.sketch(model, data), got {type(thing).__name__}")
+
+
+def check_sketches(things: Sequence[Any], **settled: Any) -> None:
+    """Complain about what is no sketch, and about options that were settled when the sketches were made."""
+    for thing in things:
+        if not is_sketch(thing) and Path(str(thing)).suffix != ".safetensors":  # opening those says what they are
+            name = repr(thing) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
+            raise TypeError(f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {name}")
+    if wrong := [name for name, value in settled.items() if value is not None]:
+        raise ValueError(
+            f"{', '.join(wrong)}: not for sketches, which hold what they were made with; sketch.at(…) takes some of "
+            "their sites"
+        )
 
 
 def compare_sketches(
@@ -79,12 +95,14 @@ def compare_unpaired(
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
-    if draws is not None and draws < 2:
+    if draws is not None and (not isinstance(draws, int) or draws < 2):
         raise ValueError(f"chance needs at least 2 draws, got {draws}")
+    check_seed(seed)
     if a.exact or b.exact or a.size != b.size:
+        sizes = " and ".join("one that kept every row" if k.exact else str(k.size) for k in (a, b))
         raise ValueError(
-            f"without common rows only sketches of one size can be compared, got {a.size} and {b.size} "
-            "(None: every row was kept); sketch both anew with one size"
+            f"without common rows only sketches of one size can be compared, got {sizes}; sketch both anew with one "
+            "size"
         )
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
         raise ValueError(
@@ -112,7 +130,8 @@ def _compared(
         # With one seed, bucket by bucket as many rows fell into both: a likeness that is not the networks'.
         pair = pair.redrawn(Resketch.draw(pair.size, seed, -1, signed=_is_signed(pair)))
     sides = _apart(a.side, b.side)
-    values = _Evaluation(pair, sides, kernel, draws, seed, shared).values(measures)
+    losses = None if a.output == b.output else (a.output, b.output)
+    values = _Evaluation(pair, sides, kernel, draws, seed, shared, losses).values(measures)
     settings: dict[str, Any] = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared}
     settings["gradients of"] = " and ".join(dict.fromkeys([a.output, b.output]))
     models = [*a.about.get("models", []), *b.about.get("models", [])]
@@ -148,9 +167,16 @@ class _Evaluation:
     """All values of one pair of sketches."""
 
     def __init__(
-        self, pair: SketchPair, sides: tuple[Side, Side], kernel: str, draws: int, seed: int, shared: bool
+        self,
+        pair: SketchPair,
+        sides: tuple[Side, Side],
+        kernel: str,
+        draws: int,
+        seed: int,
+        shared: bool,
+        losses: tuple[str, str] | None,  # that the gradients are of, where they are not the same
     ) -> None:
-        self.pair, self.sides, self.kernel = pair, sides, kernel
+        self.pair, self.sides, self.kernel, self.losses = pair, sides, kernel, losses
         self.draws, self.seed, self.shared = draws, seed, shared
 
     def values(self, measures: Sequence[Measure]) -> dict[str, Values]:
@@ -162,9 +188,10 @@ class _Evaluation:
         bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
         found = [
             *caveats.of_undefined(undefined, *self.sides),
+            *self._do_not_vary(),
             *self._too_noisy(measure, value),
             *self._words(measure),
-            *(() if self._noisy(measure) else caveats.of_bounds(measure, value)),
+            *caveats.of_bounds(measure, value),
         ]
         found += caveats.of_nan(value, found, *self.sides)
         return Values(
@@ -187,11 +214,16 @@ class _Evaluation:
             value = measure(pair.alignment(measure.reads))
             undefined: dict[tuple[int, int], str] = {}
         else:
-            everywhere = (np.ones(shape[0], bool), np.ones(shape[1], bool))
+            varied = (~constant for constant in self._constant)
             widths = tuple(tuple(side.widths) for side in self.sides)
-            one = by_pair([measure], pair, widths, *everywhere)[measure.name]  # type: ignore[arg-type]
+            one = by_pair([measure], pair, widths, *varied)[measure.name]  # type: ignore[arg-type]
             value, undefined = one.matrix(shape), one.undefined
-        return settled(value, measure, torch.float32).cpu().double().numpy(), undefined
+        found = settled(value, measure, torch.float32).cpu().double().numpy()
+        if measure.reads is DebiasedAlignment and not pair.exact:
+            found[np.abs(found) > 1] = np.nan  # of a norm that came out far too small
+        constant_a, constant_b = self._constant
+        found[constant_a, :] = found[:, constant_b] = np.nan
+        return found, undefined
 
     def _chance(self, measure: Measure, value: Array) -> Chance | None:
         """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
@@ -219,18 +251,28 @@ class _Evaluation:
         null = measure(replace(view, xy=mean)).numpy()
         return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
 
-    def _noisy(self, measure: Measure) -> bool:
-        """Whether a norm has been corrected for what sketching adds, and may have come out far too small."""
-        return measure.reads is DebiasedAlignment and not self.pair.exact
+    def _do_not_vary(self) -> Iterator[Caveat]:
+        """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
+        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
+            for site in np.array(side.sites, dtype=object)[constant]:
+                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
+
+    @cached_property
+    def _constant(self) -> tuple[Array, Array]:
+        nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
+        a, b = (
+            constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
+            for share, side in zip(self.pair.spread, self.sides, strict=True)
+        )
+        return a, b
 
     def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
         """A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1."""
-        if not self._noisy(measure):
-            return
-        for i, j in zip(*np.nonzero(~(np.abs(value) <= 1)), strict=True):
-            text = f"what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
-            start = "undefined: " if np.isnan(value[i, j]) else "not to be relied on: "
-            yield Caveat(start + text, self.sides[0].sites[i], self.sides[1].sites[j])
+        if measure.reads is DebiasedAlignment and not self.pair.exact:
+            vary_a, vary_b = (~constant for constant in self._constant)
+            for i, j in zip(*np.nonzero(np.isnan(value) & vary_a[:, None] & vary_b), strict=True):
+                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
+                yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
 
     def _words(self, measure: Measure) -> Iterator[Caveat]:
         pair = self.pair
@@ -243,6 +285,12 @@ class _Evaluation:
             yield Caveat(
                 "the product of two sketched kernels is not the sketch of their product: values come out too high; "
                 "kernel='hadamard' sketches the product"
+            )
+        if self.losses is not None and self.kernel != "features":
+            yield Caveat(f"the gradients are of different losses, {self.losses[0]} and {self.losses[1]}")
+        if not pair.exact and self.shared and pair.n <= pair.size:
+            yield Caveat(
+                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps them, which is exact"
             )
         if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
             # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.

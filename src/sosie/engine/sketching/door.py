@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...capture import BETA, Chunk, Loss, Rule, check_rule, input_numbers, labels_of, predictive_of
 from ...results import Side
-from ...stats import Buckets, Drawn, SiteMaker, Sketch, Spans, parts_of, plan_forms
+from ...stats import Buckets, Drawn, SiteMaker, Sketch, Spans, check_seed, parts_of, plan_forms
 from ..plan import MEMORY, parse_size
 from ..provenance import provenance
 from ..stream import Stream, rows_per_input
@@ -55,15 +55,20 @@ def sketch(
     `sites`, `prepare`, `inputs`, `device`, `max_rows`: as in `sosie.compare`.
     """
     check_rule(rows)
-    names = (kernels,) if isinstance(kernels, str) else tuple(kernels)
+    if data is None:
+        raise TypeError("a model is sketched on data: sketch(model, data)")
+    names = (kernels,) if isinstance(kernels, str) else tuple(kernels or ())
     parts = parts_of(names)
     if size is None and "hadamard" in parts:
         parts = (parts - {"hadamard"}) | {"features", "gradients"}  # the product itself is at hand
     buckets = None if size is None else Buckets(size, seed, stack)
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    if first_row < 0:
-        raise ValueError(f"first_row must be 0 or more, got {first_row}")
+    if size is None and stack != 1:
+        raise ValueError(f"size=None keeps every row as it is, so that there is nothing to stack: got stack={stack}")
+    check_seed(seed)
+    if max_rows is not None and (not isinstance(max_rows, int) or max_rows < 1):
+        raise ValueError(f"max_rows must be a whole number, at least 1, got {max_rows}")
+    if not isinstance(first_row, int) or not 0 <= first_row < 2**40:
+        raise ValueError(f"first_row must be a whole number from 0 on, below 2^40, got {first_row}")
     source = source_of(
         model, sites, rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive_of(output, beta)
     )

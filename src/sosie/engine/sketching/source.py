@@ -93,7 +93,8 @@ class GradientSource(ModelSource):
 
     def look(self, batch: Any) -> Any:
         self._keep.start()
-        side = super().look(batch)
+        with torch.inference_mode(False):  # in which changes in place leave no trace
+            side = super().look(batch)
         self._keep.learn()
         return side
 

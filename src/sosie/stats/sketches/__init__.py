@@ -1,6 +1,6 @@
 """Sketches of features and gradients: mergeable, of a size that the data do not change."""
 
-from .hashes import Buckets, Drawn
+from .hashes import Buckets, Drawn, check_seed
 from .kernels import KERNELS, Kernel, Resketch, mean_squared, product_gram
 from .making import SiteForm, SiteMaker, plan_forms
 from .pair import SketchPair
@@ -24,6 +24,7 @@ __all__ = [
     "SketchPair",
     "Spans",
     "TensorSketch",
+    "check_seed",
     "mean_squared",
     "parts_of",
     "plan_forms",

@@ -11,6 +11,12 @@ from torch import Tensor
 from ..lottery import row_hash
 
 _APART = 0x5CE7C4  # keeps these draws apart from those that decide which rows a sample keeps
+_LARGEST = 2**40  # torch's generators take 64 bits, of which numbers of draws and widths need some
+
+
+def check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= _LARGEST:
+        raise ValueError(f"a sketch needs a whole number as seed, less than 2^40 in size, got {seed!r}")
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,7 @@ class Buckets:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"a sketch needs a whole number as {name}, at least {least}, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"a sketch needs a whole number as seed, got {self.seed!r}")
+        check_seed(self.seed)
         if self.size % self.stack:
             raise ValueError(f"stack={self.stack} does not divide the size {self.size} of the sketch")
 

@@ -64,6 +64,9 @@ class SiteForm:
         return TensorSketch(self.width, self.size, self.seed)
 
 
+_SUMMED = 256  # rows that are added up in their own precision
+
+
 class SiteMaker:
     """Grows one site's sketch; features of a chunk come before its gradients."""
 
@@ -151,8 +154,10 @@ class _Growing:
 
     def add(self, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         """Rows (n, k), or (2, n, k) in two copies."""
-        # A product with ones: summing float32 in float64 would take longer than all the rest.
-        total = (rows.new_ones(rows.shape[-2]) @ rows).double()
+        # Products with ones: summing float32 in float64 would take longer than all the rest. A few rows at a time, or
+        # rounding would be taken for variation about the mean.
+        total = sum((rows.new_ones(lot.shape[-2]) @ lot).double() for lot in rows.split(_SUMMED, -2))
+        assert isinstance(total, Tensor)
         if self._rows is None:
             self._total, self._squares = torch.zeros_like(total), torch.zeros_like(squares[0])
             self._rows = rows.new_zeros(*rows.shape[:-2], 2 * (self.size or 0), rows.shape[-1])
@@ -224,9 +229,10 @@ def plan_forms(
         if sum(form.bytes(rows) for form in forms) <= memory:
             return forms
     least = sum(form.bytes(rows) for form in forms)
+    projected = f" and {_size(least)} with rows projected to {to} columns," if least < need else ""
     raise MemoryError(
-        f"the sketch would take {_size(need)}, and {_size(least)} with rows projected to {to} columns, over the budget "
-        f"of {_size(memory)}: raise memory=, take a smaller size, kernels='hadamard' alone, or fewer sites"
+        f"the sketch would take {_size(need)},{projected} over the budget of {_size(memory)}: raise memory=, take a "
+        "smaller size, kernels='hadamard' alone, or fewer sites"
     )
 
 

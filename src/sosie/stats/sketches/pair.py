@@ -64,6 +64,8 @@ class SketchPair:
 
         E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
         """
+        if self.n < 4:
+            raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
         a, b = ([_Known.of(kernel) for kernel in side] for side in (self.a, self.b))
         (traces_a, diagonals_a), (traces_b, diagonals_b) = (
             (torch.stack([k.trace for k in side]), torch.stack([k.diagonal for k in side])) for side in (a, b)

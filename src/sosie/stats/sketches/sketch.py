@@ -190,7 +190,9 @@ class Sketch:
             raise NotShared(f"these sketches are of different rows, {self.spans} and {other.spans}: {_UNPAIRED}")
         theirs = other.fingerprint.to(self.fingerprint.device)
         if bool((self.fingerprint - theirs).norm() > SAME_DATA * self.fingerprint.norm()):
-            raise NotShared(f"these sketches are of different data, or of the same in another order: {_UNPAIRED}")
+            raise NotShared(
+                f"these sketches are of different data, or of the same in another order or precision: {_UNPAIRED}"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read."""
@@ -230,6 +232,12 @@ class Sketch:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
         if not isinstance(self.about, dict) or not all(isinstance(t, str) for t in (self.rows_rule, self.output)):
             raise TypeError("what is said about it is no text")
+        if not isinstance(self.about.get("models", []), list):
+            raise TypeError("what is said about its models is no list")
+        if not all(isinstance(label, str) for label in (self.side.name, *self.side.sites)):
+            raise TypeError(f"sites and models have names, not {self.side.sites} of {self.side.name}")
+        if len(set(self.side.sites)) < len(self.side.sites):
+            raise ValueError(f"two sites have one name among {', '.join(self.side.sites)}")
         for site, label, width in zip(self.sites, self.side.sites, self.side.widths, strict=True):
             if not isinstance(site, SiteSketch) or site.width != width:
                 raise ValueError(f"{label}: no sketch of rows of {width} columns")
@@ -237,7 +245,9 @@ class Sketch:
             if [getattr(site, name) is None for name in PARTS] != [name not in self.parts for name in PARTS]:
                 raise ValueError(f"{label}: not the parts {', '.join(self.parts)}")
         for tensor in _tensors(self):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not tensor.is_floating_point():
+                raise TypeError(f"numbers are stored as {str(tensor.dtype).removeprefix('torch.')}")
+            if not bool(torch.isfinite(tensor).all()):
                 raise ValueError("some numbers are not finite")
 
     def __repr__(self) -> str:
