@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from .provenance import provenance
 from .resume import Checkpoint
 from .settings import Settings, draws_of
 from .sketching.comparing import KERNEL, SKETCHED, check_sketches, compare_sketches, is_sketch
-from .sources import ModelSource, SavedSource, Source
+from .sources import ModelSource, SavedSource, Source, tell_apart
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
 DEFAULT = "debiased_cka"
@@ -67,8 +67,8 @@ def compare(
     pairs in one pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists
     of strings, or a data specification.
 
-    `measures`: None takes debiased_cka, of sketches linear_cka.
-    `sites_a`, `sites_b`: names, globs, types; None takes blocks or layers. `rows`: how activations become
+    `measures`: None takes debiased_cka, of sketches linear_cka. `sites_a`, `sites_b`: names, globs, types; None takes
+    blocks or layers. `rows`: how activations become
     rows. `prepare_a`, `prepare_b`: each model's own normalisation, or tokeniser of text. `inputs`: batch →
     model arguments.
     `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the
@@ -81,8 +81,7 @@ def compare(
     chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
     measure, also where that means computing it on a hundred parts of the rows.
 
-    `kernel`: of sketches, which see (`sosie.sketch`): "hadamard" (features × gradients, the default), "features",
-    "gradients", "sum", "maps", "midpoint" or "hadamard_of_sketches".
+    `kernel`: of sketches (see `sosie.sketch`): "hadamard" (features × gradients, the default), "features" …
     """
     things, data = _arguments(model_a, model_b, data)
     if all(_is_statistics(thing) for thing in things):
@@ -177,20 +176,6 @@ def _source(
             "or saved activations ({site: array}, .npz, .safetensors)"
         )
     return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
-
-
-class Named(Protocol):
-    """Whatever has a name that a result shows."""
-
-    name: str
-
-
-def tell_apart(sources: Sequence[Named]) -> None:
-    """Number sources that have one name."""
-    names = [source.name for source in sources]
-    for k, source in enumerate(sources):
-        if names.count(names[k]) > 1:
-            source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
 
 
 def _compare(

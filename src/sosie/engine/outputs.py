@@ -18,9 +18,9 @@ from ..progress import Progress
 from ..results import Comparison, Comparisons, Side
 from ..stats import OutputSums
 from .answering import Answering, Labels, ModelAnswering, SavedAnswering, open_answering
-from .comparing import tell_apart
 from .output_values import accuracies, evaluate_outputs
 from .provenance import provenance
+from .sources import tell_apart
 
 Pair = tuple[int, int]
 SAVED_CHUNK = 8192  # saved outputs that are read at a time

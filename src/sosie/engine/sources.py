@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -218,3 +218,17 @@ def _called(function: Callable[[Any], Any] | None) -> str:
     """A name that is the same in every process: a plain repr may hold an address in memory."""
     named = getattr(function, "__qualname__", None) or repr(function)
     return type(function).__qualname__ if " at 0x" in named else named
+
+
+class Named(Protocol):
+    """Whatever has a name that a result shows."""
+
+    name: str
+
+
+def tell_apart(sources: Sequence[Named]) -> None:
+    """Number sources that have one name."""
+    names = [source.name for source in sources]
+    for k, source in enumerate(sources):
+        if names.count(names[k]) > 1:
+            source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"

@@ -20,7 +20,7 @@ from ...models.joint import Form, Resize
 from ...progress import Progress
 from ...results import Comparison
 from ...stats import JointMaker, JointSums
-from ..comparing import tell_apart
+from ..sources import tell_apart
 from .fitting import Way, check_options, fill
 from .halves import CHUNK, Half, answer_of, chunks_of, look_into, open_network, refuse_padding
 from .kept import in_chunks, read_inputs

@@ -1,0 +1,167 @@
+"""Measures over every pair of sites of two sketches, with chance and caveats beside the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ...measures import Measure, settled
+from ...results import Caveat, Side, Values
+from ...stats import Alignment, DebiasedAlignment, Resketch, SketchPair
+from .. import caveats
+from ..chance import Chance, judged
+from ..evaluate import constant_sites
+from ..pairwise import by_pair
+
+Array = np.ndarray
+SLACK = 30  # sums over buckets round more than those over rows
+PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
+DRAWS = 5  # of chance that come unasked: they hardly differ from each other
+
+
+def is_signed(pair: SketchPair) -> bool:
+    """A product of sketches has lost its signs, and rows that were never sketched have none."""
+    return pair.a[0].name != "hadamard_of_sketches" and not pair.exact
+
+
+class Evaluation:
+    """All values of one pair of sketches."""
+
+    def __init__(
+        self,
+        pair: SketchPair,
+        sides: tuple[Side, Side],
+        kernel: str,
+        draws: int,
+        seed: int,
+        shared: bool,
+        losses: tuple[str, str] | None,  # that the gradients are of, where they are not the same
+    ) -> None:
+        self.pair, self.sides, self.kernel, self.losses = pair, sides, kernel, losses
+        self.draws, self.seed, self.shared = draws, seed, shared
+
+    def values(self, measures: Sequence[Measure]) -> dict[str, Values]:
+        return {measure.name: self._of(measure) for measure in measures}
+
+    def _of(self, measure: Measure) -> Values:
+        value, undefined = self._matrix(measure, self.pair)
+        chance = self._chance(measure, value)
+        bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
+        found = [
+            *caveats.of_undefined(undefined, *self.sides),
+            *self._do_not_vary(),
+            *self._too_noisy(measure, value),
+            *self._words(measure),
+            *caveats.of_bounds(measure, value),
+        ]
+        found += caveats.of_nan(value, found, *self.sides)
+        return Values(
+            value=value,
+            n=self.pair.n,
+            statistic=self.pair.describe(),
+            closer=measure.closer,
+            bounds=(bottom, top),
+            same=None if measure.same is None else float(measure.same),
+            null=None if chance is None else chance.null,
+            null_spread=None if chance is None else chance.spread,
+            p=None if chance is None or not self.draws else chance.p,
+            p_search=None if chance is None or not self.draws else chance.p_search,
+            caveats=tuple(found),
+        )
+
+    def _matrix(self, measure: Measure, pair: SketchPair) -> tuple[Array, dict[tuple[int, int], str]]:
+        shape = (len(pair.a), len(pair.b))
+        if issubclass(measure.reads, Alignment):
+            value = measure(pair.alignment(measure.reads))
+            undefined: dict[tuple[int, int], str] = {}
+        else:
+            varied = (~constant for constant in self._constant)
+            widths = tuple(tuple(side.widths) for side in self.sides)
+            one = by_pair([measure], pair, widths, *varied)[measure.name]  # type: ignore[arg-type]
+            value, undefined = one.matrix(shape), one.undefined
+        found = settled(value, measure, torch.float32).cpu().double().numpy()
+        if measure.reads is DebiasedAlignment and not pair.exact:
+            found[np.abs(found) > 1] = np.nan  # of a norm that came out far too small
+        constant_a, constant_b = self._constant
+        found[constant_a, :] = found[:, constant_b] = np.nan
+        return found, undefined
+
+    def _chance(self, measure: Measure, value: Array) -> Chance | None:
+        """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
+
+        Without common rows a few draws come unasked.
+        """
+        if not measure.paired:
+            return None
+        if not self.draws and issubclass(measure.reads, Alignment):
+            return self._by_formula(measure)
+        if not self.draws and self.shared:
+            return None
+        drawn = []
+        for number in range(self.draws or DRAWS):
+            draw = Resketch.draw(self.pair.size, self.seed, number, signed=is_signed(self.pair))
+            drawn.append(self._matrix(measure, self.pair.redrawn(draw))[0])
+        return judged(measure, value, np.stack(drawn))
+
+    def _by_formula(self, measure: Measure) -> Chance:
+        view = self.pair.alignment(measure.reads)
+        if measure.reads is DebiasedAlignment:
+            return Chance(np.zeros(tuple(view.xy.shape)), None)
+        mean, variance = self.pair.redrawn_moments(measure.reads, signed=is_signed(self.pair))
+        # These measures are proportional to xy, so that its mean and spread give theirs.
+        null = measure(replace(view, xy=mean)).numpy()
+        return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
+
+    def _do_not_vary(self) -> Iterator[Caveat]:
+        """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
+        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
+            for site in np.array(side.sites, dtype=object)[constant]:
+                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
+
+    @cached_property
+    def _constant(self) -> tuple[Array, Array]:
+        nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
+        a, b = (
+            constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
+            for share, side in zip(self.pair.spread, self.sides, strict=True)
+        )
+        return a, b
+
+    def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
+        """A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1."""
+        if measure.reads is DebiasedAlignment and not self.pair.exact:
+            vary_a, vary_b = (~constant for constant in self._constant)
+            for i, j in zip(*np.nonzero(np.isnan(value) & vary_a[:, None] & vary_b), strict=True):
+                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
+                yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+
+    def _words(self, measure: Measure) -> Iterator[Caveat]:
+        pair = self.pair
+        if not self.shared and measure.paired:
+            yield Caveat(
+                f"the two sketches share no rows: the value is about spectra and the {pair.size} buckets, and chance "
+                "gives about the same whatever the networks; read it beside chance, or take spectral_bures_distance"
+            )
+        if self.kernel == "hadamard_of_sketches" and not pair.exact:
+            yield Caveat(
+                "the product of two sketched kernels is not the sketch of their product: values come out too high; "
+                "kernel='hadamard' sketches the product"
+            )
+        if self.losses is not None and self.kernel != "features":
+            yield Caveat(f"the gradients are of different losses, {self.losses[0]} and {self.losses[1]}")
+        if not pair.exact and self.shared and pair.n <= pair.size:
+            yield Caveat(
+                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps them, which is exact"
+            )
+        if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
+            # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
+            way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
+            yield Caveat(f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it")
+        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
+            for site, kernel in zip(side.sites, kernels, strict=True):
+                if kernel.folded is not None:
+                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
