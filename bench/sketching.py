@@ -122,7 +122,7 @@ def bures(repeats: int) -> list[dict[str, Any]]:
     from sosie.stats import Kernel, SketchPair
 
     def _kernel(rows: Tensor) -> Kernel:
-        return Kernel("features", SIZE, lambda centred: rows, True)
+        return Kernel("features", SIZE, lambda centred: rows)
 
     ways = {"sqrtm": by_sqrtm, "svd": factored, "sosie": ours}
     seconds = timed(ways, repeats=repeats)

@@ -211,3 +211,24 @@ def test_classify_takes_a_file_and_says_what_it_needs(tmp_path: Path) -> None:
     assert classify(path).alphas == classify(labelled).alphas
     with pytest.raises(TypeError, match="need a sketch"):
         classify(built(Residual))  # type: ignore[arg-type]
+
+
+def test_measures_together_are_what_each_is_alone() -> None:
+    a, b = made(), made(1)
+    names = ["linear_cka", "normalized_bures", "procrustes_angle"]
+    together = sosie.compare(a, b, measures=names, null="permutation", draws=4)
+    for name in names:
+        alone = sosie.compare(a, b, measures=name, null="permutation", draws=4)
+        for what in ("value", "null", "p"):
+            assert np.array_equal(getattr(together[name], what), getattr(alone[name], what))
+
+
+def test_one_direction_that_decides_is_a_caveat() -> None:
+    model = built(Residual)
+    with torch.no_grad():
+        model.stem.weight[1:] *= 1e-3
+    narrow = sosie.sketch(model, [rows(40)], sites=["stem"], size=16)
+    for one, doubtful in ((narrow, True), (made().at("stem"), False)):
+        found = caveats(sosie.compare(one, made(1).at("stem"), kernel="features"))
+        about = [where for words, where in found.items() if words.startswith("one direction holds about")]
+        assert about == ([[("stem", None)]] if doubtful else [])

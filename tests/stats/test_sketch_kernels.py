@@ -291,7 +291,7 @@ def test_the_correction_is_exact_over_all_sketches_there_are() -> None:
 
 
 def test_redrawn_signs_are_fair_where_there_are_signs() -> None:
-    one = Kernel("features", 64, lambda centred: torch.ones(64, 1, dtype=torch.float64), True)
+    one = Kernel("features", 64, lambda centred: torch.ones(64, 1, dtype=torch.float64))
     both = SketchPair([one], [one], 64, False)
     drawn = {
         signed: [

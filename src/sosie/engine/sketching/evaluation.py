@@ -12,7 +12,7 @@ import torch
 from ...measures import Measure, settled
 from ...results import Caveat, Side, Values
 from ...stats import Alignment, DebiasedAlignment, Resketch, SketchPair
-from .. import caveats
+from .. import caveats, data_caveats
 from ..chance import Chance, judged
 from ..evaluate import constant_sites
 from ..pairwise import by_pair
@@ -45,17 +45,20 @@ class Evaluation:
         self.draws, self.seed, self.shared = draws, seed, shared
 
     def values(self, measures: Sequence[Measure]) -> dict[str, Values]:
-        return {measure.name: self._of(measure) for measure in measures}
+        found = self._matrices(measures, self.pair)
+        chance = self._chance(measures, {name: value for name, (value, _) in found.items()})
+        return {m.name: self._of(m, *found[m.name], chance.get(m.name)) for m in measures}
 
-    def _of(self, measure: Measure) -> Values:
-        value, undefined = self._matrix(measure, self.pair)
-        chance = self._chance(measure, value)
+    def _of(
+        self, measure: Measure, value: Array, undefined: dict[tuple[int, int], str], chance: Chance | None
+    ) -> Values:
         bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
         found = [
             *caveats.of_undefined(undefined, *self.sides),
             *self._do_not_vary(),
             *self._too_noisy(measure, value),
             *self._words(measure),
+            *data_caveats.of_one_direction(measure, self.pair, *self.sides),
             *caveats.of_bounds(measure, value),
         ]
         found += caveats.of_nan(value, found, *self.sides)
@@ -73,39 +76,41 @@ class Evaluation:
             caveats=tuple(found),
         )
 
-    def _matrix(self, measure: Measure, pair: SketchPair) -> tuple[Array, dict[tuple[int, int], str]]:
+    def _matrices(
+        self, measures: Sequence[Measure], pair: SketchPair
+    ) -> dict[str, tuple[Array, dict[tuple[int, int], str]]]:
+        """For each measure its values (A, B), and why some are missing; they share what a pair of sites takes."""
         shape = (len(pair.a), len(pair.b))
-        if issubclass(measure.reads, Alignment):
-            value = measure(pair.alignment(measure.reads))
-            undefined: dict[tuple[int, int], str] = {}
-        else:
-            varied = (~constant for constant in self._constant)
-            widths = tuple(tuple(side.widths) for side in self.sides)
-            one = by_pair([measure], pair, widths, *varied)[measure.name]  # type: ignore[arg-type]
-            value, undefined = one.matrix(shape), one.undefined
-        found = settled(value, measure, torch.float32).cpu().double().numpy()
-        if measure.reads is DebiasedAlignment and not pair.exact:
-            found[np.abs(found) > 1] = np.nan  # of a norm that came out far too small
-        constant_a, constant_b = self._constant
-        found[constant_a, :] = found[:, constant_b] = np.nan
-        return found, undefined
+        varied = tuple(~constant for constant in self._constant)
+        widths = tuple(tuple(side.widths) for side in self.sides)
+        one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
+        by_pairs = by_pair(one_by_one, pair, widths, *varied)  # type: ignore[arg-type]
+        found = {}
+        for measure in measures:
+            pairs = by_pairs.get(measure.name)
+            value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
+            array = settled(value, measure, torch.float32).cpu().double().numpy()
+            if measure.reads is DebiasedAlignment and not pair.exact:
+                array[np.abs(array) > 1] = np.nan  # of a norm that came out far too small
+            array[~varied[0], :] = array[:, ~varied[1]] = np.nan
+            found[measure.name] = array, {} if pairs is None else pairs.undefined
+        return found
 
-    def _chance(self, measure: Measure, value: Array) -> Chance | None:
+    def _chance(self, measures: Sequence[Measure], values: dict[str, Array]) -> dict[str, Chance]:
         """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
 
         Without common rows a few draws come unasked.
         """
-        if not measure.paired:
-            return None
-        if not self.draws and issubclass(measure.reads, Alignment):
-            return self._by_formula(measure)
-        if not self.draws and self.shared:
-            return None
-        drawn = []
-        for number in range(self.draws or DRAWS):
+        paired = [m for m in measures if m.paired]
+        formula = [] if self.draws else [m for m in paired if issubclass(m.reads, Alignment)]
+        found = {m.name: self._by_formula(m) for m in formula}
+        drawing = [] if self.shared and not self.draws else [m for m in paired if m.name not in found]
+        drawn: dict[str, list[Array]] = {m.name: [] for m in drawing}
+        for number in range(self.draws or DRAWS) if drawing else ():
             draw = Resketch.draw(self.pair.size, self.seed, number, signed=is_signed(self.pair))
-            drawn.append(self._matrix(measure, self.pair.redrawn(draw))[0])
-        return judged(measure, value, np.stack(drawn))
+            for name, (value, _) in self._matrices(drawing, self.pair.redrawn(draw)).items():
+                drawn[name].append(value)
+        return found | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
 
     def _by_formula(self, measure: Measure) -> Chance:
         view = self.pair.alignment(measure.reads)

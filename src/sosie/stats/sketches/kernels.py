@@ -30,7 +30,6 @@ class Kernel:
     name: str
     n: int  # rows that it stands for
     make: Callable[[bool], Tensor]  # centred? → rows (M, k) whose products are the kernel
-    sketched: bool  # whether M buckets stand for more rows
     halves: Callable[[], tuple[Tensor, Tensor]] | None = None  # centred rows of two independent sketches of ψ
     trace: Tensor | None = None  # of the centred kernel, exactly
     diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
@@ -78,9 +77,7 @@ class Kernel:
     def redrawn(self, draw: Resketch) -> Kernel:
         """The same kernel with its buckets in another order and with other signs."""
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
-        return _Redrawn(
-            self.name, self.n, self.make, self.sketched, self.halves, self.trace, diagonal, before=self, draw=draw
-        )
+        return _Redrawn(self.name, self.n, self.make, self.halves, self.trace, diagonal, before=self, draw=draw)
 
 
 @dataclass(frozen=True)
@@ -156,14 +153,13 @@ def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
     if name in ("hadamard_of_sketches", "midpoint"):
         f, g = _part(site, "features", name), _part(site, "gradients", name)
         make = _product if name == "hadamard_of_sketches" else _midpoint
-        found = Kernel(name, shared.n, lambda centred: make(f, g, shared, centred), not shared.exact)
+        found = Kernel(name, shared.n, lambda centred: make(f, g, shared, centred))
     elif name == "sum":
         parts = [_part(site, part, name) for part in ("features", "gradients")]
         found = Kernel(
             name,
             shared.n,
             lambda centred: torch.cat([_rows(part, shared, centred) for part in parts], 1),
-            not shared.exact,
             trace=sum((_trace(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
             diagonal=sum((_diagonal(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
         )
@@ -210,7 +206,6 @@ def _explicit(part: Part, name: str, shared: Rows, mean: Tensor | None = None) -
         name,
         shared.n,
         make,
-        not shared.exact,
         halves=halves if two else None,
         trace=_trace(part, shared, mean),
         diagonal=_diagonal(part, shared, mean),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import product
-from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, Scatter, SiteRows, UncentredAlignment
+from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
 from .kernels import Kernel, Resketch
 
 
@@ -37,21 +37,25 @@ class SketchPair:
         """Inner products of the kernels of every pair of sites."""
         if kind is DebiasedAlignment:
             return self._debiased()
-        names = "raw_gram" if kind is UncentredAlignment else "gram"
-        own, other = ([getattr(kernel, names) for kernel in side] for side in (self.a, self.b))
+        own, other = self._grams(kind)
         return kind(
             torch.stack([gram.square().sum() for gram in own])[:, None],
             torch.stack([gram.square().sum() for gram in other])[None, :],
             _products(own, other),
         )
 
+    def _grams(self, kind: type[Alignment]) -> tuple[list[Tensor], list[Tensor]]:
+        """The kernels of both sides, as they are or centred."""
+        name = "raw_gram" if kind is UncentredAlignment else "gram"
+        a, b = ([getattr(kernel, name) for kernel in side] for side in (self.a, self.b))
+        return a, b
+
     def redrawn_moments(self, kind: type[Alignment], *, signed: bool) -> tuple[Tensor, Tensor | None]:
         """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if they have any.
 
         Signs make what lies beside the diagonal 0 on average. Without them there is no simple variance.
         """
-        name = "raw_gram" if kind is UncentredAlignment else "gram"
-        x, y = (_Entries.of([getattr(kernel, name) for kernel in side]) for side in (self.a, self.b))
+        x, y = map(_Entries.of, self._grams(kind))
         m = self.size
         mean = x.diagonal[:, None] * y.diagonal / m
         if not signed:
@@ -90,11 +94,6 @@ class SketchPair:
         if not self.exact:
             products = (self.size * products - traces + 2 * diagonals) / (self.size + 1)
         return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
-
-    @property
-    def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
-        a, b = ([kernel.scatter for kernel in side] for side in (self.a, self.b))
-        return a, b
 
     def covariances(self, i: int, j: int) -> Covariances:
         """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
