@@ -18,7 +18,7 @@ from sosie.stats import Alignment, Covariances, DebiasedAlignment, Grams, Moment
 PACKAGES = {"rtd": "ripser"}  # measures that need an optional package
 
 # Measures of outputs take no rows of neurons; test_output_laws.py has theirs.
-OF_ROWS = [measure for measure in MEASURES.values() if not measure.reads_outputs]
+OF_ROWS = [measure for measure in MEASURES.values() if not measure.reads_outputs and not measure.reads_weights]
 measures = pytest.mark.parametrize("measure", OF_ROWS, ids=lambda m: m.name)
 
 

@@ -103,6 +103,8 @@ def compare(
         raise ValueError("no measures asked for; `sosie measures` lists them")
     if answers := [measure.name for measure in chosen if measure.reads_outputs]:
         raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
+    if made_of := [measure.name for measure in chosen if measure.reads_weights]:
+        raise ValueError(f"{', '.join(made_of)}: of weights, without data; use compare_weights")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     doubt = Doubt(draws_of(null, draws), seed, interval)

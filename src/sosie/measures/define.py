@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..factory import parse_call
-from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View
+from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View, Weights
 
 MEASURES: dict[str, Measure] = {}
 
@@ -86,6 +86,11 @@ class Measure:
     def reads_outputs(self) -> bool:
         """Whether it compares what models answer, and not rows of neurons."""
         return issubclass(self.reads, Outputs)
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether it compares what models are made of, and needs no data."""
+        return issubclass(self.reads, Weights)
 
     def from_outputs(self, sums: OutputSums, *, jackknife: bool = False) -> Tensor:
         """The value from sums over outputs; with `jackknife` one for each group of inputs left out."""

@@ -259,4 +259,34 @@ class Continuous(Differences):
     xy: Tensor  # (…, d)
 
 
-View = Alignment | Covariances | PairedRows | Neurons | Outputs
+@dataclass(frozen=True)
+class Weights:
+    """What two models are made of; no data."""
+
+
+@dataclass(frozen=True)
+class LinearMaps(Weights):
+    """Inner products of the Gram matrices W Wᵀ of two maps, entry by entry of their input, centred over the entries.
+
+    Shapes broadcast as those of `Alignment` do.
+    """
+
+    xx: Tensor
+    yy: Tensor
+    xy: Tensor
+
+
+@dataclass(frozen=True)
+class UncentredLinearMaps(LinearMaps):
+    """The same from the Gram matrices as they are."""
+
+
+@dataclass(frozen=True)
+class TensorPair(Weights):
+    """Two tensors of weights of one shape, the first axis being that of the neurons; float64."""
+
+    x: Tensor
+    y: Tensor
+
+
+View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
