@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import bures
 import cpu
 import gpu
 import interval_coverage
@@ -32,6 +33,7 @@ def main() -> None:
     measures.main()
     sites.main()
     sketching.main()
+    bures.main()
     try:
         cpu.main()
         stitching.main()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import sosie
 from sosie.linalg import double_centred
+from sosie.measures import MEASURES
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, SketchPair
 from sosie.stats.sketches import KERNELS, Kernel, Part, Resketch, SiteSketch
 from sosie.stats.sketches.kernels import Rows, kernel_of
@@ -303,3 +304,24 @@ def test_redrawn_signs_are_fair_where_there_are_signs() -> None:
     assert np.mean(drawn[True]) == pytest.approx(64, rel=0.3)  # tr · tr / M
     assert torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 3, 1).order)
     assert not torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 4, 1).order)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("size", "width"), [(96, 70), (96, 96), (96, 300)])
+def test_bures_of_sketches_without_losing_digits(power: float, size: int, width: int) -> None:
+    """Against singular values in float64, of wide rows by way of QR."""
+    fall = torch.arange(1, width + 1, dtype=torch.float64) ** -power
+    turn = torch.linalg.qr(torch.from_numpy(np.random.default_rng(0).normal(size=(width, width)))).Q
+    common = random_rows(400, width, 1)
+    sides = [((common + random_rows(400, width, seed)) * fall) @ turn for seed in (2, 3)]
+    for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-7)):
+        kernels = [
+            sketch_of({"a": (f.to(dtype), f.to(dtype))}, size, parts=["features"]).kernel("a", "features")
+            for f in sides
+        ]
+        assert {kernel.dtype for kernel in kernels} == {dtype}
+        pair = SketchPair(kernels[:1], kernels[1:], size, exact=False)
+        found = float(MEASURES["normalized_bures"](pair.covariances(0, 0)))
+        x, y = (np.linalg.qr(kernel.rows.numpy().T, mode="r").T for kernel in kernels)
+        lengths = np.linalg.norm(x) * np.linalg.norm(y)
+        assert found == pytest.approx(np.linalg.svd(x.T @ y, compute_uv=False).sum() / lengths, rel=within)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...linalg import product
+from ...linalg import ENOUGH_DIGITS, ENOUGH_DIGITS_FLOAT32, nuclear_norm, once, product, threads_for
 from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
 from .kernels import Kernel, Resketch
 
@@ -98,7 +98,9 @@ class SketchPair:
     def covariances(self, i: int, j: int) -> Covariances:
         """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
         x, y = self.a[i], self.b[j]
-        return Covariances(x.scatter, y.scatter, product(x.root.T, y.root) / (x.n * y.n) ** 0.5)
+        return _KernelCovariances(
+            x.scatter, y.scatter, lambda: product(x.root.T, y.root) / (x.n * y.n) ** 0.5, kernels=(x, y)
+        )
 
     def paired(self, i: int, j: int) -> PairedRows:
         """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
@@ -128,6 +130,25 @@ class SketchPair:
         counts = list(dict.fromkeys([self.a[0].n, self.b[0].n]))
         rows = f"{' and '.join(map(str, counts))} rows"
         return f"{rows}, sketched to {self.size}"
+
+
+@dataclass
+class _KernelCovariances(Covariances):
+    """Covariances of two kernels; a nuclear norm, which no rotation changes, needs no eigenvectors of either."""
+
+    kernels: tuple[Kernel, Kernel] = field(kw_only=True, repr=False)
+
+    @once
+    def nuclear(self) -> Tensor:
+        x, y = self.kernels
+        rounded = torch.float64 not in (x.dtype, y.dtype)
+        with threads_for(x.factor):
+            cross = product(x.factor.T, y.factor) / (x.n * y.n) ** 0.5
+        return nuclear_norm(
+            cross,
+            most=self.x.trace.sqrt() * self.y.trace.sqrt(),
+            enough=ENOUGH_DIGITS_FLOAT32 if rounded else ENOUGH_DIGITS,
+        )
 
 
 @dataclass(frozen=True)
