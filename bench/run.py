@@ -14,6 +14,7 @@ import joints
 import measures
 import rows
 import sites
+import sketch_coverage
 import sketching
 import startup
 import stitching
@@ -30,6 +31,7 @@ def main() -> None:
     startup.main()
     rows.main()
     interval_coverage.main()
+    sketch_coverage.main()
     measures.main()
     sites.main()
     sketching.main()

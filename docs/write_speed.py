@@ -45,6 +45,7 @@ TITLES = {
     "task2vec": "Fisher information",
     "startup": "Starting up",
     "coverage": "Coverage",
+    "sketch-coverage": "Coverage for sketches",
 }
 
 
