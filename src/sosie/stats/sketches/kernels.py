@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...linalg import Spectrum, gram_factor, once, self_product, total_squares
 from ..views import Scatter
+from .hashes import Resketch
 from .site import PARTS, Part, SiteSketch
 
 KERNELS = {
@@ -91,27 +92,6 @@ class Kernel:
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
         known = self.halves, self.trace, diagonal, self.dtype
         return _Redrawn(self.name, self.n, self.make, *known, before=self, draw=draw)
-
-
-@dataclass(frozen=True)
-class Resketch:
-    """A draw of other buckets and signs for one side, as rows that have nothing in common would get."""
-
-    order: Tensor  # (M,)
-    signs: Tensor  # (M,) ±1
-
-    @classmethod
-    def draw(cls, height: int, seed: int, number: int, *, signed: bool = True) -> Resketch:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
-        order = torch.randperm(height, generator=generator)
-        signs = torch.randint(0, 2, (height,), generator=generator).double() * 2 - 1
-        return cls(order, signs if signed else torch.ones_like(signs))
-
-    def gram(self, gram: Tensor) -> Tensor:
-        return gram[self.order][:, self.order] * self.signs[:, None] * self.signs
-
-    def rows(self, rows: Tensor) -> Tensor:
-        return rows[self.order] * self.signs.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 @dataclass

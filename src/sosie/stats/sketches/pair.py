@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...linalg import ENOUGH_DIGITS, ENOUGH_DIGITS_FLOAT32, nuclear_norm, once, product, threads_for
 from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
-from .kernels import Kernel, Resketch
+from .hashes import Resketch
+from .kernels import Kernel
 from .left_out import all_sums_of_pairs, sums, sums_of_pairs
 
 
