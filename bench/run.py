@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import bures
 import cpu
 import gpu
 import interval_coverage
@@ -13,6 +14,7 @@ import joints
 import measures
 import rows
 import sites
+import sketch_coverage
 import sketching
 import startup
 import stitching
@@ -29,9 +31,11 @@ def main() -> None:
     startup.main()
     rows.main()
     interval_coverage.main()
+    sketch_coverage.main()
     measures.main()
     sites.main()
     sketching.main()
+    bures.main()
     try:
         cpu.main()
         stitching.main()

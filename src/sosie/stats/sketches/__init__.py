@@ -1,7 +1,7 @@
 """Sketches of features and gradients: mergeable, of a size that the data do not change."""
 
-from .hashes import Buckets, Drawn, check_seed
-from .kernels import KERNELS, Kernel, Resketch, mean_squared, product_gram
+from .hashes import Buckets, Drawn, Resketch, check_seed
+from .kernels import KERNELS, Kernel, mean_squared, product_gram
 from .making import SiteForm, SiteMaker, plan_forms
 from .pair import SketchPair
 from .site import Pairs, Part, SiteSketch

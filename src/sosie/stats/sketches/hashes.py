@@ -83,3 +83,24 @@ class Drawn:
         at = self.to(rows)
         for bucket, sign in zip(at.buckets, at.signs.abs(), strict=True):
             total.index_add_(0, bucket, rows * sign.reshape(-1, *[1] * (rows.ndim - 1)))
+
+
+@dataclass(frozen=True)
+class Resketch:
+    """A draw of other buckets and signs for one side, as rows that have nothing in common would get."""
+
+    order: Tensor  # (M,)
+    signs: Tensor  # (M,) ±1
+
+    @classmethod
+    def draw(cls, height: int, seed: int, number: int, *, signed: bool = True) -> Resketch:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        order = torch.randperm(height, generator=generator)
+        signs = torch.randint(0, 2, (height,), generator=generator).double() * 2 - 1
+        return cls(order, signs if signed else torch.ones_like(signs))
+
+    def gram(self, gram: Tensor) -> Tensor:
+        return gram[self.order][:, self.order] * self.signs[:, None] * self.signs
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return rows[self.order] * self.signs.reshape(-1, *[1] * (rows.ndim - 1))
