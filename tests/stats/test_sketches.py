@@ -63,14 +63,12 @@ def test_tensor_sketch_is_a_convolution_of_count_sketches() -> None:
     maker, to = TensorSketch(6, 7, 3), 7
     found = maker.product(maker.features(F), G)
     for copy in range(2):
-        of_f, of_g = maker._of_f[copy], maker._of_g[copy]
+        of_f, of_g = (folds[copy].place(torch.device("cpu")) for folds in (maker._of_f, maker._of_g))
         wanted = torch.zeros(40, to, dtype=torch.float64)
         for i in range(6):
             for j in range(6):
-                at = int(of_f.place[i] + of_g.place[j]) % to
-                wanted[:, at] += (
-                    (1 - 2 * int(of_f.place[i] >= to)) * (1 - 2 * int(of_g.place[j] >= to)) * F[:, i] * G[:, j]
-                )
+                at = int(of_f[i] + of_g[j]) % to
+                wanted[:, at] += (1 - 2 * int(of_f[i] >= to)) * (1 - 2 * int(of_g[j] >= to)) * F[:, i] * G[:, j]
         assert torch.allclose(found[copy], wanted, atol=1e-12)
     assert not torch.allclose(found[0], found[1])
 

@@ -40,7 +40,8 @@ class Kernel:
         """(M, k): centred rows in the coordinates of ψ; wide, so not kept."""
         return self.make(True).double()
 
-    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU.
+    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU, so that
+    # the two sides may be on different devices.
 
     @once
     def gram(self) -> Tensor:
@@ -98,7 +99,8 @@ class Resketch:
         return gram[self.order][:, self.order] * self.signs[:, None] * self.signs
 
     def rows(self, rows: Tensor) -> Tensor:
-        return rows[self.order] * self.signs.reshape(-1, *[1] * (rows.ndim - 1))
+        order, signs = self.order.to(rows.device), self.signs.to(rows.device)
+        return rows[order] * signs.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 @dataclass
@@ -110,7 +112,7 @@ class _Redrawn(Kernel):
 
     @property
     def rows(self) -> Tensor:
-        return self.draw.rows(self.before.rows.cpu())
+        return self.draw.rows(self.before.rows)
 
     @once
     def gram(self) -> Tensor:
