@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 AHEAD = 2**30  # bytes of weights on a GPU that are copied for a digest at one time
 
@@ -42,9 +43,12 @@ class DigestAhead:
     """
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
-        self._marks = {name: _Mark(value) for name, value in weights.items()}
+        self._marks: dict[str, _Mark] = {}
         self._found: str | None = None
         self._thread: threading.Thread | None = None
+        if any(is_lazy(value) for value in weights.values()):
+            return  # the first inputs will tell their shapes
+        self._marks = {name: _Mark(value) for name, value in weights.items()}
         there = [value for value in weights.values() if isinstance(value, Tensor) and value.device.type != "cpu"]
         if sum(value.numel() * value.element_size() for value in there) <= AHEAD:
             # Copied here: the thread has nothing to do with a GPU, which may be recording what the model does.
