@@ -290,7 +290,7 @@ def test_projected_sites_are_named() -> None:
     found = sosie.compare(a, b, measures="linear_cka", kernel="features")
     caveats = [c for c in found["linear_cka"].caveats if "projected to" in c.text]
     assert [(c.site_a, c.site_b) for c in caveats] == [("0", None)]
-    with pytest.raises(MemoryError, match=r"384,384 bytes, and [\d,]+ bytes .* over the budget of 100 bytes"):
+    with pytest.raises(MemoryError, match=r"192,192 bytes, and [\d,]+ bytes .* over the budget of 100 bytes"):
         sketch(wide, [x], memory=100, **options)
     with pytest.raises(MemoryError, match="keeping every row would take 480,480 bytes, over the budget of 1,000 bytes"):
         sketch(wide, [x], memory=1000, **{**options, "size": None})

@@ -4,6 +4,7 @@ from .hashes import Buckets, Drawn, Resketch, check_seed
 from .kernels import KERNELS, Kernel, mean_squared, product_gram
 from .making import SiteForm, SiteMaker, plan_forms
 from .pair import SketchPair
+from .pairing import Takes
 from .site import Pairs, Part, SiteSketch
 from .sketch import NotShared, Sketch, Spans, parts_of
 from .tensor_sketch import TensorSketch
@@ -23,6 +24,7 @@ __all__ = [
     "Sketch",
     "SketchPair",
     "Spans",
+    "Takes",
     "TensorSketch",
     "check_seed",
     "mean_squared",

@@ -42,7 +42,8 @@ class Kernel:
         """(M, k): centred rows in the coordinates of ψ; wide, so not kept."""
         return self.make(True).double()
 
-    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU.
+    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU, so that
+    # the two sides may be on different devices.
 
     @once
     def gram(self) -> Tensor:
@@ -103,7 +104,7 @@ class _Redrawn(Kernel):
 
     @property
     def rows(self) -> Tensor:
-        return self.draw.rows(self.before.rows.cpu())
+        return self.draw.rows(self.before.rows)
 
     @once
     def gram(self) -> Tensor:

@@ -132,6 +132,8 @@ class SketchPair:
     def paired(self, i: int, j: int) -> PairedRows:
         """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
         x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (self.a[i], self.b[j]))
+        if x.device != y.device:  # the smaller one moves
+            x, y = (x.to(y.device), y) if x.numel() < y.numel() else (x, y.to(x.device))
         return PairedRows(SiteRows(x), SiteRows(y))
 
     @property
