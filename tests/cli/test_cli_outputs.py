@@ -35,8 +35,9 @@ def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
 
 
 def test_shifts(tmp_path: Path) -> None:
-    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "64", "--shifts", "clean,fog(severity=5),pgd(steps=2)",
-                "--measures", "agreement", "--out", "o.json", cwd=tmp_path)  # fmt: skip
+    shifts = "clean,fog(severity=5),pgd(steps=2)"
+    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "64", "--shifts", shifts, "--measures", "agreement",
+                "--out", "o.json", cwd=tmp_path)  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert "pgd(steps=2) on B" in found.stdout
     stored = sosie.load(tmp_path / "o.json")
