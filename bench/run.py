@@ -19,6 +19,7 @@ import sketching
 import startup
 import stitching
 import task2vec
+import together
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -36,6 +37,7 @@ def main() -> None:
     sites.main()
     sketching.main()
     bures.main()
+    together.main()
     try:
         cpu.main()
         stitching.main()

@@ -29,7 +29,8 @@ BESIDE = {
     "sosie.engine": ("classify", "Classifiers", "linear_probe", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel"),
-    "sosie.data": ("open_data", "open_images", "list_data"),
+    "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
+    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 

@@ -1,0 +1,199 @@
+"""Many small networks of one architecture trained at once, each as if it were alone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional
+
+from ..data.attacks import Attack, open_attack
+from ..data.draws import derived
+from ..progress import Progress
+from .adversarial import floats
+from .loop import Schedule, optimiser_of, schedule_of, shuffled
+
+State = dict[str, Tensor]
+GROUP = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Networks of one architecture at one epoch: every parameter and buffer stacked, (networks, …)."""
+
+    epoch: int
+    seeds: tuple[int, ...]
+    state: State
+    template: nn.Module = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def model(self, k: int) -> nn.Module:
+        """Network k as a module of its own, in evaluation mode."""
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"network {k} of {len(self)}")
+        model = copy.deepcopy(self.template)
+        model.load_state_dict({name: stacked[k] for name, stacked in self.state.items()})
+        return model.eval()
+
+    def models(self) -> list[nn.Module]:
+        return [self.model(k) for k in range(len(self))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What every network answers: (networks, n, …), to inputs (networks, n, …), each network to its own."""
+        return vmap(lambda state, own: functional_call(self.template, state, (own,)))(self.state, x)
+
+    @torch.no_grad()
+    def outputs(self, images: Tensor, *, batch: int = 1000) -> Tensor:
+        """What every network answers to the same images: (networks, n, …)."""
+        answer = vmap(lambda state, x: functional_call(self.template, state, (x,)), in_dims=(0, None))
+        return torch.cat([answer(self.state, floats(part)) for part in images.split(batch)], dim=1)
+
+
+def fit_together(
+    make: Callable[[], nn.Module],
+    count: int,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int,
+    seeds: Sequence[int] | None = None,
+    strategy: str | Attack = "standard",
+    keep: Iterable[int] | None = None,
+    batch: int = 64,
+    rate: float = 1e-3,
+    optimiser: Literal["adam", "sgd"] = "adam",
+    momentum: float = 0.9,
+    decay: float = 0.0,
+    schedule: Schedule = "constant",
+    at_once: int | None = None,
+    task: str = "training together",
+) -> list[Checkpoint]:
+    """Train `count` networks at once, each on its own order of the images; the checkpoints after the epochs in `keep`.
+
+    Network k is `make()` under the global seed seeds[k] (0, 1, 2 … if None) and is trained as `fit` with that seed
+    trains it, to rounding. `strategy`: "standard", or an attack ("fgsm", "fast_fgsm", "pgd(epsilon=0.1)") that changes
+    every batch before its step, on the network as it is then (the clean images are not shown). `keep`: None keeps the
+    last epoch; 0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the
+    networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 16, which its caches
+    hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
+    """
+    kept = _epochs_to_keep(keep, epochs)
+    own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
+    if len(own_seeds) != count or count < 1:
+        raise ValueError(f"need one seed a network: {count} networks, {len(own_seeds)} seeds")
+    if len(images) != len(labels):
+        raise ValueError(f"need one label an image, got {len(images)} images and {len(labels)} labels")
+    attacker = None if strategy == "standard" else open_attack(strategy)
+    size = at_once or (GROUP if images.device.type == "cpu" else count)
+    groups = [own_seeds[start : start + size] for start in range(0, count, size)]
+    steps = epochs * -(-len(images) // batch)
+    found: list[list[Checkpoint]] = []
+    with Progress(task, steps * len(groups), "steps") as bar:
+        for group in groups:
+            networks = _Stack.of(make, group, images.device)
+            stepper = optimiser_of(networks.parameters.values(), optimiser, rate, decay, momentum, fused=True)
+            plan = schedule_of(stepper, schedule, rate, steps)
+            found.append([networks.checkpoint(0)] if 0 in kept else [])
+            for step, index in enumerate(_orders(group, images, epochs, batch)):
+                networks.learn(images[index], labels[index], index, step, attacker, stepper)
+                plan.step()
+                epoch, rest = divmod((step + 1) * epochs, steps)
+                if not rest and epoch in kept:
+                    found[-1].append(networks.checkpoint(epoch))
+                bar.advance()
+    return [_joined(parts) for parts in zip(*found, strict=True)]
+
+
+@dataclass(eq=False)
+class _Stack:
+    """Networks as one function of stacked parameters; `template` is the code, and holds no numbers."""
+
+    template: nn.Module
+    own: nn.Module  # one of the networks, for checkpoints: its numbers are replaced
+    seeds: tuple[int, ...]
+    parameters: State
+    buffers: State
+
+    @staticmethod
+    def of(make: Callable[[], nn.Module], seeds: tuple[int, ...], device: torch.device) -> _Stack:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            models = [_made(make, seed).to(device).train() for seed in seeds]
+        parameters, buffers = stack_module_state(models)
+        return _Stack(copy.deepcopy(models[0]).to("meta"), models[0].eval(), seeds, parameters, buffers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        answer = vmap(lambda p, b, own: functional_call(self.template, (p, b), (own,)))
+        try:
+            return answer(self.parameters, self.buffers, x)
+        except RuntimeError as error:
+            error.add_note("networks trained together must not draw random numbers, and must answer by tensors alone")
+            raise
+
+    def learn(
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        step: int,
+        attacker: Attack | None,
+        stepper: torch.optim.Optimizer,
+    ) -> None:
+        """One step of every network, on its own batch."""
+        x = floats(x)
+        if attacker is not None:
+            x = self.attacked(attacker, x, y, index, step)
+        loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / index.shape[1]
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+
+    def attacked(self, attack: Attack, x: Tensor, y: Tensor, index: Tensor, step: int) -> Tensor:
+        seeds = torch.stack([derived(seed, step) for seed in self.seeds])[:, None]
+        with _evaluating(self.template):
+            return attack(self, x, y, seed=seeds, index=index)
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        both = itertools.chain(self.parameters.items(), self.buffers.items())
+        state = {name: stacked.detach().clone() for name, stacked in both}
+        return Checkpoint(epoch, self.seeds, state, self.own)
+
+
+def _orders(seeds: tuple[int, ...], images: Tensor, epochs: int, batch: int) -> Iterator[Tensor]:
+    """The numbers of the images of each step: (networks, batch)."""
+    for parts in zip(*(shuffled(len(images), epochs, batch, seed, images.device) for seed in seeds), strict=True):
+        yield torch.stack(parts)
+
+
+def _joined(parts: Sequence[Checkpoint]) -> Checkpoint:
+    state = {name: torch.cat([part.state[name] for part in parts]) for name in parts[0].state}
+    return Checkpoint(parts[0].epoch, tuple(seed for part in parts for seed in part.seeds), state, parts[0].template)
+
+
+def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+@contextmanager
+def _evaluating(template: nn.Module) -> Iterator[None]:
+    template.eval()
+    try:
+        yield
+    finally:
+        template.train()
+
+
+def _epochs_to_keep(keep: Iterable[int] | None, epochs: int) -> set[int]:
+    kept = {epochs} if keep is None else set(keep)
+    if wrong := sorted(epoch for epoch in kept if not 0 <= epoch <= epochs):
+        raise ValueError(f"keep names epoch {wrong[0]}, but there are epochs 0 (before training) to {epochs}")
+    return kept
