@@ -164,7 +164,11 @@ NOT_LINEAR: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (3, 4),
         "product of two tensors that both depend on the input",
     ),
-    "a gate": (lambda: Calls(lambda s, x: s.a(x) * s.b(x), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), (4,), "product of two"),
+    "a gate": (
+        lambda: Calls(lambda s, x: s.a(x) * s.b(x), a=nn.Linear(4, 4), b=nn.Linear(4, 4)),
+        (4,),
+        "product of two",
+    ),
     "batch statistics": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
         (4,),
