@@ -18,6 +18,7 @@ import startup
 import stitching
 import task2vec
 import torch
+import weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -32,6 +33,7 @@ def main() -> None:
     measures.main()
     sites.main()
     sketching.main()
+    weights.main()
     try:
         cpu.main()
         stitching.main()

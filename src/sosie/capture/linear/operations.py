@@ -59,7 +59,7 @@ def _follow(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     target = given[written]
     if not isinstance(target, LinearPart):
         raise NotLinear(
-            f"{place()} writes what depends on the input into a tensor that does not ({name}): let it pad or concatenate"
+            f"{place()} writes what depends on the input into a tensor that does not ({name}): pad, or concatenate"
         )
     return _write(target, _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True), name)
 

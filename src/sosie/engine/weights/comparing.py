@@ -74,12 +74,14 @@ def compare_weights(
     tell_apart(sources)
     for source in sources:
         check_weights(source)
-    if match is not None:
-        _match(sources, seed)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
     about = provenance(settings=settings, models=[source.describe() for source in sources])
+    matching = {"seed": seed, "input_shape": input_shape}
     if of_tensors:
-        return _of_tensors(sources, chosen, base, about)
+        started = None if base is None else open_weights(base, None, None, None).model
+        return _of_tensors(sources, chosen, about, base=started, match=match, **(matching if match else {}))
+    if match is not None:
+        _match(sources, matching)
     if base is not None:
         raise ValueError(f"base= is for measures of tensors, not for {', '.join(m.name for m in chosen)}")
     size = parse_size(memory)
@@ -131,26 +133,24 @@ def _probes(probes: int | None) -> int | None:
     return -(-probes // BLOCK) * BLOCK
 
 
-def _match(sources: list[WeightSource], seed: int) -> None:
+def _match(sources: list[WeightSource], matching: dict[str, Any]) -> None:
     """Put the neurons of every model but the first into the order that fits the first best."""
     from .matching import match_weights
 
     for source in sources[1:]:
-        source.model = match_weights(sources[0].model, source.model, seed=seed).model_b
+        source.model = match_weights(sources[0].model, source.model, **matching).model_b
 
 
 def _of_tensors(
-    sources: list[WeightSource], measures: tuple[Measure, ...], base: Any, about: dict[str, Any]
+    sources: list[WeightSource], measures: tuple[Measure, ...], about: dict[str, Any], **options: Any
 ) -> Comparison | Comparisons:
     """Measures that read one tensor of each model at a time."""
     from .tensors import tensor_values
 
-    started = None if base is None else open_weights(base, None, None, None).model
-
     def found(i: int, j: int) -> Comparison:
         a, b = sources[i], sources[j]
         side_a, side_b, values = tensor_values(
-            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, base=started, names=(a.name, b.name)
+            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, names=(a.name, b.name), **options
         )
         return Comparison(side_a, side_b, values, "tensors", about)
 
