@@ -192,6 +192,18 @@ def test_probes_estimate_what_every_entry_gives(measure: str) -> None:
     np.testing.assert_allclose(same.matrix().diagonal(), 1, atol=1e-12)
 
 
+def test_probes_are_centred_where_the_constant_input_decides() -> None:
+    a, b = dense([40, 6], seed=0), dense([40, 5], seed=1)
+    for model in (a, b):
+        model[0].weight.data += 0.5  # a common answer to the constant input, larger than all others
+    values = sosie.compare_weights(a, b, measures=BOTH, probes=4096)
+    exact = sosie.compare_weights(a, b, measures=BOTH)
+    assert exact.matrix("wcka_uncentred")[-1, -1] > 0.95
+    assert exact.matrix("wcka")[-1, -1] < 0.4
+    for measure in BOTH:
+        np.testing.assert_allclose(values.matrix(measure), exact.matrix(measure), atol=0.02)
+
+
 def test_probes_are_taken_where_memory_is_short() -> None:
     found = sosie.compare_weights(conv(0), conv(1), input_shape=(2, 8, 8), memory="100KiB")
     assert "Gaussian" in found["wcka"].statistic
