@@ -21,6 +21,7 @@ import stitching
 import task2vec
 import together
 import torch
+import weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -38,6 +39,7 @@ def main() -> None:
     sketching.main()
     bures.main()
     together.main()
+    weights.main()
     try:
         cpu.main()
         stitching.main()

@@ -44,6 +44,8 @@ PAPERS = {
     "szekely2014": "Székely and Rizzo 2014, Partial distance correlation with methods for dissimilarities",
     "tang2020": "Tang et al. 2020, Similarity of neural networks with gradients",
     "tsitsulin2020": "Tsitsulin et al. 2020, The shape of data: intrinsic distance for data distributions",
+    "wang2022": "Wang et al. 2022, Understanding weight similarity of neural networks via chain normalization",
+    "wcka2025": "Anonymous 2025, Benchmarking a well-calibrated measure of weight similarity (under review at ICLR)",
     "wang2020": "Wang et al. 2020, Towards understanding the instability of network embedding",
     "wang_isola2020": "Wang and Isola 2020, Alignment and uniformity on the hypersphere",
     "williams2021": "Williams et al. 2021, Generalized shape metrics on neural representations",
