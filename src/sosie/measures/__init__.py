@@ -43,6 +43,7 @@ from .shape import (
     shape_angle,
 )
 from .spectra import bures_distance, eigenspace_overlap, gulp
+from .tensors import spectrum_distance, stable_rank_difference, weight_cosine, weight_distance
 
 __all__ = [
     "MEASURES",
@@ -101,6 +102,10 @@ __all__ = [
     "similarity_at_joint",
     "soft_correlation_match",
     "soft_match_distance",
+    "spectrum_distance",
+    "stable_rank_difference",
     "svcca",
     "uniformity_difference",
+    "weight_cosine",
+    "weight_distance",
 ]
