@@ -28,6 +28,7 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     first = next((m for m in model.modules() if isinstance(m, _FIRST)), None)
     if isinstance(first, nn.Embedding):
         return torch.randint(first.num_embeddings, (BATCH, TOKENS), generator=generator).to(like.device)
+    shapes: list[tuple[int, ...]]
     if isinstance(first, nn.Linear):
         shapes = [(first.in_features,)]
     elif isinstance(first, _CONVOLUTIONS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..stats import TensorPair
@@ -10,7 +11,7 @@ from .define import define
 
 def _norms(pair: TensorPair) -> tuple[Tensor, Tensor]:
     norms = pair.x.norm(), pair.y.norm()
-    if empty := [side for side, norm in zip("xy", norms, strict=True) if float(norm) == 0]:
+    if empty := [side for side, norm in zip("xy", norms, strict=True) if float(norm.detach()) == 0]:
         raise ValueError(f"all weights of {' and '.join(empty)} are 0: they have no direction and no spectrum")
     return norms
 
@@ -20,7 +21,19 @@ def _spectra(pair: TensorPair) -> tuple[Tensor, Tensor]:
     if pair.x.ndim < 2 or min(pair.x.flatten(1).shape) < 2:
         raise ValueError(f"weights of shape {tuple(pair.x.shape)} are one vector: its spectrum is a single number")
     norm_x, norm_y = _norms(pair)
-    return pair.spectrum(pair.x) / norm_x, pair.spectrum(pair.y) / norm_y
+    return _singular_values(pair.x, pair.kept) / norm_x, _singular_values(pair.y, pair.kept) / norm_y
+
+
+def _singular_values(side: Tensor, kept: dict[int, Tensor]) -> Tensor:
+    """Of one side as a matrix (neurons, all else), the largest first.
+
+    They are made once: whoever shares `kept` between pairs holds the tensors meanwhile, so that their ids last.
+    """
+    if side.requires_grad:
+        return torch.linalg.svdvals(side.flatten(1))
+    if id(side) not in kept:
+        kept[id(side)] = torch.linalg.svdvals(side.flatten(1))
+    return kept[id(side)]
 
 
 @define(
@@ -64,7 +77,7 @@ def weight_distance(pair: TensorPair) -> Tensor:
     for X and −X. Unlike the cosine it sees that one side is larger.
     """
     size = ((pair.x.square().sum() + pair.y.square().sum()) / 2).sqrt()
-    if float(size) == 0:
+    if float(size.detach()) == 0:
         raise ValueError("all weights of x and y are 0: there is no size that a distance could be relative to")
     return ((pair.x - pair.y) / size).norm()
 

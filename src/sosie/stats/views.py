@@ -287,22 +287,11 @@ class TensorPair(Weights):
 
     x: Tensor
     y: Tensor
-    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # what one tensor alone gives
+    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
 
     def __post_init__(self) -> None:
         if self.x.shape != self.y.shape:
             raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
-
-    def spectrum(self, side: Tensor) -> Tensor:
-        """Singular values of one side as a matrix (neurons, all else), the largest first; made once if `kept` is shared.
-
-        `kept` goes by the tensor's id, so whoever shares it between pairs holds the tensors meanwhile.
-        """
-        if side.requires_grad:
-            return torch.linalg.svdvals(side.flatten(1))
-        if id(side) not in self.kept:
-            self.kept[id(side)] = torch.linalg.svdvals(side.flatten(1))
-        return self.kept[id(side)]
 
 
 View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights

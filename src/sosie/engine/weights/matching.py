@@ -13,19 +13,21 @@ from ...capture.axes import named_weights
 from ...capture.examples import example_input
 from .descent import Problem
 from .same_tensors import check_finite, check_same_tensors
-from .symmetry import checked_axes, function_change, random_orders, with_orders
+from .symmetry import Change, checked_axes, function_change, random_orders, with_orders
+
+BLIND = "the model gives all random inputs one answer: that matching leaves what it computes could not be checked"
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
     """Model B with its neurons in the order of A's."""
 
-    model: nn.Module  # a copy of B that computes what B computes
+    model_b: nn.Module  # a copy of B that computes what B computes
     permutations: dict[str, Tensor]  # for each group of axes: entry i of the copy is entry permutation[i] of B
     history: tuple[float, ...]  # cosine of all parameters with A's: as found, at the start, after each sweep
     starts: tuple[float, ...]  # that cosine from each start; the best was taken
     fixed: dict[str, str]  # axes that were held in place for want of an understanding, and why
-    change: float  # largest difference that the new order made to B's outputs, as a share of the largest
+    change: Change  # what the new order made of B's outputs: rounding
 
     @property
     def before(self) -> float:
@@ -39,7 +41,9 @@ class Matched:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        return tuple(f"{axis} was not matched: {reason}" for axis, reason in self.fixed.items())
+        """What was held in place, and why; whether the check of the outputs says anything."""
+        found = [f"{axis} was not matched: {reason}" for axis, reason in self.fixed.items()]
+        return (*found, BLIND) if self.change.blind else tuple(found)
 
 
 def match_weights(
@@ -73,25 +77,26 @@ def match_weights(
         example = example_input(plain_b, input_shape, seed=seed)
     axes = checked_axes(plain_b, example, seed=seed)
     trained = {name for name, _ in plain_b.named_parameters()}
-    problem = Problem.of(*({n: t for n, t in w.items() if n in trained} for w in (weights_a, weights_b)), axes)
+    ours, theirs = ({name: w[name] for name in w if name in trained} for w in (weights_a, weights_b))
+    problem = Problem.of(ours, theirs, axes)
 
     generator = torch.Generator().manual_seed(seed)
     runs = []
     for k in range(starts):
-        first = (problem.outwards(), problem.outwards(backwards=True), {})[k] if k < 3 else None
-        runs.append(problem.descend(random_orders(axes, generator) if first is None else first, generator))
+        start = problem.outwards(backwards=k == 1) if k < 2 else {} if k == 2 else random_orders(axes, generator)
+        runs.append(problem.descend(start, generator))
         if runs[-1].history[-1] >= 1 - 1e-12:
             break  # A itself, in another order
     best = max(runs, key=lambda run: run.history[-1])
     model = with_orders(plain_b, axes, best.orders)
     change = function_change(plain_b, model, example)
     if not change.is_none:
-        raise ValueError(f"matching changed what the model computes, by {change.share:.1e} of its largest output")
+        raise ValueError(f"matching changed what the model computes, by {change.share:.1e} of its range")
     return Matched(
         model,
         {name: best.orders.get(axis, torch.arange(axis.size)) for name, axis in axes.groups.items()},
         (problem.cosine({}), *best.history),
         tuple(run.history[-1] for run in runs),
         axes.fixed,
-        change.share,
+        change,
     )

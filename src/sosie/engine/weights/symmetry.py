@@ -13,8 +13,8 @@ from ...capture import as_found
 from ...capture.axes import Axis, WeightAxes, named_weights, order_of, weight_axes
 from ...capture.outputs import tensors_in
 
-# Of the largest output; rounding of sums in another order stays far below.
-SAME = {torch.float64: 1e-8, torch.float32: 1e-3}
+# Of how far answers to different inputs lie apart: rounding of sums in another order stays far below.
+SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
 COARSE = 5e-2  # in fewer digits
 CHANGES = "another order of it changes what the model computes"
 
@@ -41,10 +41,11 @@ def with_orders(model: nn.Module, axes: WeightAxes, orders: Orders) -> nn.Module
 
 @dataclass(frozen=True)
 class Change:
-    """The largest difference of two models' outputs as a share of the largest output, and what rounding may make it."""
+    """The largest difference of two models' outputs, over how far one's answers to different inputs lie apart."""
 
     share: float
-    limit: float
+    limit: float  # what rounding may make it
+    blind: bool  # all inputs got the same answer, which then says little
 
     @property
     def is_none(self) -> bool:
@@ -57,14 +58,15 @@ def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Chan
         found = [_outputs(copy.deepcopy(each).double(), _as_double(example)) for each in (model, other)]
     except (RuntimeError, TypeError):  # some forwards insist on float32
         found = [_outputs(each, example) for each in (model, other)]
-    largest, difference, limit = 0.0, 0.0, SAME[torch.float64]
+    spread, difference, limit = 0.0, 0.0, SAME[torch.float64]
     for one, another in zip(*found, strict=True):
         if not bool(torch.isfinite(one).all()):
             raise ValueError("the model's answer to random inputs is not finite: give example= as it would be used")
-        largest = max(largest, float(one.abs().max()))
+        several = one.ndim > 0 and len(one) > 1
+        spread = max(spread, float((one - one.mean(0) if several else one).abs().max()))
         difference = max(difference, float((one - another).abs().max()))
         limit = max(limit, SAME.get(one.dtype, COARSE))
-    return Change(difference / largest if largest else difference, limit)
+    return Change(difference / spread if spread else difference, limit, spread == 0)
 
 
 def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
