@@ -71,6 +71,6 @@ __all__ = [
     "unshared",
     "unwrap",
     "watch",
-    "without_labels",
     "weighted_layers",
+    "without_labels",
 ]

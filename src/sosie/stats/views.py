@@ -291,6 +291,11 @@ class TensorPair(Weights):
 
     x: Tensor
     y: Tensor
+    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
+
+    def __post_init__(self) -> None:
+        if self.x.shape != self.y.shape:
+            raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
 
 
 View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
