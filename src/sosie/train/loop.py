@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.images import to_float
+from ..data.attacks import Attack, open_attack
 from ..progress import track
+from .adversarial import Attacked, Prepare, floats
 
-Prepare = Callable[[Tensor], Tensor]
+Schedule = Literal["one_cycle", "constant"]
 
 
 @dataclass(frozen=True)
@@ -50,36 +51,44 @@ def fit(
     batch: int = 64,
     rate: float = 5e-3,
     optimiser: Literal["adam", "sgd"] = "adam",
+    momentum: float = 0.9,
     decay: float = 0.0,
+    schedule: Schedule = "one_cycle",
+    attack: str | Attack | None = None,
     augment: Augment | None = None,
     prepare: Prepare | None = None,
     mixed: bool = False,
     task: str = "training",
 ) -> nn.Module:
-    """Train with a one-cycle rate; the order of the images, and how they are changed, come from `seed` alone.
+    """Train; the order of the images, and how they are changed, come from `seed` alone.
 
     Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch and go through
     `prepare` (a normalisation). Model and images are on one device. `decay` is the weight decay (with Adam, apart
-    from the gradient); SGD has Nesterov momentum. `mixed` computes in bfloat16 with channels last: much faster on a
-    recent GPU, and the weights stay float32.
+    from the gradient); SGD has Nesterov `momentum` (0: plain). `schedule`: the rate rises and falls once ("one_cycle"),
+    or is "constant". `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, on the model as it is
+    then and before `prepare`; the clean images are not shown. `mixed` computes in bfloat16 with channels last: much
+    faster on a recent GPU, and the weights stay float32.
     """
     device = images.device
     steps = epochs * -(-len(images) // batch)
-    stepper = _optimiser(model, optimiser, rate, decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(stepper, max_lr=rate, total_steps=steps)
+    stepper = optimiser_of(model.parameters(), optimiser, rate, decay, momentum)
+    plan = schedule_of(stepper, schedule, rate, steps)
+    attacked = None if attack is None else Attacked(model, open_attack(attack), prepare, seed)
     changes = torch.Generator(device).manual_seed(seed)
     source = augment.padded(images) if augment else images
     if mixed:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    for index in track(_shuffled(len(images), epochs, batch, seed, device), task, steps, "steps"):
+    for index in track(shuffled(len(images), epochs, batch, seed, device), task, steps, "steps"):
         x = augment(source, index, changes) if augment else source[index]
         with _precision(mixed, device):
+            if attacked is not None:
+                x = attacked(x, labels[index], index)
             loss = functional.cross_entropy(model(_prepared(x, prepare, mixed)), labels[index])
         stepper.zero_grad()
         loss.backward()
         stepper.step()
-        schedule.step()
+        plan.step()
     return model.eval()
 
 
@@ -95,22 +104,37 @@ def accuracy(
     return right / len(images)
 
 
-def _shuffled(count: int, epochs: int, batch: int, seed: int, device: torch.device) -> Iterator[Tensor]:
+def shuffled(count: int, epochs: int, batch: int, seed: int, device: torch.device) -> Iterator[Tensor]:
+    """The numbers of the images of each batch, every epoch in a new order."""
     order = torch.Generator().manual_seed(seed)  # on the CPU: the same order on every device
     for _ in range(epochs):
         yield from torch.randperm(count, generator=order).to(device).split(batch)
 
 
-def _optimiser(model: nn.Module, name: str, rate: float, decay: float) -> torch.optim.Optimizer:
+def optimiser_of(
+    parameters: Iterable[Tensor], name: str, rate: float, decay: float, momentum: float
+) -> torch.optim.Optimizer:
     if name == "adam":
-        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True, weight_decay=decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
     raise ValueError(f"no optimiser is called {name!r}; there are 'adam' and 'sgd'")
 
 
+def schedule_of(
+    stepper: torch.optim.Optimizer, name: str, rate: float, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    if name == "one_cycle":
+        # The cycle would give plain SGD a momentum.
+        plain = any(group.get("momentum") == 0 for group in stepper.param_groups)
+        return torch.optim.lr_scheduler.OneCycleLR(stepper, rate, total_steps=steps, cycle_momentum=not plain)
+    if name == "constant":
+        return torch.optim.lr_scheduler.ConstantLR(stepper, factor=1.0)
+    raise ValueError(f"no schedule is called {name!r}; there are 'one_cycle' and 'constant'")
+
+
 def _prepared(x: Tensor, prepare: Prepare | None, mixed: bool = False) -> Tensor:
-    x = to_float(x) if x.dtype == torch.uint8 else x
+    x = floats(x)
     x = prepare(x) if prepare else x
     return x.contiguous(memory_format=torch.channels_last) if mixed else x
 

@@ -1,0 +1,231 @@
+"""Inputs changed a little to mislead a model: one gradient step, several, or noise to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..factory import parse_call
+from .draws import in_sphere, normals, uniforms
+
+Norm = Literal["inf", "2"]
+EPSILON: dict[str, float] = {"inf": 8 / 255, "2": 0.5}  # usual for images in [0, 1]
+TRADES_START = 1e-3  # standard deviation of the start: the divergence from itself has no gradient
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How inputs are changed; called on a model, inputs and labels.
+
+    `kind`: "fgsm" (Goodfellow et al. 2014) goes ε along the sign of the gradient; "fast_fgsm" (Wong et al. 2020)
+    starts at random in the ball, goes 1.25 ε and comes back to the ball; "pgd" (Madry et al. 2017) takes `steps`;
+    "trades" (Zhang et al. 2019) does so to raise KL(model(x) ‖ model(x′)), without labels; "gaussian" is noise of
+    standard deviation `epsilon`, no attack, and kept neither in ball nor box. `norm`: of the ball of radius `epsilon`
+    (None: 8/255 for "inf", 0.5 for "2", 0.1 for noise). `step_size` None: ε, 1.25 ε, or 2.5 ε / steps.
+    `bounds`: the box of valid inputs, or None.
+    """
+
+    kind: str
+    epsilon: float | None = None
+    steps: int | None = None
+    step_size: float | None = None
+    norm: Norm = "inf"
+    random_start: bool | None = None
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            near = get_close_matches(str(self.kind), _KINDS, n=1)
+            raise ValueError(f"no attack is called {self.kind!r}; {_nearest(near)}there are {', '.join(_KINDS)}")
+        if str(self.norm) not in EPSILON:
+            raise ValueError(f"norm is 'inf' or '2', got {self.norm!r}")
+        object.__setattr__(self, "norm", str(self.norm))
+        for name in ("epsilon", "step_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} is a number from 0 up, got {value!r}")
+        self._check_steps()
+        if self.kind == "trades" and self.random_start is False:
+            raise ValueError("trades must start at random: at x itself KL(model(x) ‖ model(x′)) has no gradient")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds are (low, high), got {self.bounds}")
+
+    def _check_steps(self) -> None:
+        if self.steps is None:
+            return
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps is a whole number from 1 up, got {self.steps!r}")
+        if self.kind in ("fgsm", "fast_fgsm", "gaussian") and self.steps != 1:
+            raise ValueError(f"{self.kind} takes one step; 'pgd' takes {self.steps}")
+
+    @property
+    def radius(self) -> float:
+        if self.epsilon is not None:
+            return self.epsilon
+        return 0.1 if self.kind == "gaussian" else EPSILON[self.norm]
+
+    @property
+    def count(self) -> int:
+        return self.steps or (10 if self.kind in ("pgd", "trades") else 1)
+
+    @property
+    def stride(self) -> float:
+        if self.step_size is not None:
+            return self.step_size
+        return {"fgsm": 1.0, "fast_fgsm": 1.25}.get(self.kind, 2.5 / self.count) * self.radius
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.kind in ("fgsm", "fast_fgsm", "pgd")
+
+    def __str__(self) -> str:
+        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "kind"]
+        text = ", ".join(f"{name}={value!r}" for name, value in given if value != getattr(ATTACKS[self.kind], name))
+        return f"{self.kind}({text})" if text else self.kind
+
+    def __call__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        seed: int | Tensor = 0,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        """The changed inputs, as `attack` gives them.
+
+        `index`: the numbers of the inputs, (n,), on which with the seed the random start depends; (m, n) where `model`
+        is m networks that answer (m, n, …) with (m, n, classes).
+        """
+        index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
+        self._check_inputs(x, index)
+        with _as_found(model, x), torch.inference_mode(False), torch.enable_grad():
+            clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
+            if self.kind == "gaussian":
+                return clean + self.radius * self._noise(normals, clean, seed, index)
+            target = self._target(model, clean, y)
+            changed = self._start(clean, seed, index)
+            for _ in range(self.count):
+                changed = self._kept(clean, changed + self.stride * self._direction(model, changed, target), index.ndim)
+            return changed
+
+    def _check_inputs(self, x: Tensor, index: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"attacks need floating-point inputs, got {x.dtype}; divide uint8 images by 255")
+        if x.shape[: index.ndim] != index.shape:
+            raise ValueError(f"need one number an input: inputs {tuple(x.shape)}, numbers {tuple(index.shape)}")
+        if self.bounds is not None and self.kind != "gaussian" and x.numel():
+            low, high = (float(edge) for edge in torch.aminmax(x.detach()))
+            if not (low >= self.bounds[0] and high <= self.bounds[1]):  # also where they are NaN
+                raise ValueError(
+                    f"inputs lie in [{low:.4g}, {high:.4g}], outside bounds={self.bounds}: normalise inside the model, "
+                    "or give the bounds of the inputs, or bounds=None"
+                )
+
+    def _target(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor | None) -> Tensor:
+        """Labels, or the probabilities of the clean inputs for TRADES."""
+        if self.needs_labels and y is not None:
+            return y.to(x.device)
+        with torch.no_grad():
+            logits = model(x.clone())
+        return logits.argmax(-1) if self.needs_labels else logits.softmax(-1)
+
+    def _start(self, x: Tensor, seed: int | Tensor, index: Tensor) -> Tensor:
+        if self.kind == "trades":
+            return self._kept(x, x + TRADES_START * self._noise(normals, x, seed, index), index.ndim)
+        if not (self.kind in ("fast_fgsm", "pgd") if self.random_start is None else self.random_start):
+            return x
+        if self.norm == "2":
+            return self._kept(x, x + self.radius * self._noise(in_sphere, x, seed, index), index.ndim)
+        return self._kept(x, x + self.radius * (2 * self._noise(uniforms, x, seed, index) - 1), index.ndim)
+
+    @staticmethod
+    def _noise(draw: Callable[[int | Tensor, Tensor, int], Tensor], x: Tensor, seed: Any, index: Tensor) -> Tensor:
+        return draw(seed, index, x[(0,) * index.ndim].numel()).to(x.dtype).reshape(x.shape)
+
+    def _direction(self, model: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
+        """Where the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
+        x = x.detach().requires_grad_()
+        scores = model(x.clone()).log_softmax(-1)
+        if self.needs_labels:
+            loss = -scores.gather(-1, target[..., None]).sum()
+        else:
+            loss = torch.nn.functional.kl_div(scores, target, reduction="sum")  # KL(target ‖ scores)
+        (gradient,) = torch.autograd.grad(loss, x)
+        if self.norm == "inf":
+            return gradient.sign()
+        length = _lengths(gradient, target.ndim if self.needs_labels else target.ndim - 1)
+        return torch.where(length > 0, gradient / length, torch.zeros_like(gradient))
+
+    def _kept(self, x: Tensor, changed: Tensor, lead: int) -> Tensor:
+        """Back to the ball around x, then to the box; as x lies in the box, that does not leave the ball."""
+        if self.norm == "inf":
+            changed = torch.minimum(torch.maximum(changed, x - self.radius), x + self.radius)
+        else:
+            change = changed - x
+            length = _lengths(change, lead)
+            changed = torch.where(length > self.radius, x + change * (self.radius / length), changed)
+        return changed if self.bounds is None else changed.clamp(*self.bounds)
+
+
+_KINDS = ("fgsm", "fast_fgsm", "pgd", "trades", "gaussian")
+ATTACKS: dict[str, Attack] = {kind: Attack(kind) for kind in _KINDS}
+
+
+def attack(
+    model: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor | None = None,
+    kind: str | Attack = "pgd",
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> Tensor:
+    """Inputs x changed to mislead a model that answers logits (n, classes): a new tensor, the model left as found.
+
+    `kind` and the options (epsilon, steps, step_size, norm, random_start, bounds): see `Attack`. `y`: labels (n,);
+    None takes what the model itself answers. A module is put into evaluation mode meanwhile. What is random depends on
+    the seed and the position of the input alone.
+    """
+    return replace(open_attack(kind), **options)(model, x, y, seed=seed)
+
+
+def open_attack(given: str | Attack) -> Attack:
+    """From "pgd" or "pgd(epsilon=0.1, steps=20)"."""
+    if isinstance(given, Attack):
+        return given
+    kind, options = parse_call(given)
+    known = [field.name for field in fields(Attack) if field.name != "kind"]
+    if wrong := [name for name in options if name not in known]:
+        raise ValueError(f"{given!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
+    return Attack(kind, **options)
+
+
+def _lengths(x: Tensor, lead: int) -> Tensor:
+    """Euclidean lengths, one an input, shaped to divide."""
+    return x.flatten(lead).norm(dim=-1).reshape(*x.shape[:lead], *[1] * (x.ndim - lead))
+
+
+def _nearest(names: list[str]) -> str:
+    return f"did you mean {names[0]!r}? " if names else ""
+
+
+@contextmanager
+def _as_found(model: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[None]:
+    """The model in evaluation mode; afterwards its flags and torch's random state as before."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    flags = [module.training for module in modules]
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        try:
+            if isinstance(model, nn.Module):
+                model.eval()
+            yield
+        finally:
+            for module, flag in zip(modules, flags, strict=True):
+                module.training = flag

@@ -1,0 +1,71 @@
+"""Random numbers that belong to an input: the same for input i under one seed, whatever the batch or the device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Steele, Lea and Flood (2014), SplitMix64: a counter, finished by two multiplications that wrap around.
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def derived(seed: int | Tensor, part: int) -> Tensor:
+    """A seed made of a seed and a number: one for each step, or for each use, of the same seed."""
+    return _mix(_mix(_tensor(seed) + _signed(_STEP)) + _signed(_STEP * (part + 1)))
+
+
+def uniforms(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
+    """Numbers in [0, 1), float64: (*index.shape, count), those of input `index` under `seed`; the two broadcast."""
+    device = index.device
+    key = _mix(_mix(_tensor(seed).to(device) + _signed(_STEP)) + _mix(index.long() * _signed(_STEP)))
+    places = torch.arange(1, count + 1, device=device) * _signed(_STEP)
+    return _shifted(_mix(key[..., None] + places), 11).double() * 2.0**-53
+
+
+def normals(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
+    """Standard normal numbers, float64: (*index.shape, count)."""
+    # The middle of each step of 2⁻⁵³, since a uniform 0 would be minus infinity.
+    return torch.special.ndtri(uniforms(seed, index, count) + 2.0**-54)
+
+
+def in_sphere(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
+    """Points uniform in the unit ball of `count` dimensions, float64: (*index.shape, count)."""
+    directions = normals(seed, index, count)
+    directions = directions / directions.norm(dim=-1, keepdim=True)
+    return directions * uniforms(derived(seed, count), index, 1) ** (1 / count)
+
+
+def poisson(seed: int | Tensor, index: Tensor, rates: Tensor) -> Tensor:
+    """Poisson counts with the given rates (n, …), by inversion: one uniform number each."""
+    drawn = uniforms(seed, index, math.prod(rates.shape[1:])).reshape(rates.shape)
+    chance = torch.exp(-rates.double())
+    below, counts, k = chance.clone(), torch.zeros_like(chance), 0
+    # Rounding can leave the sum of chances just under a number next to 1: past the last chance, stop.
+    while bool((more := (drawn >= below) & ((chance > 0) & ((k < rates) | (chance > 1e-18)))).any()):
+        k += 1
+        counts += more
+        chance = chance * rates / k
+        below = below + chance
+    return counts
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """Right by that many bits, zeros coming in: torch has signed whole numbers, whose sign would come in."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _tensor(seed: int | Tensor) -> Tensor:
+    return seed if isinstance(seed, Tensor) else torch.tensor(_signed(seed))
+
+
+def _signed(number: int) -> int:
+    """Modulo 2⁶⁴, as the signed number with the same bits."""
+    return (number + 2**63) % 2**64 - 2**63
