@@ -4,6 +4,7 @@ from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons
 from .comparison import Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
+from .leaderboard import Entry, Leaderboard
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
@@ -26,6 +27,8 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "DamagedFile",
+    "Entry",
+    "Leaderboard",
     "Side",
     "Summary",
     "Values",

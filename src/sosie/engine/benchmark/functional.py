@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ...data.attacks import attack
-from ...data.corruptions import corrupt
 from ...progress import track
 from .population import Images, Population
 from .scales import Scale
 from .store import Store
 
 CLEAN, CORRUPTED, ATTACKED, ALL = "clean", "corrupted", "attacked", "all"
-GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)
+GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)  # those that have conditions
 Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two that are not paired
 
 
@@ -39,9 +38,10 @@ def agreements(scale: Scale, images: Images, population: Population, store: Stor
 
 
 def groups(scale: Scale) -> dict[str, list[str]]:
-    """Which conditions a group is the mean of; clean images are a group of their own."""
+    """Which conditions a group is the mean of."""
     corrupted, attacked = list(scale.corruptions), [f"attack: {a}" for a in scale.attacks]
-    return {CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    found = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    return {group: names for group, names in found.items() if names}
 
 
 def _agreement(
@@ -73,7 +73,11 @@ def _under_attack(
 
 def probing_images(kind: str, images: Images, seed: int) -> Tensor:
     """The test images, as they are or corrupted."""
-    return images.test if kind == CLEAN else corrupt(images.test, kind, seed=seed)
+    if kind == CLEAN:
+        return images.test
+    from ...data.corruptions import corrupt
+
+    return corrupt(images.test, kind, seed=seed)
 
 
 @torch.no_grad()

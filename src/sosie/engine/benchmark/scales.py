@@ -47,10 +47,10 @@ class Scale:
 SCALES = {
     "smoke": Scale(
         name="smoke", data=("demo",), train=300, test=120,
-        architectures=((1, 8), (2, 8)), seeds=3, epochs=(1, 4, 8), strategies=("standard", "fgsm(epsilon=0.1)"),
+        architectures=((1, 8), (2, 16)), seeds=3, epochs=(1, 3, 6), strategies=("standard", "fgsm(epsilon=0.1)"),
         corruptions=("fog", "impulse_noise"), attacks=("fgsm(epsilon=0.1)",),
-        calibrated=(2, 8), random=6, converged=2, checkpoints=4, converged_epochs=12, numbers=(20, 60),
-        paired_rows=60, draws=200, budget=20.0, rate=5e-3,
+        calibrated=(2, 16), random=6, converged=2, checkpoints=4, converged_epochs=12, numbers=(20, 60),
+        paired_rows=60, draws=200, budget=20.0, rate=3e-3,
     ),
     "small": Scale(
         name="small", data=("mnist", "demo"), train=1500, test=300,
@@ -74,7 +74,7 @@ SCALES = {
 
 # Images at most, for measures that grow faster than the square of them, or are slow by nature.
 SLOW = {
-    "rtd": (48, "persistent homology"),
+    "rtd": (32, "persistent homology"),
     "rsa": (1000, "ranks of all pairs of rows"),
 }
 

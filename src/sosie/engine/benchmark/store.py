@@ -45,7 +45,11 @@ class Store:
             kept = _read(path)
             if kept.get("made_of") == made_of:
                 return kept["found"]
-        text = as_text({"made_of": made_of, "found": make()})
+        return self.write(name, make(), made_of=made_of)
+
+    def write(self, name: str, found: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
+        """Whatever was there before."""
+        path, text = self.folder / f"{name}.json", as_text({"made_of": made_of, "found": found})
         write_atomically(path, text)
         self._made.add(path)
         return json.loads(text)["found"]
