@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         compare,
         compare_outputs,
         compare_unpaired,
+        compare_weights,
         list_measures,
         measure,
         sketch,
@@ -35,6 +36,7 @@ _HOME = {
     "sketch": "engine",
     "transfer": "engine",
     "compare_unpaired": "engine",
+    "compare_weights": "engine",
     "load": "results",
     "write_report": "report",
 }
@@ -44,6 +46,7 @@ __all__ = [
     "compare",
     "compare_outputs",
     "compare_unpaired",
+    "compare_weights",
     "list_measures",
     "load",
     "measure",

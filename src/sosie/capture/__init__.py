@@ -7,6 +7,7 @@ from .cuts import Cut
 from .fingerprint import input_numbers
 from .keep import Keep
 from .leaks import LeakingCut
+from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .masks import Masks, mask_of
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
@@ -29,10 +30,12 @@ __all__ = [
     "Cut",
     "Keep",
     "LeakingCut",
+    "Linearised",
     "Loss",
     "Masks",
     "NoData",
     "NoGradient",
+    "NotLinear",
     "Predictive",
     "Rule",
     "SavedActivations",
@@ -45,6 +48,7 @@ __all__ = [
     "UnknownSite",
     "answer_in",
     "as_found",
+    "check_linear",
     "check_rule",
     "count_inputs",
     "cut",
@@ -52,6 +56,7 @@ __all__ = [
     "input_numbers",
     "input_rows",
     "labels_of",
+    "linearised",
     "mask_of",
     "model_arguments",
     "nearest",
@@ -66,4 +71,5 @@ __all__ = [
     "unshared",
     "unwrap",
     "watch",
+    "weighted_layers",
 ]

@@ -28,7 +28,7 @@ def sites(
     from ..report import print_sites
 
     named = open_model(model)
-    inputs = [data] if data is not None else [_shape(shape)] if shape is not None else COMMON
+    inputs = [data] if data is not None else [parse_shape(shape)] if shape is not None else COMMON
     found, used = _first_that_fits(named, inputs, split(select) or "leaves", rows)
     print_sites(named.name, found)
     typer.echo(f"for an input of {'x'.join(map(str, used)) if isinstance(used, tuple) else used}")
@@ -54,7 +54,7 @@ def _first_that_fits(named: Any, inputs: Sequence[Any], select: Any, rows: str) 
     )
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError as error:

@@ -18,6 +18,7 @@ from .sketching import (
 )
 from .stitching import Stitch, Stitched, TaskLoss, stitch, stitch_sites
 from .task2vec import Task2Vec, task2vec
+from .weights import compare_weights
 
 __all__ = [
     "KERNEL",
@@ -32,6 +33,7 @@ __all__ = [
     "compare",
     "compare_outputs",
     "compare_unpaired",
+    "compare_weights",
     "fisher_rao_norm",
     "is_sketch",
     "linear_probe",

@@ -16,6 +16,7 @@ from ..results import Side
 from ..stats import OutputSums, Reader, Sample
 from .caveats import of_widths
 from .evaluate import CONSTANT
+from .weights.given import of_weights
 
 SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
 
@@ -40,6 +41,9 @@ def measure(
     "regression". "auto" takes whole numbers (n,) for labels, rows that are nowhere negative and sum to 1 for
     probabilities, other floating-point (n, classes) for logits and (n,) for regression, and asks where that is
     ambiguous.
+
+    For measures of weights x and y are (d, p) and (d, q), rows being the entries of the input, or lists of factors
+    (d, p₁), (p₁, p₂), … that are multiplied.
     """
     chosen = find(name)
     if options:
@@ -48,6 +52,10 @@ def measure(
         return _of_outputs(chosen, x, y, inputs, labels, kind)
     if labels is not None or kind != "auto":
         raise TypeError(f"{chosen.name} compares rows, not outputs: it takes no labels and no kind")
+    if chosen.reads_weights:
+        if inputs is not None:
+            raise TypeError(f"{chosen.name} takes no inputs")
+        return of_weights(chosen, x, y)
     rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")

@@ -44,9 +44,9 @@ class Settings:
         return found
 
 
-def draws_of(null: str | None, draws: int) -> int:
-    if null not in (None, "permutation"):
-        raise ValueError(f"null={null!r}: chance is told by 'permutation', or not at all (None)")
+def draws_of(null: str | None, draws: int, kind: str = "permutation") -> int:
+    if null not in (None, kind):
+        raise ValueError(f"null={null!r}: chance is told by {kind!r}, or not at all (None)")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     return 0 if null is None else draws

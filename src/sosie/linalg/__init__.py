@@ -3,6 +3,7 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
+from .chains import chain_products, unit
 from .dense import cholesky, eigen, eigenvalues, singular, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
@@ -24,6 +25,7 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "chain_products",
     "cholesky",
     "column_squares",
     "cross_product",
@@ -52,6 +54,7 @@ __all__ = [
     "total_squares",
     "triangular_inverse",
     "u_centred",
+    "unit",
     "whitening",
     "without_diagonal",
 ]

@@ -43,6 +43,7 @@ from .shape import (
     shape_angle,
 )
 from .spectra import bures_distance, eigenspace_overlap, gulp
+from .weights import wcka, wcka_uncentred
 
 __all__ = [
     "MEASURES",
@@ -103,4 +104,6 @@ __all__ = [
     "soft_match_distance",
     "svcca",
     "uniformity_difference",
+    "wcka",
+    "wcka_uncentred",
 ]

@@ -12,7 +12,19 @@ import torch
 from torch import Tensor
 
 from ..factory import parse_call
-from ..stats import Alignment, Covariances, Neurons, Outputs, OutputSums, PairedRows, Sample, View, Weights
+from ..stats import (
+    Alignment,
+    Covariances,
+    LinearMaps,
+    Neurons,
+    Outputs,
+    OutputSums,
+    PairedRows,
+    Sample,
+    View,
+    Weights,
+    linear_maps,
+)
 
 MEASURES: dict[str, Measure] = {}
 
@@ -80,6 +92,8 @@ class Measure:
         """
         if self.reads_outputs:
             return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
+        if issubclass(self.reads, LinearMaps):
+            return self(linear_maps(x, y, self.reads))
         return self.from_sample(Sample.of(x, y, inputs=inputs))
 
     @property

@@ -1,7 +1,7 @@
 """Results are data: nothing in them needs a model, or torch, to be read again."""
 
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
-from .collection import Comparisons
+from .collection import Comparisons, MadeWhenAsked
 from .comparison import Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
@@ -29,6 +29,7 @@ __all__ = [
     "DamagedFile",
     "Entry",
     "Leaderboard",
+    "MadeWhenAsked",
     "Side",
     "Summary",
     "Values",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,35 @@ from .comparison import Array, Comparison
 from .summary import summarise
 
 
+Pair = tuple[int, int]
+
+
+class MadeWhenAsked(Mapping[Pair, Comparison]):
+    """Comparisons that are made when they are first read: of many models there are more pairs than anyone looks at."""
+
+    def __init__(self, pairs: Sequence[Pair], make: Callable[[int, int], Comparison]) -> None:
+        self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
+        self._make = make
+
+    def __getitem__(self, pair: Pair) -> Comparison:
+        found = self._made[pair]
+        if found is None:
+            found = self._made[pair] = self._make(*pair)
+        return found
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True, eq=False)
 class Comparisons:
     """A `Comparison` for each pair i < j of models: `found[0, 1]`, `found["a", "b"]`, or loop over it."""
 
     names: tuple[str, ...]
-    pairs: dict[tuple[int, int], Comparison]
+    pairs: Mapping[Pair, Comparison]
 
     def __len__(self) -> int:
         return len(self.pairs)

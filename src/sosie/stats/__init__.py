@@ -5,6 +5,7 @@ from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .joint_sums import JointMaker, JointSums, SiteSums
 from .lottery import ROWS, Lottery, row_hash
+from .maps import linear_maps
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import OutputSums
 from .row_grams import GROUPS, SMALLEST_GROUP
@@ -115,6 +116,7 @@ __all__ = [
     "check_labels",
     "check_seed",
     "is_statistics",
+    "linear_maps",
     "load_statistics",
     "mean_squared",
     "moved",

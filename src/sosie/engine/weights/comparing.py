@@ -1,0 +1,156 @@
+"""The door to comparing weights: models in, no data, a result of the same kind as for layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...measures import MEASURES, Measure, find
+from ...results import Comparison, Comparisons, MadeWhenAsked
+from ...stats import LinearMaps
+from ..plan import MEMORY, parse_size
+from ..provenance import provenance
+from ..settings import draws_of
+from ..sources import tell_apart
+from .measuring import Plan, measure_all
+from .probing import BLOCK, FEWEST, PROBES
+from .sources import WeightSource, open_weights
+
+DEFAULT = "wcka"
+
+
+def compare_weights(
+    model_a: Any,
+    model_b: Any = None,
+    measures: str | Measure | Sequence[str | Measure] | None = None,
+    *,
+    sites_a: Any = None,
+    sites_b: Any = None,
+    match: str | None = None,
+    base: Any = None,
+    input_shape: Sequence[int] | None = None,
+    probes: int | None = None,
+    null: str | None = None,
+    draws: int = 20,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    memory: int | str | None = None,
+) -> Comparison | Comparisons:
+    """Compare what models are made of, without data: the network up to each layer, and from end to end.
+
+    `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
+    takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights and "output", the whole
+    network. With activation functions taken away a network is a linear map of its input, and so is its beginning up to
+    any site: convolutions, batch norm, residual sums and mean pooling are, max pooling is taken for mean pooling, and
+    whatever else is not linear (attention, layer norm) is an error that names it.
+
+    `input_shape`: of one input; None asks the first layer: as many numbers as a dense one takes, 28 × 28 for grey images,
+    224 × 224 where a convolution strides, else 32 × 32 or the first size that fits. Each entry of the input is tried where
+    that fits into `memory`; else, or if `probes` says how many, Gaussian inputs (seeded by `seed`) estimate the same, with
+    an interval.
+
+    `null="weights"`: what chance gives, as the mean over `draws` copies of B whose weights are shuffled within each
+    tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
+    comes along free. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
+    measures of tensors, a model that both started from; what is compared is how far they moved.
+    """
+    things, names = _things(model_a, model_b)
+    chosen = _chosen(measures)
+    of_tensors = [m.name for m in chosen if not issubclass(m.reads, LinearMaps)]
+    if of_tensors and len(of_tensors) < len(chosen):
+        raise ValueError(
+            f"{', '.join(of_tensors)}: of single tensors, and the others of networks up to a layer; ask for them apart"
+        )
+    if len(things) > 2 and sites_b is not None:
+        raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
+    if match not in (None, "weights"):
+        raise ValueError(f"match={match!r}: None, or 'weights'")
+    sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
+    sources = [open_weights(*each, device) for each in zip(things, names, sites, strict=True)]
+    tell_apart(sources)
+    if match is not None:
+        _match(sources, seed)
+    settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
+    about = provenance(settings=settings, models=[source.describe() for source in sources])
+    if of_tensors:
+        return _of_tensors(sources, chosen, base, about)
+    if base is not None:
+        raise ValueError(f"base= is for measures of tensors, not for {', '.join(m.name for m in chosen)}")
+    size = parse_size(memory)
+    plan = Plan(
+        chosen, input_shape, _probes(probes), draws_of(null, draws, "weights"), seed, MEMORY if size is None else size
+    )
+    found = measure_all(sources, plan, about)
+    if len(sources) == 2:
+        return found(0, 1)
+    pairs = list(itertools.combinations(range(len(sources)), 2))
+    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found))
+
+
+def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
+    """What is compared, and its names where they are given."""
+    tensors = isinstance(model_a, Mapping) and any(isinstance(value, Tensor) for value in model_a.values())
+    several = isinstance(model_a, (list, tuple, Mapping)) and not isinstance(model_a, nn.Module) and not tensors
+    if not several:
+        if model_b is None:
+            raise TypeError("compare_weights needs two models, or a list of them")
+        return [model_a, model_b], [None, None]
+    if model_b is not None:
+        raise TypeError("with several models there is no second one: compare_weights([m1, m2, m3])")
+    things = list(model_a.values()) if isinstance(model_a, Mapping) else list(model_a)
+    if len(things) < 2:
+        raise ValueError(f"need at least two models to compare, got {len(things)}")
+    return things, list(map(str, model_a)) if isinstance(model_a, Mapping) else [None] * len(things)
+
+
+def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[Measure, ...]:
+    if measures is None:
+        measures = DEFAULT
+    found = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    known = ", ".join(measure.name for measure in MEASURES.values() if measure.reads_weights)
+    if not found:
+        raise ValueError(f"no measures asked for; of weights there are {known}")
+    if others := [measure.name for measure in found if not measure.reads_weights]:
+        raise ValueError(f"{', '.join(others)}: not of weights; there are {known}, and compare takes data")
+    return found
+
+
+def _probes(probes: int | None) -> int | None:
+    if probes is None:
+        return None
+    if isinstance(probes, bool) or not isinstance(probes, int) or probes < FEWEST:
+        raise ValueError(f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval")
+    return -(-probes // BLOCK) * BLOCK
+
+
+def _match(sources: list[WeightSource], seed: int) -> None:
+    """Put the neurons of every model but the first into the order that fits the first best."""
+    from .matching import match_weights
+
+    for source in sources[1:]:
+        source.model = match_weights(sources[0].model, source.model, seed=seed).model_b
+
+
+def _of_tensors(
+    sources: list[WeightSource], measures: tuple[Measure, ...], base: Any, about: dict[str, Any]
+) -> Comparison | Comparisons:
+    """Measures that read one tensor of each model at a time."""
+    from .tensors import tensor_values
+
+    started = None if base is None else open_weights(base, None, None, None).model
+
+    def found(i: int, j: int) -> Comparison:
+        a, b = sources[i], sources[j]
+        side_a, side_b, values = tensor_values(
+            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, base=started, names=(a.name, b.name)
+        )
+        return Comparison(side_a, side_b, values, "tensors", about)
+
+    if len(sources) == 2:
+        return found(0, 1)
+    pairs = list(itertools.combinations(range(len(sources)), 2))
+    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found))

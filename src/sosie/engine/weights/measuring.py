@@ -1,0 +1,208 @@
+"""From models to their maps, and from maps to the values of each pair of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...capture import Site
+from ...measures import Measure
+from ...progress import Progress
+from ...results import Comparison
+from ...stats import UncentredLinearMaps
+from .chains import Chain, chain_of, stacked
+from .kernels import Kernels, inner_products, of_chains, of_maps
+from .probing import PROBES, Probed, probe
+from .shuffling import shuffled
+from .sources import WeightSource
+from .values import Found, Told, values_of
+
+CHUNK = 128  # inputs a forward pass
+
+ByKind = dict[bool, Kernels]  # centred (True) or not
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How weights are compared; see `compare_weights`."""
+
+    measures: tuple[Measure, ...]
+    input_shape: Sequence[int] | None
+    probes: int | None
+    draws: int
+    seed: int
+    memory: int
+
+    @property
+    def kinds(self) -> list[bool]:
+        """Which kernels are asked for: centred (True), as they are (False), or both."""
+        return list(dict.fromkeys(centred(measure) for measure in self.measures))
+
+
+def centred(measure: Measure) -> bool:
+    return not issubclass(measure.reads, UncentredLinearMaps)
+
+
+def measure_all(
+    sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]
+) -> Callable[[int, int], Comparison]:
+    """Do what concerns each model alone, and what can be done for all pairs at once; the rest when a pair is asked for."""
+    chains = [_look(source, plan) for source in sources]
+    _check_entries(sources)
+    exact = plan.probes is None and _bytes(sources, chains, len(plan.kinds)) <= plan.memory
+    every = Exact(sources, chains, plan) if exact else Estimated(sources, plan)
+    about = {**about, "input": list(sources[0].shape)}
+
+    def compared(i: int, j: int) -> Comparison:
+        a, b = sources[i], sources[j]
+        drawn: list[dict[str, Found]] = []
+        if plan.draws:
+            with Progress(f"chance for {a.name} and {b.name}", plan.draws, "shuffled copies") as bar:
+                for draw in range(plan.draws):
+                    drawn.append(every.with_other(i, shuffled(b, plan.seed, draw)))
+                    bar.advance()
+        told = Told(a, b, every.statistic, every.n, plan.draws)
+        values = {m.name: values_of(m, every.found(i, j, m), [d[m.name] for d in drawn], told) for m in plan.measures}
+        return Comparison(a.known, b.known, values, "entries of the input", about)
+
+    return compared
+
+
+def _look(source: WeightSource, plan: Plan) -> Chain | None:
+    chain = chain_of(source.model, source.sites, source.prepare)
+    if chain is None:
+        source.look(plan.input_shape)
+        return None
+    entries = chain.layers[0].in_features
+    if plan.input_shape is not None and torch.Size(plan.input_shape).numel() != entries:
+        given = "×".join(map(str, plan.input_shape))
+        raise ValueError(f"{source.name} takes {entries} numbers, which is not input_shape {given}")
+    source.shape, source.side = (entries,), chain.side(source.name)
+    return chain
+
+
+def _check_entries(sources: Sequence[WeightSource]) -> None:
+    sizes = {source.entries for source in sources}
+    if len(sizes) > 1:
+        text = ", ".join(f"{source.name} takes {'×'.join(map(str, source.shape))}" for source in sources[:6])
+        raise ValueError(
+            f"need models of one input, but {text}{' …' if len(sources) > 6 else ''}; where an image may have several "
+            "sizes, input_shape= says which"
+        )
+
+
+def _bytes(sources: Sequence[WeightSource], chains: Sequence[Chain | None], kinds: int) -> int:
+    """What trying each entry takes: all kernels, and the maps of one model while they are made."""
+    kept = maps = 0
+    for source, chain in zip(sources, chains, strict=True):
+        d, sites = source.entries, len(source.known.sites)
+        rank = d if chain is None else min(d, chain.layers[0].out_features)
+        kept += 8 * kinds * (sites * rank * rank + (0 if chain is None else d * rank))
+        maps = max(maps, 0 if chain is not None else 8 * d * sum(source.known.widths))
+    return kept + maps
+
+
+class Exact:
+    """Every entry of the input was tried."""
+
+    def __init__(self, sources: Sequence[WeightSource], chains: Sequence[Chain | None], plan: Plan) -> None:
+        self.plan, self.n = plan, sources[0].entries
+        self.statistic = f"each of {self.n} entries of the input"
+        groups: dict[Any, list[int]] = {}
+        for k, chain in enumerate(chains):
+            groups.setdefault(k if chain is None else chain.key, []).append(k)
+        self._members = list(groups.values())
+        self._place = {k: (g, m) for g, members in enumerate(self._members) for m, k in enumerate(members)}
+        self._kernels = [
+            kernels_of([sources[k] for k in members], [chains[k] for k in members], plan.kinds)
+            for members in self._members
+        ]
+        self._tables: dict[tuple[int, int, bool], Tensor] = {}
+
+    def found(self, i: int, j: int, measure: Measure) -> Found:
+        kind = centred(measure)
+        (g, m), (h, n) = self._place[i], self._place[j]
+        first, second = (g, h) if g <= h else (h, g)
+        key = first, second, kind
+        if key not in self._tables:  # all pairs of two groups at once
+            a, b = self._kernels[first][kind], self._kernels[second][kind]
+            self._tables[key] = inner_products(a, b, upper=first == second)
+        xy = self._tables[key][m, n] if g <= h else self._tables[key][n, m].T
+        return _exactly(measure, self._kernels[g][kind].member(m), self._kernels[h][kind].member(n), xy)
+
+    def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
+        """The values of a model with one that is not among them."""
+        g, m = self._place[i]
+        other.shape = other.shape or (self.n,)
+        chain = chain_of(other.model, other.sites, other.prepare)
+        kernels = kernels_of([other], [chain], self.plan.kinds)
+        found = {}
+        for measure in self.plan.measures:
+            a, b = self._kernels[g][centred(measure)].member(m), kernels[centred(measure)]
+            found[measure.name] = _exactly(measure, a, b, inner_products(a, b)[0, 0])
+        return found
+
+
+def _exactly(measure: Measure, a: Kernels, b: Kernels, xy: Tensor) -> Found:
+    one = xy.new_ones(())
+    return Found(measure(measure.reads(one, one, xy)), None, (a.invariants(0), b.invariants(0)))
+
+
+def kernels_of(sources: Sequence[WeightSource], chains: Sequence[Chain | None], kinds: Sequence[bool]) -> ByKind:
+    """Of models that are stacked: chains of one shape, or one model of any kind."""
+    stack = [chain for chain in chains if chain is not None]
+    if stack:
+        weights = stacked(stack, sources[0].device)
+        depths = torch.tensor([depth - 1 for _, depth in stack[0].sites])
+        return {kind: of_chains(weights, depths, centre=kind) for kind in kinds}
+    maps = _maps(sources[0])
+    return {kind: of_maps(maps, centre=kind) for kind in kinds}
+
+
+def _maps(source: WeightSource) -> list[Tensor]:
+    """(d, p) each site, to one scale a site: entry by entry of the input."""
+    d = source.entries
+    found = [torch.empty(d, width, dtype=torch.float64) for width in source.known.widths]
+    exponents = torch.zeros(d, len(found), dtype=torch.long)
+
+    def keep(site: Site, rows: Tensor, exponent: int) -> tuple[Tensor, int]:
+        return rows, exponent
+
+    with source.opened(keep) as run, Progress(f"weights of {source.name}", d, "entries of the input") as bar:
+        for start in range(0, d, CHUNK):
+            entries = torch.arange(start, min(start + CHUNK, d))
+            basis = torch.nn.functional.one_hot(entries, d).double()
+            for k, (rows, exponent) in enumerate(run.run(source.shaped(basis))):
+                found[k][entries] = rows.cpu()
+                exponents[entries, k] = exponent
+            bar.advance(len(entries))
+    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it nothing is left anyway
+    return [each * torch.pow(2.0, shift[:, k, None].double()) for k, each in enumerate(found)]
+
+
+class Estimated:
+    """Gaussian inputs were tried."""
+
+    def __init__(self, sources: Sequence[WeightSource], plan: Plan) -> None:
+        self.plan, self.n = plan, plan.probes or PROBES
+        self.statistic = f"{self.n} Gaussian inputs, seed {plan.seed}"
+        self._probed = [probe(source, self.n, plan.seed) for source in sources]
+
+    def found(self, i: int, j: int, measure: Measure) -> Found:
+        return _estimated(measure, self._probed[i], self._probed[j])
+
+    def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
+        probed = probe(other, self.n, self.plan.seed)
+        return {measure.name: _estimated(measure, self._probed[i], probed) for measure in self.plan.measures}
+
+
+def _estimated(measure: Measure, a: Probed, b: Probed) -> Found:
+    kind = centred(measure)
+    xy, xx, yy = a.met(b, centre=kind), a.size(centre=kind)[..., :, None], b.size(centre=kind)[..., None, :]
+    whole = measure(measure.reads(xx.sum(0), yy.sum(0), xy.sum(0)))
+    without = measure(measure.reads(*(each.sum(0) - each for each in (xx, yy, xy))))
+    return Found(whole, without, None)

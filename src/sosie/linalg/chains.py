@@ -1,0 +1,28 @@
+"""Products of many matrices, with a scale of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def unit(matrix: Tensor) -> Tensor:
+    """The matrix (…, d, p) over its largest entry; a matrix of zeros stays as it is.
+
+    The factor is a constant to a gradient: whoever divides by the size later has it right all the same.
+    """
+    largest = matrix.detach().abs().amax((-2, -1), keepdim=True)
+    return matrix / largest.where(largest > 0, largest.new_ones(()))
+
+
+def chain_products(factors: Sequence[Tensor]) -> list[Tensor]:
+    """W₁, W₁W₂, W₁W₂W₃, … (…, d, p) each times a positive number, so that deep chains neither overflow nor vanish."""
+    for k, (left, right) in enumerate(zip(factors, factors[1:], strict=False)):
+        if left.shape[-1] != right.shape[-2]:
+            shapes = f"{tuple(left.shape[-2:])} and {tuple(right.shape[-2:])}"
+            raise ValueError(f"factors {k + 1} and {k + 2} do not fit together: {shapes}; each is (inputs, outputs)")
+    found = [unit(factors[0])]
+    for factor in factors[1:]:
+        found.append(unit(found[-1] @ unit(factor)))
+    return found
