@@ -137,8 +137,7 @@ def difference(
     try:
         own, against, between = (coefficient(u, v).value for u, v in ((x, y), (other, y), (x, other)))
         drawn = [
-            bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed)
-            for v in (x, other)
+            bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed) for v in (x, other)
         ]
         reach = percentile_interval(drawn[0] - drawn[1])
         p = 1.0 if own == against else meng(own, against, between, len(x)).p

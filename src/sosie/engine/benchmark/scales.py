@@ -47,7 +47,7 @@ class Scale:
 SCALES = {
     "smoke": Scale(
         name="smoke", data=("demo",), train=300, test=120,
-        architectures=((1, 8), (2, 16)), seeds=3, epochs=(1, 3, 6), strategies=("standard", "fgsm(epsilon=0.1)"),
+        architectures=((1, 16), (2, 16)), seeds=3, epochs=(1, 3, 6), strategies=("standard", "fgsm(epsilon=0.1)"),
         corruptions=("fog", "impulse_noise"), attacks=("fgsm(epsilon=0.1)",),
         calibrated=(2, 16), random=6, converged=2, checkpoints=4, converged_epochs=12, numbers=(20, 60),
         paired_rows=60, draws=200, budget=20.0, rate=3e-3,

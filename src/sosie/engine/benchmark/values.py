@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ...linalg import side_by_side
 from ...measures import Measure, settled
-from ...stats import Alignment, Sample
+from ...results import Comparisons
+from ...stats import Alignment, LinearMaps, Sample
 from ..evaluate import CONSTANT_IN_FLOAT32
 from ..pairwise import check_widths, view_of
 from .candidates import Candidate
@@ -128,7 +129,28 @@ def _in_turn(function: Callable[[tuple[int, int]], float], pairs: Pairs, threads
 
 
 def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> Found:
-    raise NotImplementedError
+    """From end to end where the measure reads maps; else the mean over tensors that both networks have."""
+    from ..weights import compare_weights
+
+    whole = issubclass(measure.reads, LinearMaps)
+    sites = {"sites_a": "output"} if whole else {}
+    found = compare_weights(list(models), measures=measure, **sites) if whole and len(models) > 2 else None  # type: ignore[arg-type]
+
+    def value(i: int, j: int) -> float:
+        if isinstance(found, Comparisons) and i != j:
+            pair = found.pairs[min(i, j), max(i, j)]
+        else:
+            own = {"sites_a": "output", "sites_b": "output"} if whole else {}
+            pair = compare_weights(models[i], models[j], measures=measure, **own)  # type: ignore[arg-type,assignment]
+        values = pair[measure.name].value
+        if values.shape[0] != values.shape[1]:
+            raise ValueError("the networks do not have the same tensors")
+        mean = float(np.mean(np.diagonal(values)))
+        if not np.isfinite(mean):
+            raise ValueError(next((c.text for c in pair[measure.name].caveats), "undefined"))
+        return mean
+
+    return _one_by_one(value, pairs, None)
 
 
 def gather(parts: Iterable[Found]) -> Found:
