@@ -79,6 +79,4 @@ def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
 def stacked(chains: Sequence[Chain], device: Any) -> list[Tensor]:
     """The factors (N, inputs, outputs) of chains with equal shapes, in float64."""
     count = len(chains[0].layers)
-    return [
-        torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double() for k in range(count)
-    ]
+    return [torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double() for k in range(count)]

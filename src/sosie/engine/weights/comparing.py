@@ -123,9 +123,7 @@ def _probes(probes: int | None) -> int | None:
     if probes is None:
         return None
     if isinstance(probes, bool) or not isinstance(probes, int) or probes < FEWEST:
-        raise ValueError(
-            f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval"
-        )
+        raise ValueError(f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval")
     return -(-probes // BLOCK) * BLOCK
 
 

@@ -70,9 +70,7 @@ def of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
         kernel = each @ each.mT
         whole = kernel.diagonal().sum()
         kernel = double_centred(kernel) if centre else kernel
-        kernels.append(
-            kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan)
-        )
+        kernels.append(kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan))
     cores, traces = _normed(torch.stack(kernels)[None])
     return Kernels(None, cores, traces, cores.diagonal(dim1=-2, dim2=-1).square().sum(-1))
 

@@ -47,7 +47,9 @@ def centred(measure: Measure) -> bool:
     return not issubclass(measure.reads, UncentredLinearMaps)
 
 
-def measure_all(sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]) -> Callable[[int, int], Comparison]:
+def measure_all(
+    sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]
+) -> Callable[[int, int], Comparison]:
     """Do what concerns each model alone, and what can be done for all pairs at once; the rest when a pair is asked for."""
     chains = [_look(source, plan) for source in sources]
     _check_entries(sources)

@@ -85,3 +85,4 @@ def _without_diagonal(grams: Tensor) -> Tensor:
     grams = grams.clone()
     grams.diagonal(dim1=-2, dim2=-1).zero_()
     return grams
+

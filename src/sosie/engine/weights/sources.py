@@ -125,7 +125,9 @@ def check_weights(model: nn.Module, name: str) -> None:
             raise ValueError(f"{name}: {key} has {bad} of {value.numel()} values that are NaN or infinite")
 
 
-def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
+def candidates(
+    model: nn.Module, name: str, given: Sequence[int] | None
+) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of one input to try, in order; and whether they are guesses."""
     if given is not None:
         shape = tuple(int(size) for size in given)
