@@ -56,8 +56,9 @@ def print_leaderboard(found: Leaderboard, console: Console | None = None) -> Non
 
 READING = (
     "ρ, r: mean correlation with agreement over kinds of pairs. AUC: consecutive checkpoints against untrained "
-    "networks (random, conv.: the mean value of either). moved: the farthest the value was moved while the function stayed (0 best; 1 as of untrained networks). "
-    "noticed: how far it moved while the function broke (1 best). ms: for one pair alone."
+    "networks (random, conv.: the mean value of either). moved: the farthest the value was moved while the function "
+    "stayed (0 best; 1 as of untrained networks). noticed: how far it moved while the function broke (1 best). "
+    "ms: for one pair alone."
 )
 
 
@@ -73,8 +74,8 @@ def sentences(found: Leaderboard) -> list[str]:
         return ["No measure could be tested on all kinds of pairs.", setting, *_failed(found)]
     first = ranked[0]
     lead = (
-        f"{visible(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the share of "
-        f"images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
+        f"{visible(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the share "
+        f"of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (

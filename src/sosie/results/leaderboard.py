@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def noticed(self) -> float | None:
-        """How far the value moved while the function broke, the mean over ways to break it, each counted from 0 to 1."""
+        """How far the value moved while the function broke: the mean over ways to break it, each from 0 to 1."""
         moves = self._moves(keeps=False)
         return fmean(min(max(moved, 0.0), 1.0) for moved in moves) if moves else None
 

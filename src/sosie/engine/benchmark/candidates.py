@@ -111,7 +111,8 @@ def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
 
 def _of_function(function: Callable[..., Any], name: str, digest: str) -> Candidate:
     told = function.func if isinstance(function, functools.partial) else function
-    of, closer = getattr(told, "of", "activations"), getattr(told, "closer", None)
+    of: Of = getattr(told, "of", "activations")
+    closer: Closer | None = getattr(told, "closer", None)
     return Candidate(name, of, closer, function, digest)
 
 

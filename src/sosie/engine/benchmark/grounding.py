@@ -37,7 +37,7 @@ class Ground:
         return np.array([pair for block in self.population.blocks[kind] for pair in block.pairs]).reshape(-1, 2)
 
     def values(self, candidate: Candidate, kind: str) -> Found:
-        """In lots of blocks; a budget that runs out leaves blocks in a seeded order, so what is done is a fair share."""
+        """In lots of blocks, in a seeded order: what a budget that runs out leaves done is a fair share."""
         blocks, clock = self.population.blocks[kind], Clock(self.scale.budget)
         order = np.random.default_rng(self.seed).permutation(len(blocks)).tolist()
         values = np.full(len(self.pairs(kind)), np.nan)

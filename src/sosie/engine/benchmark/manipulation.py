@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +156,8 @@ def _one_direction(model: nn.Sequential, images: Tensor, random: torch.Generator
 
 def _with_map(model: nn.Sequential, matrix: Tensor, bias: Tensor | None = None) -> nn.Sequential:
     """The network with a linear layer x ↦ x M + b before its last, which now is its last hidden layer."""
-    layer = nn.Linear(*matrix.shape, bias=bias is not None, device=matrix.device).requires_grad_(False)
+    p, q = matrix.shape
+    layer = nn.Linear(p, q, bias=bias is not None, device=matrix.device).requires_grad_(False)
     layer.weight.copy_(matrix.T)
     if bias is not None:
         layer.bias.copy_(bias)
@@ -171,22 +172,35 @@ def _read_out(model: nn.Sequential, rows: Tensor) -> Tensor:
 
 MANIPULATIONS = (
     Manipulation("permuted", True, "the neurons of every hidden layer in another order", _permuted),
-    Manipulation("rescaled", True, f"every neuron times 1/{FACTORS:g} to {FACTORS:g}, its readers by the inverse", _rescaled),
-    Manipulation("dark pixels", True, "random weights, as large as the rest, on pixels that are 0 in all images", _dark_pixels),
-    Manipulation("translated rows", True, f"{SHARE:.0%} of the rows moved along a direction that the output layer does not "
-                 f"read, by {DISTANCES[0]:g} to {DISTANCES[-1]:g} times their length", _translated),
-    Manipulation("self-map", True, "a linear map, unread by the output layer, that was sought to make linear CKA least", _self_map),
+    Manipulation(
+        "rescaled", True, f"every neuron times 1/{FACTORS:g} to {FACTORS:g}, its readers by the inverse", _rescaled
+    ),
+    Manipulation(
+        "dark pixels", True, "random weights, as large as the rest, on pixels that are 0 in all images", _dark_pixels
+    ),
+    Manipulation(
+        "translated rows",
+        True,
+        f"{SHARE:.0%} of the rows moved along a direction that the output layer does not read, by {DISTANCES[0]:g} to "
+        f"{DISTANCES[-1]:g} times their length",
+        _translated,
+    ),
+    Manipulation(
+        "self-map", True, "a linear map, unread by the output layer, sought so that linear CKA is least", _self_map
+    ),
     Manipulation("classes rolled", False, "the output layer names the next class", _rolled),
     Manipulation("biased", False, "the output layer's bias names one class always", _biased),
     Manipulation("rotated", False, "the last hidden layer rotated at random, the output layer as before", _rotated),
-    Manipulation("one direction", False, "all but the first principal component of the last hidden layer deleted", _one_direction),
-)  # fmt: skip
+    Manipulation(
+        "one direction", False, "all but the first principal component of the last hidden layer deleted", _one_direction
+    ),
+)
 
 
 class Bench:
     """Networks with everything that is done to them, made once for all measures."""
 
-    def __init__(self, models: list[nn.Sequential], images: Tensor, *, seed: int) -> None:
+    def __init__(self, models: Sequence[nn.Sequential], images: Tensor, *, seed: int) -> None:
         self.models, self.images = models, images
         self.inputs = images.flatten(1).double()
         with torch.no_grad():

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ...data import ImageData, open_images
+from ...data import ImageData, ImageFolder, open_images
 from ...progress import track
 from ...train import fit_together
 from .scales import Architecture, Scale
@@ -56,7 +56,7 @@ def open_benchmark_images(scale: Scale, *, seed: int, device: torch.device) -> I
 
 
 def _of_classes(
-    data: ImageData, classes: Sequence[int], most: int, seed: int, device: torch.device
+    data: ImageData | ImageFolder, classes: Sequence[int], most: int, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     images, labels = data.read(0, len(data))
     chosen = torch.isin(labels, torch.tensor(classes)).nonzero().flatten()
@@ -112,9 +112,9 @@ class Population:
     """All networks, trained ones and those for calibration."""
 
     members: tuple[Member, ...]
-    models: tuple[nn.Module, ...]
-    untrained: tuple[nn.Module, ...]
-    converged: tuple[tuple[nn.Module, ...], ...]  # of each training run the last checkpoints, an epoch apart
+    models: tuple[nn.Sequential, ...]
+    untrained: tuple[nn.Sequential, ...]
+    converged: tuple[tuple[nn.Sequential, ...], ...]  # of each training run the last checkpoints, an epoch apart
 
     @cached_property
     def blocks(self) -> dict[str, list[Block]]:
@@ -139,7 +139,7 @@ def make_population(scale: Scale, images: Images, store: Store, *, seed: int) ->
     """Train what is not in the folder yet: one file for each architecture and strategy."""
     device = images.train.device
     members: list[Member] = []
-    models: list[nn.Module] = []
+    models: list[nn.Sequential] = []
     recipes = list(itertools.product(scale.architectures, scale.strategies))
     for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
         make = _maker(architecture, images)
@@ -166,7 +166,7 @@ def _maker(architecture: Architecture, images: Images) -> Callable[[], nn.Sequen
 
 
 def _trained(
-    make: Callable[[], nn.Module],
+    make: Callable[[], nn.Sequential],
     images: Images,
     scale: Scale,
     seeds: Sequence[int],
@@ -181,8 +181,8 @@ def _trained(
 
 
 def _restored(
-    make: Callable[[], nn.Module], found: dict[str, Tensor], epoch: int, k: int, device: torch.device
-) -> nn.Module:
+    make: Callable[[], nn.Sequential], found: dict[str, Tensor], epoch: int, k: int, device: torch.device
+) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         model = make()
     start = f"{epoch}/"
@@ -190,6 +190,6 @@ def _restored(
     return model.to(device).eval().requires_grad_(False)
 
 
-def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _seeded(make: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return make().requires_grad_(False)
