@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ from ..factory import parse_call
 from .draws import in_sphere, normals, uniforms
 
 Norm = Literal["inf", "2"]
+Keep = Callable[[Tensor], Tensor]
 EPSILON: dict[str, float] = {"inf": 8 / 255, "2": 0.5}  # usual for images in [0, 1]
 TRADES_START = 1e-3  # standard deviation of the start: the divergence from itself has no gradient
 
@@ -110,9 +112,10 @@ class Attack:
             if self.kind == "gaussian":
                 return clean + self.radius * self._noise(normals, clean, seed, index)
             target = self._target(model, clean, y)
-            changed = self._start(clean, seed, index)
+            keep = self._keep(clean, index.ndim)
+            changed = self._start(clean, seed, index, keep)
             for _ in range(self.count):
-                changed = self._kept(clean, changed + self.stride * self._direction(model, changed, target), index.ndim)
+                changed = keep(self._direction(model, changed, target).mul_(self.stride).add_(changed))
             return changed
 
     def _check_inputs(self, x: Tensor, index: Tensor) -> None:
@@ -136,18 +139,18 @@ class Attack:
             logits = model(x.clone())
         return logits.argmax(-1) if self.needs_labels else logits.softmax(-1)
 
-    def _start(self, x: Tensor, seed: int | Tensor, index: Tensor) -> Tensor:
+    def _start(self, x: Tensor, seed: int | Tensor, index: Tensor, keep: Keep) -> Tensor:
         if self.kind == "trades":
-            return self._kept(x, x + TRADES_START * self._noise(normals, x, seed, index), index.ndim)
+            return keep(self._noise(normals, x, seed, index).mul_(TRADES_START).add_(x))
         if not (self.kind in ("fast_fgsm", "pgd") if self.random_start is None else self.random_start):
             return x
         if self.norm == "2":
-            return self._kept(x, x + self.radius * self._noise(in_sphere, x, seed, index), index.ndim)
-        return self._kept(x, x + self.radius * (2 * self._noise(uniforms, x, seed, index) - 1), index.ndim)
+            return keep(self._noise(in_sphere, x, seed, index).mul_(self.radius).add_(x))
+        return keep(self._noise(uniforms, x, seed, index).sub_(0.5).mul_(2 * self.radius).add_(x))
 
     @staticmethod
-    def _noise(draw: Callable[[int | Tensor, Tensor, int], Tensor], x: Tensor, seed: Any, index: Tensor) -> Tensor:
-        return draw(seed, index, x[(0,) * index.ndim].numel()).to(x.dtype).reshape(x.shape)
+    def _noise(draw: Callable[..., Tensor], x: Tensor, seed: int | Tensor, index: Tensor) -> Tensor:
+        return draw(seed, index, math.prod(x.shape[index.ndim :]), x.dtype).reshape(x.shape)
 
     def _direction(self, model: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
         """Where the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
@@ -159,19 +162,24 @@ class Attack:
             loss = torch.nn.functional.kl_div(scores, target, reduction="sum")  # KL(target ‖ scores)
         (gradient,) = torch.autograd.grad(loss, x)
         if self.norm == "inf":
-            return gradient.sign()
+            return gradient.sign_()
         length = _lengths(gradient, target.ndim if self.needs_labels else target.ndim - 1)
         return torch.where(length > 0, gradient / length, torch.zeros_like(gradient))
 
-    def _kept(self, x: Tensor, changed: Tensor, lead: int) -> Tensor:
-        """Back to the ball around x, then to the box; as x lies in the box, that does not leave the ball."""
+    def _keep(self, x: Tensor, lead: int) -> Keep:
+        """What brings changed inputs back to the ball around x and to the box, in place."""
+        low, high = (-float("inf"), float("inf")) if self.bounds is None else self.bounds
         if self.norm == "inf":
-            changed = torch.minimum(torch.maximum(changed, x - self.radius), x + self.radius)
-        else:
+            lows, highs = (x - self.radius).clamp_(min=low), (x + self.radius).clamp_(max=high)
+            return lambda changed: torch.clamp_(changed, lows, highs)
+
+        def keep(changed: Tensor) -> Tensor:
             change = changed - x
             length = _lengths(change, lead)
-            changed = torch.where(length > self.radius, x + change * (self.radius / length), changed)
-        return changed if self.bounds is None else changed.clamp(*self.bounds)
+            inside = torch.where(length > self.radius, x + change * (self.radius / length), changed)
+            return inside.clamp_(low, high)  # as x lies in the box, that does not leave the ball
+
+        return keep
 
 
 _KINDS = ("fgsm", "fast_fgsm", "pgd", "trades", "gaussian")

@@ -16,25 +16,31 @@ def derived(seed: int | Tensor, part: int) -> Tensor:
     return _mix(_mix(_tensor(seed) + _signed(_STEP)) + _signed(_STEP * (part + 1)))
 
 
-def uniforms(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
-    """Numbers in [0, 1), float64: (*index.shape, count), those of input `index` under `seed`; the two broadcast."""
+def uniforms(seed: int | Tensor, index: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Numbers in [0, 1): (*index.shape, count), those of input `index` under `seed`; the two broadcast.
+
+    In steps of 2⁻³² (of 2⁻²⁴ unless in float64): each counter gives two of them.
+    """
     device = index.device
     key = _mix(_mix(_tensor(seed).to(device) + _signed(_STEP)) + _mix(index.long() * _signed(_STEP)))
-    places = torch.arange(1, count + 1, device=device) * _signed(_STEP)
-    return _shifted(_mix(key[..., None] + places), 11).double() * 2.0**-53
+    places = torch.arange(1, count // 2 + count % 2 + 1, device=device) * _signed(_STEP)
+    halves = _mix(key[..., None] + places).view(torch.int32)[..., :count]
+    if dtype == torch.float64:
+        return halves.double().mul_(2.0**-32).add_(0.5)
+    return (halves >> 8).float().mul_(2.0**-24).add_(0.5).to(dtype)
 
 
-def normals(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
-    """Standard normal numbers, float64: (*index.shape, count)."""
-    # The middle of each step of 2⁻⁵³, since a uniform 0 would be minus infinity.
-    return torch.special.ndtri(uniforms(seed, index, count) + 2.0**-54)
+def normals(seed: int | Tensor, index: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers: (*index.shape, count)."""
+    # The middle of each step, since a uniform 0 would be minus infinity.
+    return torch.special.ndtri(uniforms(seed, index, count).add_(2.0**-33)).to(dtype)
 
 
-def in_sphere(seed: int | Tensor, index: Tensor, count: int) -> Tensor:
-    """Points uniform in the unit ball of `count` dimensions, float64: (*index.shape, count)."""
+def in_sphere(seed: int | Tensor, index: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Points uniform in the unit ball of `count` dimensions: (*index.shape, count)."""
     directions = normals(seed, index, count)
     directions = directions / directions.norm(dim=-1, keepdim=True)
-    return directions * uniforms(derived(seed, count), index, 1) ** (1 / count)
+    return (directions * uniforms(derived(seed, count), index, 1) ** (1 / count)).to(dtype)
 
 
 def poisson(seed: int | Tensor, index: Tensor, rates: Tensor) -> Tensor:
@@ -52,14 +58,15 @@ def poisson(seed: int | Tensor, index: Tensor, rates: Tensor) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
-    return z ^ _shifted(z, 31)
+    """In place: memory is what this costs."""
+    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_FIRST))
+    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_SECOND))
+    return z.bitwise_xor_(_shifted(z, 31))
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
     """Right by that many bits, zeros coming in: torch has signed whole numbers, whose sign would come in."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _tensor(seed: int | Tensor) -> Tensor:

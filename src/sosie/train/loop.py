@@ -112,12 +112,13 @@ def shuffled(count: int, epochs: int, batch: int, seed: int, device: torch.devic
 
 
 def optimiser_of(
-    parameters: Iterable[Tensor], name: str, rate: float, decay: float, momentum: float
+    parameters: Iterable[Tensor], name: str, rate: float, decay: float, momentum: float, *, fused: bool | None = None
 ) -> torch.optim.Optimizer:
     if name == "adam":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.AdamW(parameters, rate, weight_decay=decay, fused=fused)
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
+        nesterov = momentum > 0
+        return torch.optim.SGD(parameters, rate, momentum, weight_decay=decay, nesterov=nesterov, fused=fused)
     raise ValueError(f"no optimiser is called {name!r}; there are 'adam' and 'sgd'")
 
 

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from ..data.attacks import Attack, open_attack
 from ..data.draws import derived
-from ..progress import track
+from ..progress import Progress
 from .adversarial import floats
 from .loop import Schedule, optimiser_of, schedule_of, shuffled
 
 State = dict[str, Tensor]
+GROUP = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,7 @@ def fit_together(
     momentum: float = 0.9,
     decay: float = 0.0,
     schedule: Schedule = "constant",
+    at_once: int | None = None,
     task: str = "training together",
 ) -> list[Checkpoint]:
     """Train `count` networks at once, each on its own order of the images; the checkpoints after the epochs in `keep`.
@@ -81,7 +83,8 @@ def fit_together(
     trains it, to rounding. `strategy`: "standard", or an attack ("fgsm", "fast_fgsm", "pgd(epsilon=0.1)") that changes
     every batch before its step, on the network as it is then (the clean images are not shown). `keep`: None keeps the
     last epoch; 0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the
-    networks are trained where the images are. Networks that draw random numbers themselves (dropout) are refused.
+    networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 16, which its caches
+    hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
     """
     kept = _epochs_to_keep(keep, epochs)
     own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
@@ -90,25 +93,24 @@ def fit_together(
     if len(images) != len(labels):
         raise ValueError(f"need one label an image, got {len(images)} images and {len(labels)} labels")
     attacker = None if strategy == "standard" else open_attack(strategy)
-    networks = _Stack.of(make, own_seeds, images.device)
-    stepper = optimiser_of(networks.parameters.values(), optimiser, rate, decay, momentum)
-    per_epoch = -(-len(images) // batch)
-    plan = schedule_of(stepper, schedule, rate, epochs * per_epoch)
-    found = [networks.checkpoint(0)] if 0 in kept else []
-    orders = [shuffled(len(images), epochs, batch, seed, images.device) for seed in own_seeds]
-    for step in track(range(epochs * per_epoch), task, epochs * per_epoch, "steps"):
-        index = torch.stack([next(order) for order in orders])
-        x, y = floats(images[index]), labels[index]
-        if attacker is not None:
-            x = networks.attacked(attacker, x, y, index, step)
-        loss = functional.cross_entropy(networks(x).flatten(0, 1), y.flatten(), reduction="sum") / index.shape[1]
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        plan.step()
-        if (step + 1) % per_epoch == 0 and (step + 1) // per_epoch in kept:
-            found.append(networks.checkpoint((step + 1) // per_epoch))
-    return found
+    size = at_once or (GROUP if images.device.type == "cpu" else count)
+    groups = [own_seeds[start : start + size] for start in range(0, count, size)]
+    steps = epochs * -(-len(images) // batch)
+    found: list[list[Checkpoint]] = []
+    with Progress(task, steps * len(groups), "steps") as bar:
+        for group in groups:
+            networks = _Stack.of(make, group, images.device)
+            stepper = optimiser_of(networks.parameters.values(), optimiser, rate, decay, momentum, fused=True)
+            plan = schedule_of(stepper, schedule, rate, steps)
+            found.append([networks.checkpoint(0)] if 0 in kept else [])
+            for step, index in enumerate(_orders(group, images, epochs, batch)):
+                networks.learn(images[index], labels[index], index, step, attacker, stepper)
+                plan.step()
+                epoch, rest = divmod((step + 1) * epochs, steps)
+                if not rest and epoch in kept:
+                    found[-1].append(networks.checkpoint(epoch))
+                bar.advance()
+    return [_joined(parts) for parts in zip(*found, strict=True)]
 
 
 @dataclass(eq=False)
@@ -136,6 +138,24 @@ class _Stack:
             error.add_note("networks trained together must not draw random numbers, and must answer by tensors alone")
             raise
 
+    def learn(
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        step: int,
+        attacker: Attack | None,
+        stepper: torch.optim.Optimizer,
+    ) -> None:
+        """One step of every network, on its own batch."""
+        x = floats(x)
+        if attacker is not None:
+            x = self.attacked(attacker, x, y, index, step)
+        loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / index.shape[1]
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+
     def attacked(self, attack: Attack, x: Tensor, y: Tensor, index: Tensor, step: int) -> Tensor:
         seeds = torch.stack([derived(seed, step) for seed in self.seeds])[:, None]
         with _evaluating(self.template):
@@ -145,6 +165,17 @@ class _Stack:
         both = itertools.chain(self.parameters.items(), self.buffers.items())
         state = {name: stacked.detach().clone() for name, stacked in both}
         return Checkpoint(epoch, self.seeds, state, self.own)
+
+
+def _orders(seeds: tuple[int, ...], images: Tensor, epochs: int, batch: int) -> Iterator[Tensor]:
+    """The numbers of the images of each step: (networks, batch)."""
+    for parts in zip(*(shuffled(len(images), epochs, batch, seed, images.device) for seed in seeds), strict=True):
+        yield torch.stack(parts)
+
+
+def _joined(parts: Sequence[Checkpoint]) -> Checkpoint:
+    state = {name: torch.cat([part.state[name] for part in parts]) for name in parts[0].state}
+    return Checkpoint(parts[0].epoch, tuple(seed for part in parts for seed in part.seeds), state, parts[0].template)
 
 
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
