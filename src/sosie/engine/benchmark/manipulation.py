@@ -248,7 +248,7 @@ def _tried(
                 return facts | {"why": "is done to activations; the measure reads networks"}
             found = [_value(candidate, before, changed, bench) for changed in every]
             values.append(max(found, key=lambda value, own=own: abs(value - own)))  # type: ignore[misc]
-            if far is not None and abs(own - far) > 1e-9 * max(abs(own), abs(far)):
+            if far is not None and abs(own - far) > 1e-6 * max(abs(own), abs(far)):
                 moves.append((own - values[-1]) / (own - far))
     except Exception as error:
         return facts | {"why": f"{type(error).__name__}: {error}"}
