@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 import os
@@ -80,6 +81,29 @@ def load_factory(spec: str) -> Callable[[], Any]:
     The file's folder can be imported from while the file is read and while the factory runs, and no longer:
     `sys.path` and `sys.modules` are left as found, so that two files may each have a `layers.py` beside them.
     """
+    path, name, options = _parts(spec)
+
+    def call() -> Any:
+        with _importing_from(path.resolve()) as module:
+            return _find(module, name, path)(**options)
+
+    call.__name__ = name or "factory"
+    return call
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that `path/to/file.py:function` names, to be called many times; `function(k=2)` fixes options.
+
+    The file is run once; what it imports from its own folder it must import at its top.
+    """
+    path, name, options = _parts(spec)
+    with _importing_from(path.resolve()) as module:
+        found = _find(module, name, path)
+    return functools.partial(found, **options) if options else found
+
+
+def _parts(spec: str) -> tuple[Path, str, dict[str, Any]]:
+    """File, function and options."""
     match = _FACTORY.fullmatch(spec)
     if match is None or not match["call"].strip():
         raise ValueError(f"{spec!r} names no function: write path/to/file.py:factory")
@@ -89,13 +113,7 @@ def load_factory(spec: str) -> Callable[[], Any]:
         raise IsADirectoryError(f"{path} is a folder; name the Python file inside it, as in file.py:{name}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} (looked in {Path.cwd()}), wanted for {spec!r}")
-
-    def call() -> Any:
-        with _importing_from(path.resolve()) as module:
-            return _find(module, name, path)(**options)
-
-    call.__name__ = name or "factory"
-    return call
+    return path, name, options
 
 
 def _find(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:

@@ -58,9 +58,9 @@ def by_pair(
         views: dict[type, Covariances | Neurons | PairedRows] = {}
         for measure in measures:
             try:
-                _check_widths(measure, widths[0][i], widths[1][j])
+                check_widths(measure, widths[0][i], widths[1][j])
                 if measure.reads not in views:
-                    views[measure.reads] = _view(measure.reads, statistic, i, j)
+                    views[measure.reads] = view_of(measure.reads, statistic, i, j)
                 found[measure.name].values[i, j] = measure(views[measure.reads])
             except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
                 found[measure.name].undefined[i, j] = str(error)
@@ -80,12 +80,12 @@ def _on_gpu(statistic: Statistic | SketchPair) -> bool:
     return (statistic.xs[0] if isinstance(statistic, Sample) else statistic.cross).is_cuda
 
 
-def _check_widths(measure: Measure, x: int, y: int) -> None:
+def check_widths(measure: Measure, x: int, y: int) -> None:
     if measure.same_width and x != y:
         raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
 
-def _view(kind: type, statistic: Statistic | SketchPair, i: int, j: int) -> Covariances | Neurons | PairedRows:
+def view_of(kind: type, statistic: Statistic | SketchPair, i: int, j: int) -> Covariances | Neurons | PairedRows:
     assert not isinstance(statistic, Grams)
     if issubclass(kind, Covariances):
         return statistic.covariances(i, j)

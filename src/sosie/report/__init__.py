@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .leaderboard import print_leaderboard
     from .lists import print_measures, print_numbers, print_sites
     from .page import write_report
     from .plots import plot_curves, plot_heatmap, write_plots
@@ -15,6 +16,7 @@ __all__ = [
     "plot_curves",
     "plot_heatmap",
     "print_comparison",
+    "print_leaderboard",
     "print_measures",
     "print_numbers",
     "print_sites",
@@ -26,6 +28,7 @@ _HOME = {
     "plot_curves": "plots",
     "plot_heatmap": "plots",
     "print_comparison": "text",
+    "print_leaderboard": "leaderboard",
     "print_measures": "lists",
     "print_numbers": "lists",
     "print_sites": "lists",

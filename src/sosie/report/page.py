@@ -6,13 +6,14 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from ..results import Comparison, Comparisons, write_atomically
+from ..results import Comparison, Comparisons, Leaderboard, write_atomically
 from .contents import contents, question, sentences, title
 
 _FOLDER = Path(__file__).with_name("page")
@@ -39,29 +40,58 @@ _SCRIPTS = (
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_report(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
-    """Write one self-contained HTML file about a comparison, or about all pairs of several models."""
+def write_report(result: Comparison | Comparisons | Leaderboard, path: str | os.PathLike[str]) -> Path:
+    """Write one self-contained HTML file about a comparison, all pairs of several models, or a leaderboard."""
+    if isinstance(result, Leaderboard):
+        from .leaderboard import render_leaderboard
+
+        return write_atomically(path, render_leaderboard(result))
     if not isinstance(result, (Comparison, Comparisons)):
-        raise TypeError(f"write_report shows a Comparison or Comparisons, not a {type(result).__name__}")
+        raise TypeError(f"write_report shows a Comparison, Comparisons or Leaderboard, not a {type(result).__name__}")
     return write_atomically(path, render(result))
 
 
 def render(result: Comparison | Comparisons) -> str:
-    script = "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
-    script = f"(() => {{\n'use strict';\n{script}}})();"
-    style = _read("figures.css") + _read("page.css")  # the page's print rules come last
     found = sentences(result)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_read("template.html.jinja")).render(
+    return render_page(
         title=title(result),
         question=question(result),
         lead=found[0] if found else "Nothing was measured.",
         others=found[1:],
+        kind="measures",
+        data=contents(result),
+        scripts=_SCRIPTS,
+        styles=("figures", "page"),  # the page's print rules come last
+    )
+
+
+def render_page(
+    *,
+    title: str,
+    question: str,
+    lead: str,
+    others: Sequence[str],
+    kind: str,
+    data: dict[str, Any],
+    scripts: Sequence[str],
+    styles: Sequence[str],
+) -> str:
+    """One self-contained file: the words (a `kind` of thing is what each of the others is about), data and scripts."""
+    script = "\n".join(_read(f"{name}.js") for name in scripts)
+    script = f"(() => {{\n'use strict';\n{script}}})();"
+    style = "".join(_read(f"{name}.css") for name in styles)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_read("template.html.jinja")).render(
+        title=title,
+        question=question,
+        lead=lead,
+        others=list(others),
+        kind=kind,
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'",
-        data=as_script_data(contents(result)),
+        data=as_script_data(data),
         script=Markup(script),
         style=Markup(style),
     )

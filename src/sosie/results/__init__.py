@@ -4,6 +4,7 @@ from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
+from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
@@ -28,6 +29,8 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "DamagedFile",
+    "Entry",
+    "Leaderboard",
     "MadeWhenAsked",
     "Side",
     "Summary",

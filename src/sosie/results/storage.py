@@ -30,30 +30,36 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
     """Read what `Comparison.save` wrote."""
+    found = read_json(path, FORMAT, VERSION, "comparison")
+    try:
+        return from_json(found)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_json(path: str | os.PathLike[str], form: str, newest: int, what: str) -> dict[str, Any]:
+    """A file of this format and no newer version, whole; refused in words otherwise."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} is not text, so not a saved comparison") from error
+        raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
     except json.JSONDecodeError as error:
         raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
     except RecursionError as error:
-        raise DamagedFile(f"{path} is nested too deeply to be a saved comparison") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DamagedFile(f"{path} is JSON, but not a saved comparison (no format {FORMAT!r} in it)")
+        raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
+    if not isinstance(found, dict) or found.get("format") != form:
+        raise DamagedFile(f"{path} is JSON, but not a saved {what} (no format {form!r} in it)")
     version = found.get("version")
     if not isinstance(version, int) or version < 1:
         raise DamagedFile(f"{path} has no valid version number: {version!r}")
-    if version > VERSION:
+    if version > newest:
         raise DamagedFile(
-            f"{path} was written by a newer sosie (format {version}, this one reads up to {VERSION}): upgrade sosie"
+            f"{path} was written by a newer sosie (format {version}, this one reads up to {newest}): upgrade sosie"
         )
-    try:
-        return from_json(found)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    return found
 
 
 def as_json(result: Comparison | Comparisons) -> dict[str, Any]:

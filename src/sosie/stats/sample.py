@@ -206,8 +206,13 @@ class Sample:
         if self._before is not None:
             original, shuffle = self._before
             return original._sites[0], [site.shuffled(shuffle) for site in original._sites[1]]
-        a, b = ([SiteRows(rows) for rows in side] for side in (self.xs, self.ys))
-        return a, b
+        a = [SiteRows(rows) for rows in self.xs]
+        return a, a if self._with_itself else [SiteRows(rows) for rows in self.ys]
+
+    @property
+    def _with_itself(self) -> bool:
+        """Whether both sides are the same tensors, so that what is made of one serves the other."""
+        return len(self.xs) == len(self.ys) and all(x is y for x, y in zip(self.xs, self.ys, strict=True))
 
     @once
     def _inputs(self) -> SiteRows | None:
@@ -232,8 +237,10 @@ class Sample:
             original, shuffle = self._before
             return original._coordinates[0], [site.shuffled(shuffle) for site in original._coordinates[1]]
         grad = any(rows.requires_grad for rows in (*self.xs, *self.ys))
-        a, b = ([from_rows.Coordinates.of(rows, differentiable=grad) for rows in side] for side in (self.xs, self.ys))
-        return a, b
+        a = [from_rows.Coordinates.of(rows, differentiable=grad) for rows in self.xs]
+        if self._with_itself:
+            return a, a
+        return a, [from_rows.Coordinates.of(rows, differentiable=grad) for rows in self.ys]
 
     @property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:

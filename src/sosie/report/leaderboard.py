@@ -1,0 +1,160 @@
+"""A leaderboard of measures: a table on the terminal, and a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..results import Entry, Leaderboard
+from .page import render_page
+from .text import NARROWEST, safe_text
+from .words import flat, in_a_sentence, shorten, visible
+
+_SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
+WIDE = 100  # letters a line, below which the two set points are left out
+_COLUMNS = (
+    ("ρ", "spearman", 2),
+    ("r", "pearson", 2),
+    ("AUC", "auc", 2),
+    ("random", "untrained", 2),
+    ("conv.", "consecutive", 2),
+    ("moved", "moved_in_vain", 2),
+    ("noticed", "noticed", 2),
+)
+
+
+def print_leaderboard(found: Leaderboard, console: Console | None = None) -> None:
+    """The measures, best first, with the numbers that sum them up; then what went wrong, and for whom."""
+    console = console or Console()
+    lines = sentences(found)
+    console.print(safe_text(console, lines[0], "bold"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("measure", no_wrap=True, overflow="crop")
+    columns = _COLUMNS if console.width >= WIDE else [c for c in _COLUMNS if c[1] not in ("untrained", "consecutive")]
+    for title, *_ in (*columns, ("ms",)):
+        table.add_column(title, justify="right", no_wrap=True)
+    room = max(console.width - 14 - 8 * len(columns), NARROWEST)
+    for row in found.rows():
+        seconds = row["seconds"]
+        table.add_row(
+            "" if row["rank"] is None else str(row["rank"]),
+            safe_text(console, shorten(visible(row["measure"]), room), "dim" if row["rank"] is None else ""),
+            *(_number(row[key], digits) for _, key, digits in columns),
+            "" if seconds is None else _number(1000 * seconds, 1),
+        )
+    console.print(table)
+    for text in (*lines[1:], READING):
+        console.print(safe_text(console, text, "dim"))
+    for entry in found:
+        for stage, why in entry.failures.items():
+            console.print(safe_text(console, f"- {visible(entry.name)}, {stage}: {visible(why)}", "yellow"))
+
+
+READING = (
+    "ρ, r: mean correlation with agreement over kinds of pairs. AUC: consecutive checkpoints against untrained "
+    "networks (random, conv.: the mean value of either). moved: the farthest the value was moved while the function "
+    "stayed (0 best; 1 as of untrained networks). noticed: how far it moved while the function broke (1 best). "
+    "ms: for one pair alone."
+)
+
+
+def sentences(found: Leaderboard) -> list[str]:
+    """What the leaderboard comes to; the first leads."""
+    ranked = [entry for entry in found if entry.correlation() is not None]
+    scale, data = found.scale["name"], found.data
+    setting = (
+        f"Scale “{scale}”: {data['networks']} networks from {data['runs']} training runs on {data['name']}, "
+        f"{sum(found.pairs.values()):,} pairs, {data['test']} test images."
+    )
+    if not ranked:
+        return ["No measure could be tested on all kinds of pairs.", setting, *_failed(found)]
+    first = ranked[0]
+    lead = (
+        f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
+        f"share of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
+    )
+    level = [entry for entry in ranked[1:] if _is_level(entry)]
+    tied = (
+        f"{len(level)} of the {len(ranked) - 1} others cannot be told from it: resampling the training runs, the "
+        "interval of the difference holds 0 for every kind of pair."
+    )
+    apart = [entry for entry in found if entry.auc == 1]
+    fooled = [entry for entry in found if (entry.moved_in_vain or 0) >= 1]
+    tried = [entry for entry in found if entry.moved_in_vain is not None]
+    return [
+        lead,
+        *([tied] if len(ranked) > 1 else []),
+        f"{len(apart)} of {len(found)} tell consecutive checkpoints from untrained networks without overlap.",
+        f"Without a change to what the network does, {len(fooled)} of {len(tried)} could be moved as far as untrained "
+        "networks lie apart, or farther.",
+        setting,
+        *_failed(found),
+    ]
+
+
+def _is_level(entry: Entry) -> bool:
+    reaches = [kind.get("over_models") for kind in entry.against.values()]
+    return bool(reaches) and all(reach is not None and reach[0] <= 0 <= reach[1] for reach in reaches)
+
+
+def _failed(found: Leaderboard) -> list[str]:
+    failed = [in_a_sentence(entry.name) for entry in found if entry.failures]
+    return [f"{len(failed)} of {len(found)} failed somewhere: {_listed(failed)}."] if failed else []
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def render_leaderboard(found: Leaderboard) -> str:
+    """The page: one file that loads nothing."""
+    lines = sentences(found)
+    return render_page(
+        title=f"{len(found)} measure{'s' * (len(found) != 1)} put to the test",
+        question="Is this measure any good?",
+        lead=lines[0],
+        others=lines[1:],
+        kind="facts",
+        data=_contents(found),
+        scripts=_SCRIPTS,
+        styles=("figures", "leaderboard", "page"),
+    )
+
+
+def _contents(found: Leaderboard) -> dict[str, Any]:
+    return {
+        "rows": [{**row, "measure": visible(row["measure"])} for row in found.rows()],
+        "entries": [_entry(entry) for entry in found],
+        "kinds": found.pairs,
+        "groups": found.conditions,
+        "leader": None if found.leader is None else visible(found.leader),
+        "leftOut": {visible(name): visible(why) for name, why in found.left_out.items()},
+        "scale": [list(line) for line in flat({"scale": found.scale, "data": found.data})],
+        "provenance": [list(line) for line in flat(found.provenance)],
+        "reading": READING.partition(" ms:")[0],
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    grounding = {kind: {k: v for k, v in one.items() if k != "values"} for kind, one in entry.grounding.items()}
+    return {
+        "name": visible(entry.name),
+        "of": entry.of,
+        "closer": entry.closer,
+        "notes": [visible(note) for note in entry.notes],
+        "failures": {stage: visible(why) for stage, why in entry.failures.items()},
+        "calibration": entry.calibration,
+        "grounding": grounding,
+        "against": entry.against,
+        "manipulation": entry.manipulation,
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"

@@ -1,0 +1,120 @@
+// Measures beside each other: the table that ranks them, and tables of each stage.
+
+const entries = DATA.entries;
+const KINDS = Object.keys(DATA.kinds);
+const GROUPS = Object.keys(DATA.groups);
+
+function section(title, note, ...children) {
+  return element("section", { class: "card" }, [
+    element("h3", {}, title), note ? element("p", { class: "quiet about" }, note) : null, ...children,
+  ]);
+}
+
+function small(value, digits = 2) {
+  if (value === null || value === undefined) return "";
+  const size = Math.abs(value);
+  if (size >= 1000) return value.toExponential(0);
+  if (size < 0.5 * 10 ** -digits) return (0).toFixed(digits);
+  return size >= 100 ? value.toFixed(0) : value.toFixed(digits);
+}
+
+function timed(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds >= 1) return `${seconds.toPrecision(2)} s`;
+  return seconds >= 1e-3 ? `${(1e3 * seconds).toPrecision(2)} ms` : `${(1e6 * seconds).toFixed(0)} µs`;
+}
+
+// A bar behind the number, from 0 to 1, so that a column can be read at a glance.
+function barred(value, text, share = value) {
+  if (value === null || value === undefined) return element("span", { class: "quiet" }, "–");
+  const width = Math.round(100 * clamp(share, 0, 1));
+  return element("span", { class: "barred" }, [
+    shape("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+      shape("rect", { width, height: 10 })),
+    element("span", {}, text),
+  ]);
+}
+
+function correlation(entry, kind, group = "all", coefficient = "spearman") {
+  return entry.grounding[kind]?.groups[group]?.[coefficient] ?? null;
+}
+
+function measureName(k) {
+  return element("button", { type: "button", class: "plain pick", click: () => choose(k), "aria-pressed": String(chosen === k) },
+    named(entries[k].name));
+}
+
+function ranking() {
+  const rows = DATA.rows;
+  const numbers = (title, key, cell) => ({ title, number: true, key: (k) => rows[k][key], cell });
+  const columns = [
+    { title: "Rank", number: true, key: (k) => k, cell: (k) => (rows[k].rank === null ? "–" : String(rows[k].rank)) },
+    { title: "Measure", key: (k) => k, cell: measureName },
+    numbers("ρ, mean", "spearman", (k) => barred(rows[k].spearman, small(rows[k].spearman))),
+    ...KINDS.map((kind) => ({
+      title: `ρ ${kind}`, number: true, key: (k) => correlation(entries[k], kind)?.value ?? null,
+      cell: (k) => small(correlation(entries[k], kind)?.value) || "–",
+    })),
+    numbers("r, mean", "pearson", (k) => small(rows[k].pearson) || "–"),
+    numbers("AUC", "auc", (k) => barred(rows[k].auc, small(rows[k].auc), 2 * ((rows[k].auc ?? 0.5) - 0.5))),
+    numbers("Moved", "moved_in_vain", (k) => small(rows[k].moved_in_vain) || "–"),
+    numbers("Noticed", "noticed", (k) => small(rows[k].noticed) || "–"),
+    numbers("Time a pair", "seconds", (k) => timed(rows[k].seconds)),
+  ];
+  return element("div", { class: "ranking" }, sortable(columns, rows.map((_, k) => k), "Measures, best first"));
+}
+
+function tableOf(columns, rows, label) {
+  return element("div", { class: "ranking" }, sortable(columns, rows, label));
+}
+
+function manipulations() {
+  const names = Object.entries(entries.find((e) => e.manipulation)?.manipulation.manipulations ?? {});
+  const rows = entries.map((_, k) => k).filter((k) => entries[k].manipulation);
+  const at = (k, name) => entries[k].manipulation.manipulations[name];
+  const cell = (k, name) => {
+    const { moved, value, why, keeps } = at(k, name);
+    if (moved === undefined || moved === null) return element("span", { class: "quiet", title: why }, "–");
+    const badness = clamp(keeps ? Math.abs(moved) : 1 - moved, 0, 1);
+    return element("span", { class: `shade shade-${Math.round(4 * badness)}`, title: `value ${written(value)}` }, small(moved));
+  };
+  const columns = [
+    { title: "Measure", key: (k) => k, cell: measureName },
+    ...names.map(([name]) => ({ title: name, number: true, key: (k) => at(k, name).moved ?? null, cell: (k) => cell(k, name) })),
+  ];
+  const facts = names.map(([name, { keeps, about, agreement }]) => [
+    element("dt", {}, name),
+    element("dd", {}, `${about}; ${agreement === null ? "not tried" : `${Math.round(100 * agreement)} % of images answered as before`}` +
+      ` (${keeps ? "function kept: 0 is best" : "function broken: 1 is best"})`),
+  ]).flat();
+  return [tableOf(columns, rows, "Manipulations"), element("dl", { class: "facts" }, facts)];
+}
+
+function byNumber(what, cell) {
+  const rows = entries.map((_, k) => k).filter((k) => entries[k].calibration?.numbers.length);
+  const found = (k) => new Map(what === "seconds" ? entries[k].calibration.seconds : entries[k].calibration.numbers);
+  const numbers = [...new Set(rows.flatMap((k) => [...found(k).keys()]))].sort((a, b) => a - b);
+  const value = (k, n) => (what === "seconds" ? found(k).get(n) : found(k).get(n)?.auc) ?? null;
+  return tableOf([
+    { title: "Measure", key: (k) => k, cell: measureName },
+    ...numbers.map((n) => ({ title: n.toLocaleString("en"), number: true, key: (k) => value(k, n), cell: (k) => cell(value(k, n)) })),
+  ], rows, "By number of probing images");
+}
+
+function byKind() {
+  const rows = entries.map((_, k) => k).filter((k) => Object.keys(entries[k].calibration?.kinds ?? {}).length);
+  const kinds = [...new Set(rows.flatMap((k) => Object.keys(entries[k].calibration.kinds)))];
+  const value = (k, kind) => entries[k].calibration.kinds[kind]?.auc ?? null;
+  if (!kinds.length) return null;
+  return tableOf([
+    { title: "Measure", key: (k) => k, cell: measureName },
+    ...kinds.map((kind) => ({
+      title: kind.replaceAll("_", " "), number: true, key: (k) => value(k, kind), cell: (k) => overlap(value(k, kind)),
+    })),
+  ], rows, "By kind of probing images");
+}
+
+function overlap(value) {
+  if (value === null) return "–";
+  return element("span", { class: `shade shade-${Math.round(4 * clamp(2 * (1 - value), 0, 1))}` }, small(value));
+}
