@@ -27,10 +27,9 @@ STRUCTURE = frozenset(
     "neg diagonal tril triu lift_fresh movedim swapaxes".split()
 )
 # Constants that take only their shape from an activation.
-SHAPES = frozenset(
-    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
-    "new_empty_strided sym_size sym_numel sym_stride".split()
-)
+SHAPES = frozenset("ones_like full_like rand_like randn_like new_ones new_full".split())
+# Tensors made to be written into: nothing of them depends on the input yet.
+BLANK = frozenset("zeros_like new_zeros empty_like new_empty new_empty_strided".split())
 READS = frozenset("_local_scalar_dense item equal is_nonzero".split())
 
 
@@ -73,6 +72,9 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
             reason = f"{found} in {place()}"
         elif name in SHAPES:
             return tree_map(_as_claimed, func(*_inner(args), **_inner(kwargs)))
+        elif name in BLANK:
+            blank = func(*_inner(args), **_inner(kwargs))
+            return LinearPart(blank.double().zero_()) if blank.is_floating_point() else blank
         elif name in STRUCTURE and len(parts) == 1 and not overwrites:
             options = {key: value for key, value in kwargs.items() if key != "dtype"}
             return _wrapped(func(*_inner(args), **_inner(options)), parts[0].exponent, None)

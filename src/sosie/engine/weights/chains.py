@@ -33,6 +33,16 @@ class Chain:
         """Equal for chains that can be stacked."""
         return tuple(tuple(layer.weight.shape) for layer in self.layers), tuple(depth for _, depth in self.sites)
 
+    @property
+    def depths(self) -> list[int]:
+        """At which there are sites, each once: the whole network and its last layer are one."""
+        return sorted({depth for _, depth in self.sites})
+
+    @property
+    def index(self) -> list[int]:
+        """Which of the depths each site is at."""
+        return [self.depths.index(depth) for _, depth in self.sites]
+
     def side(self, name: str) -> Side:
         widths = tuple(self.layers[depth - 1].out_features for _, depth in self.sites)
         return Side(name, tuple(label for label, _ in self.sites), widths, tuple((width,) for width in widths))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...linalg import Invariants, centred, chain_products, double_centred, unit
+from ...linalg import Invariants, centred, chain_products, double_centred, product, unit
 
 VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
-BLOCK_BYTES = 2**27  # that a block of pairs of models takes
+BLOCK_BYTES = 2**23  # that a block of pairs of models takes
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,26 @@ class Kernels:
 
     basis: Tensor | None  # (N, d, r) with orthonormal columns; None: the entries of the input themselves, r = d
     cores: Tensor  # (N, S, r, r)
-    traces: Tensor  # (N, S)
-    diagonals: Tensor  # (N, S) Σ Kᵢᵢ²
 
     def member(self, k: int) -> Kernels:
         """One model alone."""
-        basis = None if self.basis is None else self.basis[k : k + 1]
-        return Kernels(basis, *(each[k : k + 1] for each in (self.cores, self.traces, self.diagonals)))
+        return Kernels(None if self.basis is None else self.basis[k : k + 1], self.cores[k : k + 1])
 
-    def invariants(self, member: int) -> Invariants:
-        """What the chance level of a member's sites depends on."""
-        return Invariants(self.traces[member], torch.ones_like(self.traces[member]), self.diagonals[member])
+    def invariants(self, k: int) -> Invariants:
+        """What the chance level of a member's sites (S,) depends on."""
+        trace = self.cores[k].diagonal(dim1=-2, dim2=-1).sum(-1)
+        if self.basis is None:
+            along = self.cores[k].diagonal(dim1=-2, dim2=-1)
+        else:
+            along = (self.basis[k] @ self.cores[k] * self.basis[k]).sum(-1)  # (S, d)
+        return Invariants(trace, torch.ones_like(trace), along.square().sum(-1))
 
     def dense(self) -> Kernels:
         """In the entries of the input."""
         if self.basis is None:
             return self
         q = self.basis[:, None]
-        return Kernels(None, q @ self.cores @ q.mT, self.traces, self.diagonals)
+        return Kernels(None, q @ self.cores @ q.mT)
 
 
 def vanishes(size: float, whole: float) -> bool:
@@ -49,18 +51,16 @@ def vanishes(size: float, whole: float) -> bool:
     return not size > VANISHED * whole
 
 
-def of_chains(weights: Sequence[Tensor], sites: Tensor, *, centre: bool) -> Kernels:
-    """Of N chains with factors (N, d, p₁), (N, p₁, p₂), …; sites (S,) are the numbers of the factors they end with."""
+def of_chains(weights: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
+    """Of N chains with factors (N, d, p₁), (N, p₁, p₂), …, at these depths: how many factors are multiplied."""
     first = unit(weights[0])
     whole = first.square().sum((-2, -1))
     q, r = torch.linalg.qr(centred(first) if centre else first)
     maps = chain_products([r, *weights[1:]])
-    kernels = torch.stack([maps[int(k)] @ maps[int(k)].mT for k in sites], dim=1)
+    kernels = torch.stack([maps[depth - 1] @ maps[depth - 1].mT for depth in depths], dim=1)
     lost = ~(r.square().sum((-2, -1)) > VANISHED * whole)
     kernels[lost] = torch.nan
-    cores, traces = _normed(kernels)
-    along = (q[:, None] @ cores * q[:, None]).sum(-1)  # (N, S, d)
-    return Kernels(q, cores, traces, along.square().sum(-1))
+    return Kernels(q, _normed(kernels))
 
 
 def of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
@@ -71,14 +71,12 @@ def of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
         whole = kernel.diagonal().sum()
         kernel = double_centred(kernel) if centre else kernel
         kernels.append(kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan))
-    cores, traces = _normed(torch.stack(kernels)[None])
-    return Kernels(None, cores, traces, cores.diagonal(dim1=-2, dim2=-1).square().sum(-1))
+    return Kernels(None, _normed(torch.stack(kernels)[None]))
 
 
-def _normed(kernels: Tensor) -> tuple[Tensor, Tensor]:
-    """Of norm 1, and their traces; a kernel of zeros becomes NaN."""
-    cores = kernels / torch.linalg.vector_norm(kernels, dim=(-2, -1), keepdim=True)
-    return cores, cores.diagonal(dim1=-2, dim2=-1).sum(-1)
+def _normed(kernels: Tensor) -> Tensor:
+    """Of norm 1; a kernel of zeros becomes NaN."""
+    return kernels / torch.linalg.vector_norm(kernels, dim=(-2, -1), keepdim=True)
 
 
 def inner_products(a: Kernels, b: Kernels, *, upper: bool = False) -> Tensor:
@@ -104,7 +102,7 @@ def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> 
     """⟨P, C L Cᵀ⟩ = ⟨P C, C L⟩ with C the product of two bases, for a block of models."""
     (n, s, r, _), (m, t, q, _) = cores_a.shape, cores_b.shape
     d = basis_a.shape[1]
-    met = basis_a.mT.reshape(n * r, d) @ basis_b.permute(1, 0, 2).reshape(d, m * q)  # (n r, m q)
+    met = product(basis_a.mT.reshape(n * r, d), basis_b.permute(1, 0, 2).reshape(d, m * q))  # (n r, m q)
     left = cores_a.reshape(n, s * r, r) @ met.reshape(n, r, m * q)  # (n, s r, m q)
     left = left.reshape(n, s, r, m, q).permute(0, 3, 1, 2, 4).reshape(n * m, s, r * q)
     of_b = met.reshape(n * r, m, q).permute(1, 0, 2)  # (m, n r, q)

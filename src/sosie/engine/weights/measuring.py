@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture import Site
+from ...linalg import Invariants
 from ...measures import Measure
 from ...progress import Progress
 from ...results import Comparison
@@ -121,6 +122,7 @@ class Exact:
             kernels_of([sources[k] for k in members], [chains[k] for k in members], plan.kinds)
             for members in self._members
         ]
+        self._index = [_index(source, chain) for source, chain in zip(sources, chains, strict=True)]
         self._tables: dict[tuple[int, int, bool], Tensor] = {}
 
     def found(self, i: int, j: int, measure: Measure) -> Found:
@@ -132,7 +134,8 @@ class Exact:
             a, b = self._kernels[first][kind], self._kernels[second][kind]
             self._tables[key] = inner_products(a, b, upper=first == second)
         xy = self._tables[key][m, n] if g <= h else self._tables[key][n, m].T
-        return _exactly(measure, self._kernels[g][kind].member(m), self._kernels[h][kind].member(n), xy)
+        a, b = self._kernels[g][kind].invariants(m), self._kernels[h][kind].invariants(n)
+        return _exactly(measure, a, b, xy, self._index[i], self._index[j])
 
     def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
         """The values of a model with one that is not among them."""
@@ -143,13 +146,27 @@ class Exact:
         found = {}
         for measure in self.plan.measures:
             a, b = self._kernels[g][centred(measure)].member(m), kernels[centred(measure)]
-            found[measure.name] = _exactly(measure, a, b, inner_products(a, b)[0, 0])
+            xy = inner_products(a, b)[0, 0]
+            index = _index(other, chain)
+            found[measure.name] = _exactly(measure, a.invariants(0), b.invariants(0), xy, self._index[i], index)
         return found
 
 
-def _exactly(measure: Measure, a: Kernels, b: Kernels, xy: Tensor) -> Found:
+def _index(source: WeightSource, chain: Chain | None) -> list[int]:
+    """Which kernel is that of each site."""
+    return list(range(len(source.known.sites))) if chain is None else chain.index
+
+
+def _exactly(
+    measure: Measure, a: Invariants, b: Invariants, xy: Tensor, index_a: list[int], index_b: list[int]
+) -> Found:
     one = xy.new_ones(())
-    return Found(measure(measure.reads(one, one, xy)), None, (a.invariants(0), b.invariants(0)))
+    at_sites = [
+        Invariants(each.trace[index], each.norm[index], each.diagonal[index])
+        for each, index in ((a, index_a), (b, index_b))
+    ]
+    value = measure(measure.reads(one, one, xy[index_a][:, index_b]))
+    return Found(value, None, (at_sites[0], at_sites[1]))
 
 
 def kernels_of(sources: Sequence[WeightSource], chains: Sequence[Chain | None], kinds: Sequence[bool]) -> ByKind:
@@ -157,8 +174,7 @@ def kernels_of(sources: Sequence[WeightSource], chains: Sequence[Chain | None], 
     stack = [chain for chain in chains if chain is not None]
     if stack:
         weights = stacked(stack, sources[0].device)
-        depths = torch.tensor([depth - 1 for _, depth in stack[0].sites])
-        return {kind: of_chains(weights, depths, centre=kind) for kind in kinds}
+        return {kind: of_chains(weights, stack[0].depths, centre=kind) for kind in kinds}
     maps = _maps(sources[0])
     return {kind: of_maps(maps, centre=kind) for kind in kinds}
 
