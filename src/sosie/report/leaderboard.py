@@ -11,7 +11,7 @@ from rich.table import Table
 from ..results import Entry, Leaderboard
 from .page import render_page
 from .text import NARROWEST, safe_text
-from .words import flat, shorten, visible
+from .words import flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
 WIDE = 100  # letters a line, below which the two set points are left out
@@ -74,7 +74,7 @@ def sentences(found: Leaderboard) -> list[str]:
         return ["No measure could be tested on all kinds of pairs.", setting, *_failed(found)]
     first = ranked[0]
     lead = (
-        f"{visible(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the share "
+        f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the share "
         f"of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
@@ -102,10 +102,8 @@ def _is_level(entry: Entry) -> bool:
 
 
 def _failed(found: Leaderboard) -> list[str]:
-    failed = [entry for entry in found if entry.failures]
-    return [f"{len(failed)} of {len(found)} failed somewhere: {_listed([visible(e.name) for e in failed])}."] * bool(
-        failed
-    )
+    failed = [in_a_sentence(entry.name) for entry in found if entry.failures]
+    return [f"{len(failed)} of {len(found)} failed somewhere: {_listed(failed)}."] if failed else []
 
 
 def _listed(names: list[str]) -> str:
