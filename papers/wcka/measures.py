@@ -1,0 +1,54 @@
+"""The measures under test, as the benchmark takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sosie
+from sosie.engine.benchmark.candidates import Candidate, open_candidates
+from sosie.engine.benchmark.population import Images
+from sosie.engine.benchmark.scales import Scale
+
+
+def factors(model: nn.Sequential) -> list[Tensor]:
+    """Of a chain of layers: (inputs, width), (width, width) …"""
+    return [part.weight.detach().T for part in model if isinstance(part, nn.Linear)]
+
+
+def wcka_lit(lit: Tensor) -> Callable[[Any, Any], float]:
+    """wCKA of the inputs in `lit` alone: weights on the others never met a gradient, and are as they were drawn."""
+
+    def value(a: nn.Sequential, b: nn.Sequential) -> float:
+        first, second = (
+            [part[lit.to(part.device)] if k == 0 else part for k, part in enumerate(factors(m))] for m in (a, b)
+        )
+        return sosie.measure("wcka", first, second)
+
+    value.__name__ = "wcka_lit"
+    value.of, value.closer = "models", "up"  # type: ignore[attr-defined]
+    return value
+
+
+def candidate(name: str, scale: Scale, images: Images) -> Candidate:
+    """`images`: what the first layer of the weights reads."""
+    given: Any = name
+    if name == "wcka_lit":
+        given = wcka_lit((images.train.flatten(1) != 0).any(0))
+    (found,) = open_candidates([given], scale)
+    return found
+
+
+def reads_images(name: str) -> bool:
+    return name == "wcka_lit" or not sosie.MEASURES[name].reads_weights
+
+
+def mixed(kinds: dict[str, Tensor], seed: int) -> Tensor:
+    """Every image once, clean or corrupted, as drawn."""
+    stacked = torch.stack(list(kinds.values()))
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(stacked), (stacked.shape[1],), generator=random).to(stacked.device)
+    return stacked[drawn, torch.arange(stacked.shape[1], device=stacked.device)]

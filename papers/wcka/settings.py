@@ -1,0 +1,104 @@
+"""How much of everything: the real run, and a smoke run. The paper leaves most of these numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sosie.engine.benchmark.scales import CORRUPTIONS, SCALES, Scale
+
+OWN = "wcka"
+RIVALS = ("normalized_bures", "linear_cka", "deconfounded_cka")  # the paper's: Procrustes as a similarity, CKA, dCKA
+OTHERS = (  # which the paper did not test
+    "debiased_cka",
+    "kernel_alignment",  # CKA without centring, as equation 3 is printed
+    "wcka_uncentred",  # as equation 5 is printed
+    "wcka_lit",  # of the pixels that are lit in some training image (measures.py)
+    "mean_cca",
+    "mutual_knn",
+    "soft_correlation_match",
+)
+
+ATTACKS = (
+    "fgsm(epsilon=0.1)",
+    "fast_fgsm(epsilon=0.1)",
+    "gaussian(epsilon=0.1)",
+    "pgd(epsilon=0.1)",
+    "trades(epsilon=0.1)",
+)
+PGD = "pgd(epsilon=0.1, steps=5)"  # to train against
+
+SCRATCH = replace(
+    SCALES["paper"],
+    name="wcka: from scratch",
+    data=("mnist",),
+    epochs=(1, 3, 10, 30, 100),
+    strategies=("standard", "fgsm(epsilon=0.1)", PGD),
+    corruptions=CORRUPTIONS,
+    attacks=ATTACKS,
+    numbers=(10, 30, 100, 300, 1000),
+    batch=128,
+)
+HEADS = replace(
+    SCRATCH,
+    name="wcka: heads on a frozen trunk",
+    architectures=((1, 32), (1, 1024), (10, 32)),
+    epochs=(1, 2, 4, 10, 25),
+    strategies=("standard", PGD),
+    random=0,
+    converged=0,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The real run."""
+
+    device: str  # that networks are trained and attacked on; measures are computed on the CPU
+    results: Path
+    cache: Path  # networks, and how far they agree
+    workers: int  # processes; 0: none but this one
+    seed: int = 0
+    scratch: Scale = SCRATCH
+    heads: Scale = HEADS
+    measures: tuple[str, ...] = (OWN, *RIVALS, *OTHERS)
+    trunk_epochs: int = 24
+    trunk_images: int = 10_000
+    trunk_batch: int = 128
+    manipulated: int = 10  # converged networks
+
+
+def small(full: Settings) -> Settings:
+    """A smoke run: every line is run, and no number means anything."""
+    scratch = replace(
+        full.scratch,
+        train=96,
+        test=60,
+        architectures=((1, 8), (2, 8)),
+        seeds=2,
+        epochs=(1, 2),
+        strategies=("standard", "fgsm(epsilon=0.1)"),
+        corruptions=("fog", "impulse_noise"),
+        attacks=("fgsm(epsilon=0.1)",),
+        calibrated=(2, 8),
+        random=4,
+        converged=2,
+        checkpoints=2,
+        converged_epochs=4,
+        numbers=(10, 30),
+        paired_rows=40,
+        draws=50,
+        batch=32,
+        rate=3e-3,
+    )
+    heads = replace(
+        scratch,
+        name=full.heads.name,
+        architectures=((1, 8), (2, 8)),
+        strategies=("standard", "pgd(epsilon=0.1, steps=2)"),
+        random=0,
+        converged=0,
+    )
+    return replace(
+        full, workers=0, scratch=scratch, heads=heads, trunk_epochs=1, trunk_images=200, trunk_batch=50, manipulated=2
+    )
