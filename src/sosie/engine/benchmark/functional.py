@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.attacks import attack
+from ...data.corruptions import corrupt
 from ...progress import track
 from .population import Images, Population
 from .scales import Scale
@@ -73,11 +74,7 @@ def _under_attack(
 
 def probing_images(kind: str, images: Images, seed: int) -> Tensor:
     """The test images, as they are or corrupted."""
-    if kind == CLEAN:
-        return images.test
-    from ...data.corruptions import corrupt
-
-    return corrupt(images.test, kind, seed=seed)
+    return images.test if kind == CLEAN else corrupt(images.test, kind, seed=seed)
 
 
 @torch.no_grad()

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Architecture = tuple[int, int]  # hidden layers, neurons in each
+from ...data.corruptions import CORRUPTIONS
 
-CORRUPTIONS = (
-    "shot_noise", "impulse_noise", "glass_blur", "motion_blur", "shear", "scale", "rotate", "brightness", "translate",
-    "stripe", "fog", "spatter", "dotted_line", "zigzag", "canny_edges",
-)  # fmt: skip
+Architecture = tuple[int, int]  # hidden layers, neurons in each
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,18 @@ SCALES = {
         paired_rows=60, draws=200, budget=20.0, rate=3e-3,
     ),
     "small": Scale(
-        name="small", data=("mnist", "demo"), train=1500, test=300,
-        architectures=((1, 8), (1, 32), (4, 32)), seeds=4, epochs=(2, 6, 20),
+        name="small", data=("mnist", "demo"), train=1200, test=300,
+        architectures=((1, 8), (1, 32), (4, 32)), seeds=4, epochs=(2, 6, 15),
         strategies=("standard", "fgsm(epsilon=0.1)", "pgd(epsilon=0.1, steps=5)"),
-        corruptions=CORRUPTIONS, attacks=("fgsm(epsilon=0.1)", "pgd(epsilon=0.1)"),
+        corruptions=tuple(CORRUPTIONS), attacks=("fgsm(epsilon=0.1)", "pgd(epsilon=0.1)"),
         calibrated=(4, 32), random=20, converged=5, checkpoints=5, converged_epochs=40, numbers=(10, 30, 100),
-        paired_rows=150, draws=1000, budget=30.0,
+        paired_rows=150, draws=500, budget=30.0, batch=128, rate=3e-3,
     ),
     "paper": Scale(
         name="paper", data=("mnist", "demo"), train=20_000, test=3147,
         architectures=((1, 8), (1, 32), (4, 8), (4, 32), (10, 32)), seeds=5, epochs=(10, 25, 50, 75, 100),
         strategies=("standard", "fgsm(epsilon=0.1)", "pgd(epsilon=0.1)"),
-        corruptions=CORRUPTIONS,
+        corruptions=tuple(CORRUPTIONS),
         attacks=("fgsm(epsilon=0.1)", "fast_fgsm(epsilon=0.1)", "gaussian(epsilon=0.1)", "pgd(epsilon=0.1)",
                  "trades(epsilon=0.1)"),
         calibrated=(4, 32), random=100, converged=20, checkpoints=6, converged_epochs=100,
