@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import sosie
 from sosie.engine.benchmark.candidates import Candidate, open_candidates
 from sosie.engine.benchmark.population import Images
 from sosie.engine.benchmark.scales import Scale
+from sosie.measures import find
 
 
 def factors(model: nn.Sequential) -> list[Tensor]:
@@ -33,17 +35,18 @@ def wcka_lit(lit: Tensor) -> Callable[[Any, Any], float]:
     return value
 
 
-def candidate(name: str, scale: Scale, images: Images) -> Candidate:
-    """`images`: what the first layer of the weights reads."""
+def candidate(name: str, scale: Scale, images: Images, *, paired_rows: int | None = None, rows: int | None = None) -> Candidate:
+    """`images`: what the first layer of the weights reads. `rows`, `paired_rows` (of measures of pairs): at most."""
+    scale = replace(scale, paired_rows=paired_rows or scale.paired_rows)
     given: Any = name
     if name == "wcka_lit":
         given = wcka_lit((images.train.flatten(1) != 0).any(0))
     (found,) = open_candidates([given], scale)
-    return found
+    return replace(found, rows=min(found.rows or scale.test, rows or scale.test))
 
 
-def reads_images(name: str) -> bool:
-    return name == "wcka_lit" or not sosie.MEASURES[name].reads_weights
+def reads_weights(name: str) -> bool:
+    return name == "wcka_lit" or find(name).reads_weights
 
 
 def mixed(kinds: dict[str, Tensor], seed: int) -> Tensor:

@@ -30,6 +30,7 @@ from sosie.train import accuracy, fit
 
 SCRATCH, HEADS = "scratch", "heads"
 FEATURES = 32 * 4 * 4
+ORDER = ("pgd", "fgs", "sta")  # strategies, the slowest first
 
 
 def convolutional() -> nn.Sequential:
@@ -133,7 +134,8 @@ def train_trunk(settings: Settings) -> float:
 
 
 def train_part(settings: Settings, name: str, scale: Scale) -> None:
-    study(settings, name, settings.device).train(scale)
+    """Steps of small perceptrons cost their overhead: a core for each recipe is no slower than a shared GPU."""
+    study(settings, name, "cpu" if name == SCRATCH else settings.device).train(scale)
 
 
 def agree_part(settings: Settings, name: str, scale: Scale) -> None:
@@ -158,7 +160,7 @@ def networks(settings: Settings) -> dict[str, Any]:
         recipes = itertools.product(scale.architectures, scale.strategies)
         parts += [(name, replace(scale, architectures=(a,), strategies=(s,), random=0, converged=0))
                   for a, s in recipes]  # fmt: skip
-    parts.sort(key=lambda part: (part[1].strategies[0] == "standard", part[0] == HEADS, -part[1].architectures[0][0]))
+    parts.sort(key=lambda part: (ORDER.index(part[1].strategies[0][:3]), -part[1].architectures[0][0]))
     parts.insert(1, (SCRATCH, replace(settings.scratch, architectures=(), random=0)))
     each(settings, train_part, parts, "training")
     rows = [row for name in (SCRATCH, HEADS) for row in _accuracies(study(settings, name, settings.device))]

@@ -43,7 +43,7 @@ HEADS = replace(
     SCRATCH,
     name="wcka: heads on a frozen trunk",
     architectures=((1, 32), (1, 1024), (10, 32)),
-    epochs=(1, 2, 4, 10, 25),
+    epochs=(1, 3, 10, 25),
     strategies=("standard", PGD),
     random=0,
     converged=0,
@@ -54,7 +54,7 @@ HEADS = replace(
 class Settings:
     """The real run."""
 
-    device: str  # that networks are trained and attacked on; measures are computed on the CPU
+    device: str  # that heads are trained and networks attacked on; perceptrons are trained, and measured, on the CPU
     results: Path
     cache: Path  # networks, and how far they agree
     workers: int  # processes; 0: none but this one
@@ -62,18 +62,21 @@ class Settings:
     scratch: Scale = SCRATCH
     heads: Scale = HEADS
     measures: tuple[str, ...] = (OWN, *RIVALS, *OTHERS)
+    head_measures: tuple[str, ...] = (OWN, *RIVALS, "debiased_cka", "kernel_alignment", "wcka_uncentred", "mutual_knn")
+    head_rows: int = 1_500  # images at most that heads are compared on: one is 1,024 wide
     trunk_epochs: int = 24
     trunk_images: int = 10_000
     trunk_batch: int = 128
-    manipulated: int = 10  # converged networks
+    paired_rows: int = 500  # images at most for measures of pairs of rows, where networks are many; figure 1 has 1,000
+    manipulated: int = 5  # converged networks
 
 
 def small(full: Settings) -> Settings:
     """A smoke run: every line is run, and no number means anything."""
     scratch = replace(
         full.scratch,
-        train=96,
-        test=60,
+        train=48,
+        test=36,
         architectures=((1, 8), (2, 8)),
         seeds=2,
         epochs=(1, 2),
@@ -85,10 +88,10 @@ def small(full: Settings) -> Settings:
         converged=2,
         checkpoints=2,
         converged_epochs=4,
-        numbers=(10, 30),
-        paired_rows=40,
+        numbers=(12, 24),
+        paired_rows=30,
         draws=50,
-        batch=32,
+        batch=16,
         rate=3e-3,
     )
     heads = replace(
@@ -100,5 +103,6 @@ def small(full: Settings) -> Settings:
         converged=0,
     )
     return replace(
-        full, workers=0, scratch=scratch, heads=heads, trunk_epochs=1, trunk_images=200, trunk_batch=50, manipulated=2
+        full, scratch=scratch, heads=heads, trunk_epochs=1, trunk_images=100, trunk_batch=50,
+        paired_rows=20, head_rows=30, manipulated=2
     )
