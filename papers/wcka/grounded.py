@@ -64,7 +64,7 @@ def _figure(settings: Settings, population: str, measures: tuple[str, ...]) -> d
              for name in measures if name != OWN}  # fmt: skip
     ground = study(settings, population).ground
     agreement = {kind: {group: _quartiles(ground.agreed(kind, group)) for group in GROUPS} for kind in KINDS}
-    scatter = {name: table[name]["epoch"]["values"] for name in (OWN, *RIVALS)}
+    scatter = {name: [v if np.isfinite(v) else None for v in table[name]["epoch"]["values"]] for name in (OWN, *RIVALS)}
     numbers = {**_coefficients(table), **_leads(leads), **_all_similar(table)}
     for by_kind in table.values():
         for one in by_kind.values():

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from settings import Settings
 
+from sosie.engine.benchmark.scales import Scale
+
 START = time.monotonic()
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _pools: dict[int, ProcessPoolExecutor] = {}
@@ -32,9 +34,14 @@ def each(settings: Settings, function: Callable[..., Any], tasks: Sequence[tuple
     for done, future in enumerate(as_completed(waiting), 1):
         found[waiting[future]], seconds = future.result()
         if seconds > 5 or done == len(tasks):
-            say(f"{what}: {done} of {len(tasks)} ({tasks[waiting[future]]}: {seconds:.1f} s)")
+            say(f"{what}: {done} of {len(tasks)} ({_named(tasks[waiting[future]])}: {seconds:.1f} s)")
     say(f"{what}: done in {time.monotonic() - start:.1f} s")
     return found
+
+
+def _named(task: tuple[Any, ...]) -> str:
+    scales = [f"{s.architectures} {s.strategies}" for s in task if isinstance(s, Scale) and len(s.architectures) == 1]
+    return ", ".join([str(part) for part in task if isinstance(part, (str, int))] + scales)
 
 
 def _timed(function: Callable[..., Any], settings: Settings, task: tuple[Any, ...]) -> tuple[Any, float]:

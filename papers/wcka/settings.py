@@ -32,7 +32,7 @@ SCRATCH = replace(
     SCALES["paper"],
     name="wcka: from scratch",
     data=("mnist",),
-    epochs=(1, 3, 10, 30, 100),
+    epochs=(1, 3, 10, 25, 60),
     strategies=("standard", "fgsm(epsilon=0.1)", PGD),
     corruptions=CORRUPTIONS,
     attacks=ATTACKS,
