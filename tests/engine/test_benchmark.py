@@ -98,11 +98,7 @@ def test_a_leaderboard_comes_back_from_its_file(tiny: tuple[Leaderboard, Path]) 
 def test_own_measures_join_the_others(tiny: tuple[Leaderboard, Path], tmp_path: Path) -> None:
     """A function of activations equals sosie's own; what fails is listed with why, and what is undefined is counted."""
     first, folder = tiny
-    before = {
-        path: path.stat().st_mtime_ns
-        for path in folder.rglob("*")
-        if path.is_file() and path.parent != folder
-    }
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.parent != folder}
     found = run_benchmark([cka, distance, unlucky, aimless], scale=TINY, folder=folder)
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # nothing was done twice
     assert {entry.name for entry in found} == {entry.name for entry in first} | {

@@ -74,8 +74,8 @@ def sentences(found: Leaderboard) -> list[str]:
         return ["No measure could be tested on all kinds of pairs.", setting, *_failed(found)]
     first = ranked[0]
     lead = (
-        f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the share "
-        f"of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
+        f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
+        f"share of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
