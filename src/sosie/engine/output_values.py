@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..measures import Measure, chance_of, settled
-from ..results import Caveat, Values
+from ..results import ARRAYS, Caveat, Side, Values
 from ..stats import MarkedPredictions, OutputSums, Predictions
 from . import caveats
 from .interval import FEWEST_GROUPS, around
 from .standard_error import by_jackknife
 
+Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
 
-def evaluate_outputs(measures: Sequence[Measure], sums: OutputSums, doubts: Sequence[str]) -> dict[str, Values]:
-    """The values of measures of outputs, one pair of sites each."""
-    return {measure.name: _values(measure, sums, doubts) for measure in measures}
+
+def evaluate_outputs(
+    measures: Sequence[Measure], grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]
+) -> dict[str, Values]:
+    """The values of measures of outputs, for every pair of sites."""
+    return {measure.name: _of_grid(measure, grid, sides, doubts) for measure in measures}
+
+
+def _of_grid(measure: Measure, grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]) -> Values:
+    cells = {sites: _values(measure, sums, doubts) for sites, sums in grid.items()}
+    first = next(iter(cells.values()))
+    if len(cells) == 1:
+        return first
+    own = {  # what is said of every cell is said once
+        Caveat(caveat.text) if caveat.text in doubts else Caveat(caveat.text, *sites): None
+        for sites, values in cells.items()
+        for caveat in values.caveats
+    }
+    arrays: dict[str, Any] = {kind: _joined(cells, sides, kind) for kind in ARRAYS}
+    return replace(first, caveats=tuple(own), **arrays)
+
+
+def _joined(cells: dict[tuple[str, str], Values], sides: tuple[Side, Side], kind: str) -> np.ndarray | None:
+    """One matrix of all cells; NaN where a cell has no such number, None where none has."""
+    found = {sites: getattr(values, kind) for sites, values in cells.items()}
+    if all(number is None for number in found.values()):
+        return None
+    rows = [[found[a, b] for b in sides[1].sites] for a in sides[0].sites]
+    return np.array([[np.nan if number is None else number.item() for number in row] for row in rows])
 
 
 def accuracies(sums: OutputSums) -> tuple[float, float] | None:

@@ -13,14 +13,16 @@ from torch import nn
 
 from ..capture import Batches, Chunk, recut
 from ..data import open_data
+from ..data.shifts import open_shifts
 from ..measures import MEASURES, Measure, find
 from ..progress import Progress
 from ..results import Comparison, Comparisons, Side
-from ..stats import OutputSums
+from ..stats import Answers, OutputSums
 from .answering import Answering, Labels, ModelAnswering, SavedAnswering, open_answering
-from .output_values import accuracies, evaluate_outputs
+from .output_values import Grid, accuracies, evaluate_outputs
 from .provenance import provenance
 from .sources import tell_apart
+from .stimuli import Key, Stimuli, check_shiftable
 
 Pair = tuple[int, int]
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
@@ -34,6 +36,8 @@ def compare_outputs(
     *,
     labels: Any = None,
     kind: str = "auto",
+    shifts: str | Sequence[str] | None = None,
+    seed: int = 0,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -51,6 +55,11 @@ def compare_outputs(
     `labels` from dicts. `kind`: what the outputs are, see `sosie.measure`. Of tuples, dicts and ModelOutputs `logits`
     count, else the first tensor. Each side has one site, "output". Intervals leave out each of 32 groups of inputs in
     turn; `null` is the mean over shuffled pairings, in closed form, where that is known.
+
+    `shifts`: what happens to the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"),
+    an attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all. They are the sites, an
+    attack being two, on A and on B; each is compared with each, on the same inputs. Attacks lead away from the labels,
+    or without any from what the attacked model answers. What is random comes from `seed`.
     """
     things, names, data = _things(model_a, model_b, data)
     chosen = None if measures is None else _chosen(measures)
@@ -60,17 +69,23 @@ def compare_outputs(
         raise ValueError("with more than two models, prepare_a is for all of them; leave prepare_b out")
     prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
     sources = [
-        open_answering(thing, name, kind=kind, prepare=prepare, inputs=inputs, device=device)
+        open_answering(
+            thing, name, kind=kind, prepare=prepare, inputs=inputs if shifts is None else None, device=device
+        )
         for thing, name, prepare in zip(things, names, prepares, strict=True)
     ]
     tell_apart(sources)
-    asked = _Asked(sources, chosen, Labels(labels), max_rows)
+    stimuli = Stimuli()
+    if shifts is not None:
+        check_shiftable(sources)
+        stimuli = Stimuli(open_shifts(shifts), seed, inputs)
+    asked = _Asked(sources, chosen, Labels(labels), max_rows, stimuli)
     sums, doubts = asked.run(data)
-    settings = {"kind": kind, "device": str(device or "each model's own")}
+    settings = {"kind": kind, "device": str(device or "each model's own"), **asked.about_shifts()}
     if max_rows is not None:
         settings["max_rows"] = str(max_rows)
     about = provenance(settings=settings, models=[source.describe() for source in sources], data=data)
-    found = {(i, j): _comparison(total, asked.sides(i, j), chosen, doubts, about) for (i, j), total in sums.items()}
+    found = {pair: _comparison(grid, asked.sides(*pair), chosen, doubts, about) for pair, grid in sums.items()}
     return found[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), found)
 
 
@@ -82,17 +97,20 @@ class _Asked:
     measures: tuple[Measure, ...] | None
     labels: Labels
     max_rows: int | None
+    stimuli: Stimuli
+    _labelled: bool = field(default=False, init=False)
     _place: torch.device | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         identities = [source.identity() for source in self.sources]
         self.twins = [identities.index(identity) for identity in identities]
 
-    def run(self, data: Any) -> tuple[dict[Pair, OutputSums], list[str]]:
+    def run(self, data: Any) -> tuple[dict[Pair, Grid], list[str]]:
         """The sums of each pair, and what there is to say about all of them."""
         wanted = self.measures is None or any("labels" in measure.needs for measure in self.measures)
+        wanted = wanted or self.stimuli.wants_labels
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
-        totals: dict[Pair, OutputSums] = {}
+        totals: dict[Pair, Grid] = {}
         chunks, expected = self._chunks(data)
         done = 0
         with ExitStack() as stack, Progress(f"comparing the outputs of {names}", expected, "inputs") as bar:
@@ -102,28 +120,44 @@ class _Asked:
                 parts = self._answer(chunk, wanted)
                 if not totals and self.measures is not None:
                     _check_measures(self.measures, parts)
-                totals = parts if not totals else {pair: totals[pair].merge(part) for pair, part in parts.items()}
+                totals = parts if not totals else {pair: _merged(totals[pair], part) for pair, part in parts.items()}
                 done += chunk.count
                 bar.advance(chunk.count)
         self._check_ends(done)
         short = self.max_rows is not None and done < self.max_rows
         return totals, [f"max_rows={self.max_rows}, but the data had {done} inputs"] if short else []
 
-    def _answer(self, chunk: Chunk, wanted: bool) -> dict[Pair, OutputSums]:
+    def _answer(self, chunk: Chunk, wanted: bool) -> dict[Pair, Grid]:
         labels = self.labels.of(chunk) if wanted else None
-        answers = {}
-        for k in dict.fromkeys(self.twins):
-            answers[k] = self.sources[k].answer(chunk, self._place)
-            found = answers[k].values if answers[k].predicted is None else answers[k].predicted
+        self._labelled = labels is not None
+        unique = {k: self.sources[k] for k in dict.fromkeys(self.twins)}
+        shown = self.stimuli.of(chunk, unique, labels)
+        answers: dict[tuple[int, Key], Answers] = {}
+        for (k, source), (key, stimulus) in itertools.product(unique.items(), shown.items()):
+            answers[k, key] = answer = source.answer(stimulus, self._place)
+            found = answer.values if answer.predicted is None else answer.predicted
             self._place = self._place or (None if found is None else found.device)
-        parts = {}
+        parts: dict[Pair, Grid] = {}
         for i, j in itertools.combinations(range(len(self.sources)), 2):
+            a, b = self.twins[i], self.twins[j]
+            sites = self.stimuli.sites((a, b)).items()
             try:
-                parts[i, j] = OutputSums.join(answers[self.twins[i]], answers[self.twins[j]], labels, start=chunk.start)
+                parts[i, j] = {
+                    (site_a, site_b): OutputSums.join(answers[a, s], answers[b, t], labels, start=chunk.start)
+                    for (site_a, s), (site_b, t) in itertools.product(sites, sites)
+                }
             except ValueError as error:
                 names = f"{self.sources[i].name} and {self.sources[j].name}"
                 raise ValueError(f"{names}, inputs from {chunk.start} on: {error}") from error
         return parts
+
+    def about_shifts(self) -> dict[str, str]:
+        if not self.stimuli.shifts:
+            return {}
+        found = {"shifts": ", ".join(shift.label for shift in self.stimuli.shifts), "seed": str(self.stimuli.seed)}
+        if self.stimuli.wants_labels:
+            found["attacks"] = f"away from {'the labels' if self._labelled else 'what the attacked model answers'}"
+        return found
 
     def _chunks(self, data: Any) -> tuple[Iterator[Chunk], int | None]:
         if data is not None:
@@ -160,7 +194,9 @@ class _Asked:
         for k in (i, j):
             side = self.sources[self.twins[k]].side
             assert side is not None
-            found.append(replace(side, name=self.sources[k].name))
+            sites = tuple(self.stimuli.sites((i, j)))
+            each = {name: getattr(side, name) * len(sites) for name in ("widths", "shapes", "dtypes")}
+            found.append(replace(side, name=self.sources[k].name, sites=sites, **each))
         return found[0], found[1]
 
 
@@ -191,23 +227,31 @@ def _chosen(measures: str | Measure | Sequence[str | Measure]) -> tuple[Measure,
     return found
 
 
-def _check_measures(measures: Sequence[Measure], parts: Mapping[Pair, OutputSums]) -> None:
+def _check_measures(measures: Sequence[Measure], parts: Mapping[Pair, Grid]) -> None:
     """What was asked for must be there, and that is known after the first chunk."""
-    for sums, measure in itertools.product(parts.values(), measures):
+    every = itertools.chain.from_iterable(grid.values() for grid in parts.values())
+    for sums, measure in itertools.product(every, measures):
         if measure.reads not in sums.supplies:
             raise ValueError(f"{measure.name}: {sums.why_not(measure.reads)}")
 
 
+def _merged(grid: Grid, more: Grid) -> Grid:
+    return {sites: sums.merge(more[sites]) for sites, sums in grid.items()}
+
+
 def _comparison(
-    sums: OutputSums,
+    grid: Grid,
     sides: tuple[Side, Side],
     chosen: tuple[Measure, ...] | None,
     doubts: list[str],
     about: dict[str, Any],
 ) -> Comparison:
+    sums = next(iter(grid.values()))
     if chosen is None:
         chosen = tuple(m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies)
     about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
-    if (known := accuracies(sums)) is not None:
-        about["accuracy"] = list(known)
-    return Comparison(*sides, evaluate_outputs(chosen, sums, doubts), "outputs", about)
+    known = {site: accuracies(grid[site, site]) for site in sides[0].sites}
+    if None not in known.values():
+        right = {site: list(both) for site, both in known.items() if both is not None}
+        about["accuracy"] = right if len(right) > 1 else next(iter(right.values()))
+    return Comparison(*sides, evaluate_outputs(chosen, grid, sides, doubts), "outputs", about)

@@ -19,6 +19,7 @@ from ..results import (
     by_chance,
     correction,
     in_order,
+    is_shifted,
     is_transfer,
     summarise,
     what_is_said,
@@ -54,6 +55,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
+                "shifted": is_shifted(comparison),
                 "stitched": _stitched(comparison),
                 "transfer": [TRANSFER.get(name, "") for name in comparison.values] if is_transfer(comparison) else None,
             }

@@ -1,4 +1,4 @@
-"""Layers paired one to one on the terminal: a line for each pair, a column for each measure."""
+"""Layers paired one to one, or shifts, on the terminal: a line for each, a column for each measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..results import Comparison
+from ..results import Comparison, is_shifted
 from .text import NARROWEST, _bullets, _number, safe_text
 from .words import doubts, sentence, shorten, visible
 
@@ -27,7 +27,7 @@ def print_in_order(result: Comparison, console: Console) -> None:
         if taken + room < console.width:
             break
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("layer", no_wrap=True, overflow="crop")
+    table.add_column("shift" if is_shifted(result) else "layer", no_wrap=True, overflow="crop")
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
     for k, site in enumerate(sites):

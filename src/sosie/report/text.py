@@ -18,6 +18,7 @@ from ..results import (
     correction,
     decisive_p,
     in_order,
+    is_shifted,
     is_transfer,
     stars,
     summarise,
@@ -51,7 +52,7 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
         _print_one_pair(result, console)
         return
-    if result.values and in_order(result):
+    if result.values and (in_order(result) or is_shifted(result)):
         from .in_order import print_in_order
 
         print_in_order(result, console)

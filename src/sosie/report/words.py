@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..results import Closer, Comparison, Comparisons, Side, is_transfer, summarise, transfer_sentence_of_all
+from ..results import (
+    Closer,
+    Comparison,
+    Comparisons,
+    Side,
+    is_shifted,
+    is_transfer,
+    summarise,
+    transfer_sentence_of_all,
+)
 
 LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
 
@@ -78,7 +87,8 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
     first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
     best, worst = (f"{matrix[pair]:.2f}" for pair in (ordered[0], ordered[-1]))
     single = all(pair[measure].value.size == 1 for pair in found)
-    over = "" if single else ", mean over layers at the same depth"
+    mean = "mean over shifts" if any(map(is_shifted, found)) else "mean over layers at the same depth"
+    over = "" if single else f", {mean}"
     text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
 

@@ -2,9 +2,10 @@
 
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
-from .comparison import Caveat, Closer, Comparison, Side, Values
+from .comparison import ARRAYS, Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
+from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
@@ -19,6 +20,7 @@ from .transfer import (
 )
 
 __all__ = [
+    "ARRAYS",
     "LEVEL",
     "MEAN_EMBEDDING",
     "TRANSFER",
@@ -38,6 +40,7 @@ __all__ = [
     "correction",
     "decisive_p",
     "in_order",
+    "is_shifted",
     "is_transfer",
     "least_first",
     "load",

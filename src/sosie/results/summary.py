@@ -8,6 +8,7 @@ import numpy as np
 
 from .chance import LEVEL, by_chance, correction, distinguishable
 from .comparison import Array, Comparison, Values, closest
+from .shifted import is_shifted
 from .stitched import STITCHED, in_order, what_it_does
 from .transfer import is_transfer, transfer_sentence
 
@@ -43,7 +44,8 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         best=best,
         diagonal_mean=_mean(diagonal),
         best_mean=_mean(best),
-        sentence=_sentence(comparison, measure, diagonal, best_partner, partner) + _chance(values, best_partner),
+        sentence=_sentence(comparison, measure, diagonal, best_partner, partner)
+        + ("" if is_shifted(comparison) else _chance(values, best_partner)),
     )
 
 
@@ -69,10 +71,13 @@ def _sentence(
         return transfer_sentence(comparison, measure)
     a, b = comparison.side_a, comparison.side_b
     if np.isnan(diagonal).all():
+        if is_shifted(comparison):
+            return f"{measure} is undefined under every shift."
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
     if _close(diagonal, values.same):
-        return f"By {measure}, {a.name} and {b.name} are the same at every depth ({values.same:g})."
+        everywhere = "under every shift" if is_shifted(comparison) else "at every depth"
+        return f"By {measure}, {a.name} and {b.name} are the same {everywhere} ({values.same:g})."
     if values.value.size == 1:
         chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
         toward = "higher" if values.closer == "up" else "lower"
@@ -90,11 +95,13 @@ def _sentence(
             f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {diagonal[most]:.2f}) "
             f"and worst from {worst} ({diagonal[least]:.2f})."
         )
+    shifted = is_shifted(comparison)
+    where = "under" if shifted else "at"
     text = (
-        f"By {measure}, {a.name} and {b.name} are most alike at {a.sites[most]} ({diagonal[most]:.2f}) "
-        f"and least alike at {a.sites[least]} ({diagonal[least]:.2f})"
+        f"By {measure}, {a.name} and {b.name} are most alike {where} {a.sites[most]} ({diagonal[most]:.2f}) "
+        f"and least alike {where} {a.sites[least]} ({diagonal[least]:.2f})"
     )
-    if in_order(comparison):
+    if shifted or in_order(comparison):
         return f"{text}."
     slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
     aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))

@@ -8,6 +8,7 @@ const LINES = [
 
 // Where layers were paired one to one, each has one partner only.
 function linesOf(found) {
+  if (found.pair.shifted) return [{ ...LINES[0], title: "same shift" }];
   return found.pair.inOrder ? LINES.slice(0, 1) : LINES;
 }
 

@@ -55,7 +55,7 @@ function panel(pair, k) {
       pair.inOrder ? null : mapFigure(found),
       element("div", { class: "stack" }, [curveFigure(found), section("How it was measured", method(found))]),
     ]),
-    section("Layer by layer", table(found)),
+    section(pair.shifted ? "Shift by shift" : "Layer by layer", table(found)),
     section("Caveats", caveats(found)),
   ]);
 }
@@ -82,7 +82,7 @@ function mapFigure(found) {
   ].map(([name, click]) =>
     element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
   return element("figure", { class: "card" }, [
-    element("figcaption", {}, [element("h3", {}, "Every pair of layers"), key(found)]),
+    element("figcaption", {}, [element("h3", {}, found.pair.shifted ? "Every pair of shifts" : "Every pair of layers"), key(found)]),
     found.measure.calibrated ? scaleChoice() : null,
     map,
     kept.host,
@@ -111,7 +111,7 @@ function curveFigure(found) {
   const shade = found.hasRange ? "shaded: 95 % interval" : "";
   return element("figure", { class: "card" }, [
     element("figcaption", {}, [
-      element("h3", {}, "From the first layer to the last"),
+      element("h3", {}, found.pair.shifted ? "Both under the same shift" : "From the first layer to the last"),
       element("p", { class: "quiet legends" }, [...legend, shade]),
     ]),
     curve(found),

@@ -31,7 +31,7 @@ function gridOf(found, choose) {
     measure: drawn, value: found.calibrated ? measure.score : measure.value, best: measure.best, ends: found.ends,
     full: scale.full, clipped: scale.clipped, closer: scale.closer,
     byChance: chanceCount(found) ? (i, j) => isByChance(found, i, j) : null,
-    label: `Heat map of ${drawn}: rows are layers of ${a.name}, columns layers of ${b.name}. ` +
+    label: `Heat map of ${drawn}: rows are ${found.pair.shifted ? "shifts" : "layers"} of ${a.name}, columns of ${b.name}. ` +
       "Arrow keys move from cell to cell, Enter keeps a cell’s numbers below.",
     choose,
     describe: (i, j) => describeCell(found, i, j),
@@ -51,7 +51,7 @@ function describeCell(found, i, j) {
   const between = rangeAt(found, i, j);
   const remarks = [];
   if (measure.best[i] === j) remarks.push("best match of this row");
-  if (measure.partner[i] === j) remarks.push("same depth");
+  if (measure.partner[i] === j) remarks.push(found.pair.shifted ? "same shift" : "same depth");
   const notes = found.notes(i, j);
   if (value === null && !notes.length) notes.push("Undefined; no reason was recorded.");
   return [

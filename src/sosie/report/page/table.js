@@ -17,8 +17,8 @@ function table(found) {
   const between = (i) => (best(i) === null ? "" : rangeAt(found, i, best(i), 3));
   const notes = (i) => found.numbers(i, best(i)).filter((k) => !measure.caveats[k].all);
   const columns = [
-    { title: "Layer of A", key: (i) => i, cell: (i) => named(a.sites[i]) },
-    { title: found.pair.inOrder ? "Layer of B" : "Best match in B", key: best, cell: partner },
+    { title: found.pair.shifted ? "Inputs of A" : "Layer of A", key: (i) => i, cell: (i) => named(a.sites[i]) },
+    { title: found.pair.inOrder ? "Layer of B" : found.pair.shifted ? "Closest inputs of B" : "Best match in B", key: best, cell: partner },
     { title: "Value", key: value, cell: (i) => sign(written(value(i), 3), i, best(i)), number: true },
     { title: "95 % interval", key: low, cell: between, number: true, hidden: !found.hasRange },
     {
@@ -32,7 +32,7 @@ function table(found) {
     },
     { title: "Score", key: score, cell: (i) => written(score(i), 3), number: true, hidden: !measure.calibrated },
     {
-      title: "Same depth", key: depth, number: true, hidden: found.pair.inOrder,
+      title: found.pair.shifted ? "Same shift" : "Same depth", key: depth, number: true, hidden: found.pair.inOrder,
       cell: (i) => sign(written(depth(i), 3), i, measure.partner[i]),
     },
     {

@@ -34,7 +34,8 @@ function method(found) {
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
-    ...(pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
+    ...(pair.shifted ? [["Same shift", "both models answer the same changed inputs; elsewhere A answers those of the row and B those of the column"]]
+      : pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
     element("dt", {}, term), element("dd", {}, named(text, "words")),

@@ -1,0 +1,74 @@
+"""Named changes to inputs under which models can be compared: none, a corruption, an attack, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from torch import Tensor
+
+from ..factory import parse_call
+from .attacks import ATTACKS, Attack, open_attack
+from .corruptions import CORRUPTIONS, Corruption, find_corruption
+from .corruptions.define import DEFAULT
+
+CLEAN = "clean"
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What happens to inputs before models see them; neither corruption nor attack: nothing."""
+
+    label: str
+    corruption: Corruption | None = None
+    severity: int = DEFAULT
+    attack: Attack | None = None
+
+    @property
+    def is_against_a_model(self) -> bool:
+        """Do the changed inputs depend on the model that they are to mislead?"""
+        return self.attack is not None and self.attack.kind != "gaussian"
+
+    def of_any_model(self, images: Tensor, *, seed: int, index: Tensor) -> Tensor:
+        """The changed images, where that depends on no model."""
+        if self.corruption is not None:
+            return self.corruption(images, severity=self.severity, seed=seed, index=index)
+        return images if self.attack is None else self.attack(_no_model, images, seed=seed, index=index)
+
+
+def open_shift(text: str) -> Shift:
+    """From "clean", "fog", "fog(severity=5)", "pgd(epsilon=0.1)" or "gaussian"."""
+    name, options = parse_call(text)
+    if name in ATTACKS:
+        return Shift(text.strip(), attack=open_attack(text))
+    if name == CLEAN and not options:
+        return Shift(CLEAN)
+    known = [CLEAN, *CORRUPTIONS, *ATTACKS]
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        offer = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no shift is called {name!r}; {offer}there are {', '.join(known)}")
+    if wrong := [option for option in options if option != "severity" or name == CLEAN]:
+        raise ValueError(f"{text!r}: no option {wrong[0]!r}; a corruption has a severity, 'clean' no options")
+    severity = options.get("severity", DEFAULT)
+    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
+        raise ValueError(f"{text!r}: severity is 1, 2, 3, 4 or 5")
+    return Shift(text.strip(), find_corruption(name), severity)
+
+
+def open_shifts(texts: str | Sequence[str]) -> tuple[Shift, ...]:
+    """In the order given; "corruptions" and "attacks" stand for all of those."""
+    groups = {"corruptions": list(CORRUPTIONS), "attacks": list(ATTACKS)}
+    given = [texts] if isinstance(texts, str) else list(texts)
+    found = tuple(open_shift(name) for text in given for name in groups.get(text, [text]))
+    labels = [shift.label for shift in found]
+    if not found:
+        raise ValueError("no shifts given: name 'clean', a corruption or an attack")
+    if twice := [label for k, label in enumerate(labels) if label in labels[:k]]:
+        raise ValueError(f"the shift {twice[0]!r} is given twice")
+    return found
+
+
+def _no_model(images: Tensor) -> Tensor:
+    raise AssertionError("noise asks no model")
