@@ -102,7 +102,7 @@ def _by_number(by_number: dict[str, Any], numbers: list[int]) -> dict[str, float
     for name, rows in by_number.items():
         at = {n: row for n, row in rows if row.get("unlike_mean") is not None}
         if not {few, many, numbers[-1]} <= set(at):
-            found |= dict.fromkeys((f"{name}_{k}" for k in ("drop", "settled", "narrowed")))
+            found |= dict.fromkeys(f"{name}_{k}" for k in ("drop", "settled", "narrowed"))
             continue
         found[f"{name}_drop"] = at[few]["unlike_mean"] - at[many]["unlike_mean"]
         found[f"{name}_settled"] = abs(at[many]["unlike_mean"] - at[numbers[-1]]["unlike_mean"])

@@ -35,7 +35,9 @@ def wcka_lit(lit: Tensor) -> Callable[[Any, Any], float]:
     return value
 
 
-def candidate(name: str, scale: Scale, images: Images, *, paired_rows: int | None = None, rows: int | None = None) -> Candidate:
+def candidate(
+    name: str, scale: Scale, images: Images, *, paired_rows: int | None = None, rows: int | None = None
+) -> Candidate:
     """`images`: what the first layer of the weights reads. `rows`, `paired_rows` (of measures of pairs): at most."""
     scale = replace(scale, paired_rows=paired_rows or scale.paired_rows)
     given: Any = name

@@ -103,6 +103,13 @@ def small(full: Settings) -> Settings:
         converged=0,
     )
     return replace(
-        full, scratch=scratch, heads=heads, trunk_epochs=1, trunk_images=100, trunk_batch=50,
-        paired_rows=20, head_rows=30, manipulated=2
+        full,
+        scratch=scratch,
+        heads=heads,
+        trunk_epochs=1,
+        trunk_images=100,
+        trunk_batch=50,
+        paired_rows=20,
+        head_rows=30,
+        manipulated=2,
     )

@@ -136,7 +136,12 @@ def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
 
 
 def make_population(
-    scale: Scale, images: Images, store: Store, *, seed: int, make: Callable[[Architecture], nn.Sequential] | None = None
+    scale: Scale,
+    images: Images,
+    store: Store,
+    *,
+    seed: int,
+    make: Callable[[Architecture], nn.Sequential] | None = None,
 ) -> Population:
     """Train what is not in the folder yet: one file for each architecture and strategy.
 
