@@ -42,6 +42,16 @@ def lead(settings: Settings, population: str, rival: str, kind: str, own: Any, o
     }
 
 
+def agreed(settings: Settings, population: str) -> dict[str, Any]:
+    """How far pairs agree: quartiles for each kind and group of conditions."""
+    at = study(settings, population).ground
+    return {
+        "agreement": {kind: {group: _quartiles(at.agreed(kind, group)) for group in GROUPS} for kind in KINDS},
+        "pairs": {kind: len(at.pairs(kind)) for kind in KINDS},
+        "epoch": at.agreed("epoch", ALL).tolist(),
+    }
+
+
 def figure_3(settings: Settings) -> dict[str, Any]:
     return _figure(settings, SCRATCH, settings.measures)
 
@@ -62,17 +72,15 @@ def _figure(settings: Settings, population: str, measures: tuple[str, ...]) -> d
                                   for rival, kind in pairs], f"leads, {population}")  # fmt: skip
     leads = {name: {kind: test for (rival, kind), test in zip(pairs, tests, strict=True) if rival == name}
              for name in measures if name != OWN}  # fmt: skip
-    ground = study(settings, population).ground
-    agreement = {kind: {group: _quartiles(ground.agreed(kind, group)) for group in GROUPS} for kind in KINDS}
+    (facts,) = each(settings, agreed, [(population,)], f"agreement of pairs, {population}")
     scatter = {name: [v if np.isfinite(v) else None for v in table[name]["epoch"]["values"]] for name in (OWN, *RIVALS)}
     numbers = {**_coefficients(table), **_leads(leads), **_all_similar(table)}
     for by_kind in table.values():
         for one in by_kind.values():
             one.pop("values")
     return {
-        "numbers": numbers, "correlations": table, "leads": leads, "agreement": agreement,
-        "pairs": {kind: len(ground.pairs(kind)) for kind in KINDS},
-        "scatter": {"agreement": ground.agreed("epoch", ALL).tolist(), **scatter},
+        "numbers": numbers, "correlations": table, "leads": leads, "agreement": facts["agreement"],
+        "pairs": facts["pairs"], "scatter": {"agreement": facts["epoch"], **scatter},
     }  # fmt: skip
 
 

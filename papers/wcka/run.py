@@ -39,7 +39,7 @@ if __name__ == "__main__":
     given = parse(PAPER, EXPERIMENTS)
     cache = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else PAPER / "nets"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = int(os.environ.get("SOSIE_WORKERS", cores if cores > 2 else 0))
+    workers = int(os.environ.get("SOSIE_WORKERS", min(cores, 16) if cores > 2 else 0))
     settings = Settings(given.device, given.results, cache, workers)
     if given.small:
         torch.set_num_threads(1)  # more than one only wait for each other

@@ -32,11 +32,14 @@ SCRATCH = replace(
     SCALES["paper"],
     name="wcka: from scratch",
     data=("mnist",),
-    epochs=(1, 3, 10, 25, 60),
+    epochs=(1, 3, 10, 20, 40),
     strategies=("standard", "fgsm(epsilon=0.1)", PGD),
     corruptions=CORRUPTIONS,
     attacks=ATTACKS,
     numbers=(10, 30, 100, 300, 1000),
+    converged=10,
+    checkpoints=11,
+    converged_epochs=105,
     batch=128,
 )
 HEADS = replace(
