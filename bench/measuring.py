@@ -17,8 +17,13 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 
 
-def timed(ways: dict[str, Callable[[], Any]], *, repeats: int = 5, warm: bool = True) -> dict[str, float]:
-    """Median seconds of each way; the ways take turns, so that a slow minute of the machine hits all of them."""
+def timed(
+    ways: dict[str, Callable[[], Any]], *, repeats: int = 5, warm: bool = True, rest: float = 0.0
+) -> dict[str, float]:
+    """Median seconds of each way; the ways take turns, so that a slow minute of the machine hits all of them.
+
+    `rest`: seconds before each, in which the threads of another library, which spin for a while, come to rest.
+    """
     if warm:
         for way in ways.values():
             way()
@@ -26,6 +31,7 @@ def timed(ways: dict[str, Callable[[], Any]], *, repeats: int = 5, warm: bool = 
     for _ in range(repeats):
         for name, way in ways.items():
             wait()
+            time.sleep(rest)
             start = time.perf_counter()
             way()
             wait()

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import bures
 import cpu
 import gpu
 import interval_coverage
@@ -13,12 +14,14 @@ import joints
 import measures
 import rows
 import sites
+import sketch_coverage
 import sketching
 import startup
 import stitching
 import task2vec
 import together
 import torch
+import weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -30,10 +33,13 @@ def main() -> None:
     startup.main()
     rows.main()
     interval_coverage.main()
+    sketch_coverage.main()
     measures.main()
     sites.main()
     sketching.main()
+    bures.main()
     together.main()
+    weights.main()
     try:
         cpu.main()
         stitching.main()

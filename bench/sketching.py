@@ -2,7 +2,7 @@
 
 Against the bare passes: a forward and a backward pass down to the first block, without gradients of parameters, which
 is all that a sketch needs; and an ordinary loss.backward() with them. Random weights cost as much as others. Peak
-memory as the images double. Then NBS of two kernels of 512 rows, by the factored form (Eq. 13) and by scipy's sqrtm.
+memory as the images double.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import multiprocessing
 import resource
 from typing import Any
 
-import numpy as np
 import torch
 from measuring import show, timed, wait, write
-from scipy.linalg import sqrtm
 from torch import Tensor, nn
 
 import sosie
@@ -99,41 +97,6 @@ def _peak(images: int, device: str) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def bures(repeats: int) -> list[dict[str, Any]]:
-    random = np.random.default_rng(0)
-    x, y = (random.normal(size=(SIZE, SIZE)) @ np.diag(0.99 ** np.arange(SIZE)) for _ in range(2))
-    results: dict[str, float] = {}
-
-    def by_sqrtm() -> None:
-        k, l = x @ x.T, y @ y.T
-        root = np.real(sqrtm(k))
-        results["sqrtm"] = float(np.real(np.trace(sqrtm(root @ l @ root))) / np.sqrt(np.trace(k) * np.trace(l)))
-
-    def factored() -> None:
-        values = np.linalg.svd(x.T @ y, compute_uv=False)
-        results["svd"] = float(values.sum() / np.sqrt((x**2).sum() * (y**2).sum()))
-
-    def ours() -> None:
-        kernels = [_kernel(torch.from_numpy(rows)) for rows in (x, y)]
-        pair = SketchPair(kernels[:1], kernels[1:], SIZE, exact=False)
-        results["sosie"] = float(find("normalized_bures")(pair.covariances(0, 0)))
-
-    from sosie.measures import find
-    from sosie.stats import Kernel, SketchPair
-
-    def _kernel(rows: Tensor) -> Kernel:
-        return Kernel("features", SIZE, lambda centred: rows)
-
-    ways = {"sqrtm": by_sqrtm, "svd": factored, "sosie": ours}
-    seconds = timed(ways, repeats=repeats)
-    words = {"sqrtm": "kernels, scipy.linalg.sqrtm", "svd": "factored, NumPy", "sosie": "factored, sosie, from rows"}
-    return [
-        {"NBS of 512 rows": words[k], "seconds": seconds[k], "times faster": seconds["sqrtm"] / seconds[k],
-         "value": results[k]}
-        for k in ways
-    ]  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -153,11 +116,9 @@ def main() -> None:
     show(f"8 blocks of ResNet-18, {asked.images} images, {asked.device}", rows)
     memory = peaks(asked.device, (asked.images // 4, asked.images // 2, asked.images))
     show("peak memory", memory)
-    distances = bures(asked.repeats)
-    show("normalised Bures similarity", distances)
     if asked.images == IMAGES:
         name = "sketching" if asked.device == "cpu" else "sketching-gpu"
-        write(name, {"what": __doc__, "device": asked.device, "rows": rows, "memory": memory, "bures": distances})
+        write(name, {"what": __doc__, "device": asked.device, "rows": rows, "memory": memory})
 
 
 if __name__ == "__main__":

@@ -41,9 +41,11 @@ TITLES = {
     "joints": "Stitching layers trained together",
     "sketching": "Sketching on a CPU",
     "sketching-gpu": "Sketching on a GPU",
+    "bures": "Normalised Bures similarity of sketches",
     "task2vec": "Fisher information",
     "startup": "Starting up",
     "coverage": "Coverage",
+    "sketch-coverage": "Coverage for sketches",
 }
 
 

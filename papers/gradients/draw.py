@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST"}
@@ -32,43 +33,52 @@ KERNELS = {
     "midpoint": "midpoint",
 }
 MEASURES = {"linear_cka": "CKA", "normalized_bures": "NBS"}
+SCORES = {
+    "mean_embedding": "‖μ‖",
+    "kernel_norm": "‖K‖/N²",
+    "kernel_trace": "√(Tr K)/N",
+    "mean_over_norm": "‖μ‖ over ‖K‖/N²",
+    "mean_over_trace": "‖μ‖ over √(Tr K)/N",
+}
 plt.rcParams.update({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
+plt.rcParams["figure.constrained_layout.use"] = True  # which makes room for a legend outside the panels
 
 
-def named(pair: str) -> str:
-    return " – ".join(NAMES[data] for data in pair.split("-"))
+def named(pair: str, between: str = " – ") -> str:
+    return between.join(NAMES[data] for data in pair.split("-"))
+
+
+def legend_above(figure: Any, axis: Any, columns: int) -> None:
+    """What the lines of all panels are, where it hides none of them."""
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=columns, frameon=False)
 
 
 def figure_1(found: dict[str, Any]) -> Any:
     """Rows: representations. Columns: index, and whether networks of one data set share their sketch."""
     columns = [(sharing, measure) for sharing in found["curves"] for measure in MEASURES]
     figure, axes = plt.subplots(len(KERNELS), len(columns), figsize=(11, 13), sharex=True, sharey=True)
+    x = range(1, len(found["sites"]) + 1)
     for row, (kernel, words) in enumerate(KERNELS.items()):
         for column, (sharing, measure) in enumerate(columns):
-            axis, x = axes[row, column], range(1, len(found["sites"]) + 1)
+            axis, curves = axes[row, column], found["curves"][sharing][kernel][measure]
             for pair, (colour, style) in PAIRS.items():
-                curve = found["curves"][sharing][kernel][measure].get(pair)
-                if curve is None:
+                if pair not in curves:
                     continue
-                points = [curve[site] for site in found["sites"]]
+                points = [curves[pair][site] for site in found["sites"]]
                 axis.errorbar(x, [p["mean"] for p in points], [p["spread"] for p in points], color=colour,
                               linestyle=style, marker=".", label=named(pair))  # fmt: skip
                 if points[0]["chance"] is not None:
-                    chance = [p["chance"] for p in points]
-                    axis.plot(
-                        x,
-                        chance,
-                        "x",
-                        color="black",
-                        markersize=3,
-                        label="chance" if pair == "cifar100-mnist" else None,
-                    )
+                    off_its_line = style == "-" and sharing == "shared"
+                    label = "chance (black: of the line it lies on)" if pair == "cifar100-mnist" else None
+                    axis.plot(x, [p["chance"] for p in points], "x", color=colour if off_its_line else "black",
+                              markersize=3, zorder=3, label=label)  # fmt: skip
+            axis.set_xticks(x)
             if row == 0:
                 axis.set_title(f"{MEASURES[measure]}, {sharing} sketches")
             if column == 0:
                 axis.set_ylabel(words)
-    axes[-1, 0].set_xlabel("site: stem, eight blocks, pooled output")
-    axes[0, 0].legend(fontsize=5)
+    figure.supxlabel("site: stem, eight blocks, pooled output")
+    legend_above(figure, axes[0, 0], 7)
     return figure
 
 
@@ -78,39 +88,44 @@ def bars(found: dict[str, Any], key: str, label: str) -> Any:
     values = [found[key][pair] for pair in pairs]
     axis.bar(range(len(pairs)), [v["mean"] for v in values], yerr=[v["spread"] for v in values],
              color=[PAIRS[pair][0] for pair in pairs])  # fmt: skip
-    axis.set_xticks(range(len(pairs)), [named(pair) for pair in pairs], rotation=20)
+    axis.set_xticks(range(len(pairs)), [named(pair, "\n") for pair in pairs])
     axis.set_ylabel(label)
     return figure
 
 
 def figure_4(found: dict[str, Any]) -> Any:
-    scores = {"mean_embedding": "‖μ‖", "kernel_norm": "‖K‖/N²", "kernel_trace": "√(Tr K)/N",
-              "mean_over_norm": "‖μ‖ over ‖K‖/N²", "mean_over_trace": "‖μ‖ over √(Tr K)/N"}  # fmt: skip
-    figure, axes = plt.subplots(len(scores), 6, figsize=(13, 9), sharex="col")
+    figure, axes = plt.subplots(len(SCORES), 6, figsize=(13, 9), sharex="col", sharey="row")
     for column, (architecture, source) in enumerate((a, s) for a in found["curves"] for s in NAMES):
-        for row, (score, words) in enumerate(scores.items()):
-            axis = axes[row, column]
+        for row, (score, words) in enumerate(SCORES.items()):
             for target, name in NAMES.items():
-                axis.semilogy(found["curves"][architecture][score][f"{source}-{target}"], ".-", label=f"on {name}")
+                curve = found["curves"][architecture][score][f"{source}-{target}"]
+                axes[row, column].semilogy(range(1, len(curve) + 1), curve, ".-", label=f"on {name}")
             axes[row, 0].set_ylabel(words)
         axes[0, column].set_title(f"{architecture} of {NAMES[source]}")
-    axes[0, 0].legend()
+        axes[-1, column].set_xlabel("site")
+    legend_above(figure, axes[0, 0], 3)
     return figure
 
 
 def heat_maps(rows: dict[str, dict[str, Any]]) -> Any:
     width = max(len(maps) for maps in rows.values())
-    figure, axes = plt.subplots(len(rows) * 2, width, figsize=(2 * width, 4.2 * len(rows)), squeeze=False)
+    shapes = [np.shape(next(iter(maps.values()))["value"]) for maps in rows.values()]
+    heights = [high / wide for high, wide in shapes for _ in range(2)]
+    figure, axes = plt.subplots(
+        len(heights), width, figsize=(2 * width, 2.1 * sum(heights) + 0.3), height_ratios=heights, squeeze=False
+    )
+    for axis in axes.flat:
+        axis.axis("off")
     for row, (name, maps) in enumerate(rows.items()):
-        for axis in axes[2 * row : 2 * row + 2].flat:
-            axis.axis("off")
         for column, (pair, found) in enumerate(maps.items()):
             for line, what in enumerate(("value", "chance")):
                 axis = axes[2 * row + line, column]
                 axis.axis("on")
-                axis.imshow(found[what], vmin=0, vmax=1, cmap="magma")
+                image = axis.imshow(found[what], vmin=0, vmax=1, cmap="magma")
                 axis.set(xticks=[], yticks=[], title=named(pair) if line == 0 else "what chance gives")
             axes[2 * row, 0].set_ylabel(KERNELS.get(name, name))
+    figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, shrink=0.4, label="CKA")
+    figure.supxlabel("a row is a site of the first network, a column one of the second; the stems meet at the top left")
     return figure
 
 
@@ -118,9 +133,11 @@ def figure_13(found: dict[str, Any]) -> Any:
     figure, axes = plt.subplots(1, len(found["curves"]), figsize=(8, 2.6))
     for axis, (base, targets) in zip(axes, found["curves"].items(), strict=True):
         for target, scores in targets.items():
-            axis.plot(scores["log_mean_over_norm"], ".-", label=f"on {NAMES[target]}")
+            curve = scores["log_mean_over_norm"]
+            axis.plot(range(1, len(curve) + 1), curve, ".-", label=f"on {NAMES[target]}")
         axis.set(title=f"network of {NAMES.get(base, 'ImageNet')}", xlabel="site", ylabel="log ‖μ‖ / (‖K‖/N²)")
-    axes[0].legend()
+        axis.set_xticks(range(1, len(curve) + 1))
+    legend_above(figure, axes[0], 3)
     return figure
 
 
@@ -128,36 +145,39 @@ def figure_14(found: dict[str, Any]) -> Any:
     cases = [(base, task, case) for base, tasks in found["accuracy"].items() for task, case in tasks.items()]
     figure, axes = plt.subplots(1, len(cases), figsize=(2.6 * len(cases), 2.6), sharey=True)
     for axis, (base, task, case) in zip(axes, cases, strict=True):
+        x = range(1, len(case["sites"]) + 1)
         for kernel in ("features", "hadamard", "hadamard_of_sketches"):
-            axis.plot(case[kernel], ".-", label=KERNELS[kernel])
+            axis.plot(x, case[kernel], ".-", label=KERNELS[kernel])
         axis.axhline(case["probe_converged"], color="grey", linestyle="--", label="last layer, converged")
         axis.axhline(case["probe_one_epoch"], color="grey", linestyle=":", label="last layer, one epoch")
-        axis.set(title=f"{NAMES.get(base, 'ImageNet')} network on {NAMES[task]}", xlabel="site")
+        axis.set(title=f"{NAMES.get(base, 'ImageNet')} network on {NAMES[task]}", xlabel="site", xticks=x[::3])
     axes[0].set_ylabel("accuracy")
-    axes[0].legend(fontsize=5)
+    legend_above(figure, axes[0], 5)
     return figure
 
 
 def bounds(found: dict[str, Any]) -> Any:
-    figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True)
+    """A scale a panel: the noise of one site would flatten the others."""
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.8))
+    colours = {"features": "tab:blue", "hadamard": "tab:green", "hadamard_of_sketches": "tab:red"}
+    styles = {"linear_cka": ("-", "CKA"), "debiased_cka": (":", "debiased")}
+    lines = [(kernel, measure) for measure in styles for kernel in colours]
     for axis, site in zip(axes, ("layer2.1", "layer4.1", "avgpool"), strict=True):
-        for kernel in ("features", "hadamard", "hadamard_of_sketches"):
-            for measure, style in (("linear_cka", "-"), ("debiased_cka", ":")):
-                wanted = (site, kernel, measure)
-                rows = [
-                    r
-                    for r in found["rows"]
-                    if (r["site"], r["kernel"], r["measure"]) == wanted and r["bias"] is not None
-                ]
-                if rows:
-                    colour = {"features": "tab:blue", "hadamard": "tab:green"}.get(kernel, "tab:red")
-                    axis.errorbar([r["size"] for r in rows], [r["bias"] for r in rows], [r["spread"] for r in rows],
-                                  color=colour, linestyle=style, marker=".",
-                                  label=f"{KERNELS[kernel]}, {'debiased' if style == ':' else 'CKA'}")  # fmt: skip
+        for place, (kernel, measure) in enumerate(lines):
+            wanted, (style, words) = (site, kernel, measure), styles[measure]
+            found_here = [r for r in found["rows"] if (r["site"], r["kernel"], r["measure"]) == wanted]
+            rows = [r for r in found_here if r["bias"] is not None]
+            if rows:
+                x = [r["size"] * 1.04 ** (place - 2) for r in rows]  # side by side, or bars hide bars
+                axis.errorbar(x, [r["bias"] for r in rows], [r["spread"] for r in rows], color=colours[kernel],
+                              linestyle=style, marker=".", label=f"{KERNELS[kernel]}, {words}")  # fmt: skip
         axis.axhline(0, color="grey", linewidth=0.5)
         axis.set(title=site, xlabel="M", xscale="log")
+        sizes = sorted({r["size"] for r in found["rows"]})
+        axis.set_xticks(sizes, [str(size) for size in sizes])
+        axis.set_xticks([], minor=True)
     axes[0].set_ylabel("sketched less exact")
-    axes[0].legend(fontsize=5)
+    legend_above(figure, axes[0], 5)
     return figure
 
 
@@ -178,7 +198,6 @@ if __name__ == "__main__":
         path = RESULTS / f"{name}.json"
         if path.is_file():
             figure = draw(json.loads(path.read_text("utf-8")))
-            figure.tight_layout()
             figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
             plt.close(figure)
             print(f"wrote {path.with_suffix('.svg')}")

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import sosie
 from sosie.measures import MEASURES
 
-ALL = [name for name, m in MEASURES.items() if not m.reads_outputs and (name != "rtd" or find_spec("ripser"))]
+OF_ROWS = {name: m for name, m in MEASURES.items() if not m.reads_outputs and not m.reads_weights}
+ALL = [name for name in OF_ROWS if name != "rtd" or find_spec("ripser")]
 
 
 def activations(model: nn.Sequential, x: Tensor) -> list[Tensor]:

@@ -157,6 +157,33 @@ def test_products_of_sketches_say_what_they_are(pair: tuple[Sketch, Sketch]) -> 
         sosie.compare(*pair, measures="linear_cka", kernel="product")
 
 
+def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch, Sketch]) -> None:
+    names = ["linear_cka", "debiased_cka", "kernel_alignment", "normalized_bures"]
+    found = sosie.compare(*pair, measures=names, kernel="features")
+    for name in names[:3]:
+        values = found[name]
+        assert values.low is not None
+        assert values.high is not None
+        finite = np.isfinite(values.value)
+        assert ((values.low <= values.value) & (values.value <= values.high))[finite].all()
+        assert (values.high - values.low)[finite].max() > 0.01
+    assert found["normalized_bures"].low is None
+    assert not any("columns of the sketch" in c.text for c in found["linear_cka"].caveats)
+    itself = sosie.compare(pair[0], made(0), measures="linear_cka", kernel="features")["linear_cka"]
+    assert itself.low is not None
+    assert np.allclose(itself.low.diagonal(), 1)
+    product = sosie.compare(*pair, measures="linear_cka")["linear_cka"]
+    assert product.low is not None
+    assert any("not about other columns of the sketch" in c.text for c in product.caveats)
+    for other in (
+        sosie.compare(made(0, size=None), made(1, size=None), measures="linear_cka"),
+        sosie.compare(*pair, measures="linear_cka", kernel="hadamard_of_sketches"),
+        sosie.compare(made(0, size=4), made(1, size=4), measures="linear_cka"),
+        sosie.compare_unpaired(pair[0], made(1, seed=5), measures="linear_cka"),
+    ):
+        assert other["linear_cka"].low is None
+
+
 # Chance
 
 
@@ -263,7 +290,7 @@ def test_projected_sites_are_named() -> None:
     found = sosie.compare(a, b, measures="linear_cka", kernel="features")
     caveats = [c for c in found["linear_cka"].caveats if "projected to" in c.text]
     assert [(c.site_a, c.site_b) for c in caveats] == [("0", None)]
-    with pytest.raises(MemoryError, match=r"384,384 bytes, and [\d,]+ bytes .* over the budget of 100 bytes"):
+    with pytest.raises(MemoryError, match=r"192,192 bytes, and [\d,]+ bytes .* over the budget of 100 bytes"):
         sketch(wide, [x], memory=100, **options)
     with pytest.raises(MemoryError, match="keeping every row would take 480,480 bytes, over the budget of 1,000 bytes"):
         sketch(wide, [x], memory=1000, **{**options, "size": None})

@@ -207,6 +207,27 @@ def test_rules_cover_the_common_layers() -> None:
     assert through_torch_func(table, padded) == set()
 
 
+class Mixed(nn.Module):
+    """A layer that sees the inputs in another order, so that its rule finds each gradient, but for another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.turned(x.flip(0))).flip(0))
+
+
+def test_rules_are_held_against_autograd_in_one_pass_and_input_by_input() -> None:
+    model, x = made(Mixed), random(4, 6)
+    agree(task2vec(model, x, exact=True), reference(model, singles(x)))
+    calls: list[int] = []
+    model.register_forward_hook(lambda layer, args, output: calls.append(len(output)))
+    assert through_torch_func(model, x) == {"turned.weight", "turned.bias"}
+    assert calls[:2] == [2, 4]  # two inputs to try the rules, then all
+
+
 def test_softmax_regression_by_hand() -> None:
     """log p(y) has gradient (onehot(y) − p) xᵀ; its expected square is p (1 − p) x²."""
     model = nn.Linear(3, 4).double()

@@ -11,6 +11,7 @@ from sosie.linalg import (
     column_squares,
     cross_product,
     distances,
+    gram_factor,
     nuclear_norm,
     row_squares,
     self_product,
@@ -61,6 +62,30 @@ def test_nuclear_norm_by_the_book_where_digits_count(monkeypatch: pytest.MonkeyP
         expected = np.linalg.svd(matrix.numpy(), compute_uv=False).sum()
         assert float(nuclear_norm(matrix, most=expected / share)) == pytest.approx(expected, rel=1e-13)
     assert len(calls) == 3
+
+
+def test_a_nuclear_norm_is_as_certain_as_it_is_asked_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falling spectra: eigenvalues where their bound allows, and then far within it; otherwise singular values."""
+    calls = []
+    original = spectra.singular_values
+    monkeypatch.setattr(spectra, "singular_values", lambda m: calls.append(m.shape) or original(m))
+    turn = torch.linalg.qr(rows(200, 200, seed=1)).Q
+    for power, enough, by_the_book in ((0.5, 1e-10, 0), (1.5, 1e-10, 1), (1.5, 1e-7, 0), (3.0, 1e-7, 1)):
+        fall = torch.arange(1, 201, dtype=torch.float64) ** -power
+        matrix = (rows(200, 200) * fall) @ turn
+        expected = np.linalg.svd(matrix.numpy(), compute_uv=False).sum()
+        calls.clear()
+        found = float(nuclear_norm(matrix, most=2 * expected, enough=enough))
+        assert abs(found / expected - 1) < enough / 100
+        assert len(calls) == by_the_book, (power, enough)
+
+
+@pytest.mark.parametrize("rank", [40, 9])
+def test_a_factor_of_a_gram_matrix(rank: int) -> None:
+    x = rows(40, rank) * torch.logspace(0, -2, rank, dtype=torch.float64)
+    found = gram_factor(x @ x.T)
+    assert found.shape == (40, rank)
+    torch.testing.assert_close(found @ found.T, x @ x.T, rtol=0, atol=1e-13)
 
 
 def test_whitening_by_a_triangle_or_by_the_root() -> None:

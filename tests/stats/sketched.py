@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sosie.linalg import u_centred
 from sosie.results import Side
-from sosie.stats import Buckets, Drawn, SiteMaker, Sketch, Spans, plan_forms
+from sosie.stats import Buckets, Drawn, SiteMaker, Sketch, Spans, Takes, plan_forms
 
 ALL = ("features", "gradients", "hadamard", "maps")
 
@@ -43,7 +43,8 @@ def sketch_of(
     buckets = None if size is None else Buckets(size, seed, stack)
     kept = frozenset(parts) - (frozenset({"hadamard"}) if size is None else frozenset())
     widths = [f.shape[1] for f, _ in sites.values()]
-    makers = [SiteMaker(form) for form in plan_forms(widths, size, kept, seed=seed, memory=memory, rows=n)]
+    takes = Takes(seed)
+    makers = [SiteMaker(form, takes) for form in plan_forms(widths, size, kept, seed=seed, memory=memory, rows=n)]
     for first in range(0, n, step or n):
         rows = slice(first, min(first + (step or n), n))
         drawn = None if buckets is None else Drawn(*buckets.draw(start + first, rows.stop - first))

@@ -14,7 +14,9 @@ from sketched import debiased, hadamard, matrix, random_rows, sketch_of
 from torch import Tensor
 
 import sosie
+from sosie.engine.standard_error import by_jackknife
 from sosie.linalg import double_centred
+from sosie.measures import MEASURES
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, SketchPair
 from sosie.stats.sketches import KERNELS, Kernel, Part, Resketch, SiteSketch
 from sosie.stats.sketches.kernels import Rows, kernel_of
@@ -303,3 +305,66 @@ def test_redrawn_signs_are_fair_where_there_are_signs() -> None:
     assert np.mean(drawn[True]) == pytest.approx(64, rel=0.3)  # tr · tr / M
     assert torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 3, 1).order)
     assert not torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 4, 1).order)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("size", "width"), [(96, 70), (96, 96), (96, 300)])
+def test_bures_of_sketches_without_losing_digits(power: float, size: int, width: int) -> None:
+    """Against singular values in float64, of wide rows by way of QR."""
+    fall = torch.arange(1, width + 1, dtype=torch.float64) ** -power
+    turn = torch.linalg.qr(torch.from_numpy(np.random.default_rng(0).normal(size=(width, width)))).Q
+    common = random_rows(400, width, 1)
+    sides = [((common + random_rows(400, width, seed)) * fall) @ turn for seed in (2, 3)]
+    for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-7)):
+        kernels = [
+            sketch_of({"a": (f.to(dtype), f.to(dtype))}, size, parts=["features"]).kernel("a", "features")
+            for f in sides
+        ]
+        assert {kernel.dtype for kernel in kernels} == {dtype}
+        pair = SketchPair(kernels[:1], kernels[1:], size, exact=False)
+        found = float(MEASURES["normalized_bures"](pair.covariances(0, 0)))
+        x, y = (np.linalg.qr(kernel.rows.numpy().T, mode="r").T for kernel in kernels)
+        lengths = np.linalg.norm(x) * np.linalg.norm(y)
+        assert found == pytest.approx(np.linalg.svd(x.T @ y, compute_uv=False).sum() / lengths, rel=within)
+
+
+def test_leaving_a_bucket_out_is_leaving_its_row_and_column_out() -> None:
+    """Against Gram matrices without it, pairs of buckets scaled to as many as there were."""
+    size = 12
+    kernels = [sketch_of({"a": sides}, size).kernel("a", "sum") for sides in ((F, G), (G, F * F))]
+    pair = SketchPair(kernels[:1], kernels[1:], size, exact=False)
+    for kind in (Alignment, DebiasedAlignment):
+        found = pair.left_out(kind)
+        for gone in (0, 7):
+            kept = [b for b in range(size) if b != gone]
+            a, b = (side[0].gram[kept][:, kept] for side in (pair.a, pair.b))
+            x, y = (side[0].diagonal[kept] for side in (pair.a, pair.b))
+            for name, one, two, d, e in (("xx", a, a, x, x), ("yy", b, b, y, y), ("xy", a, b, x, y)):
+                products = one * two
+                diagonal = products.diagonal().sum()
+                beside = (products.sum() - diagonal) / ((size - 1) * (size - 2))
+                expected = size * (size - 1) * beside + size / (size - 1) * diagonal
+                if kind is DebiasedAlignment:
+                    traces = {"xx": (pair.a, pair.a), "yy": (pair.b, pair.b), "xy": (pair.a, pair.b)}[name]
+                    known = traces[0][0].trace * traces[1][0].trace
+                    expected = pair._unbiased(expected, known, size / (size - 1) * (d * e).sum())
+                torch.testing.assert_close(getattr(found, name)[gone, 0, 0], expected, rtol=1e-10, atol=0)
+
+
+def test_the_spread_of_buckets_tells_the_spread_of_sketches() -> None:
+    """New inputs in new buckets: the standard error is the standard deviation, for both CKAs."""
+    found: dict[str, list[tuple[float, float]]] = {"linear_cka": [], "debiased_cka": []}
+    for seed in range(80):
+        random = torch.Generator().manual_seed(seed)
+        z = torch.randn(400, 3, generator=random, dtype=torch.float64)
+        sides = [torch.cat([z, torch.randn(400, width, generator=random, dtype=torch.float64)], 1) for width in (5, 4)]
+        kernels = [sketch_of({"a": (f, f)}, 64, seed=seed, parts=["features"]).kernel("a", "features") for f in sides]
+        pair = SketchPair(kernels[:1], kernels[1:], 64, exact=False)
+        for name, values in found.items():
+            measure = MEASURES[name]
+            error = by_jackknife(measure(pair.left_out(measure.reads)).numpy())
+            values.append((float(measure(pair.alignment(measure.reads))), float(error.size[0, 0])))
+    for name, values in found.items():
+        value, error = np.array(values).T
+        # The spread of 80 values is known to 8 %.
+        assert np.sqrt(np.mean(error**2)) == pytest.approx(value.std(ddof=1), rel=0.25), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sketched import ALL, debiased, hadamard, matrix, random_rows, sketch_of, z_score
@@ -13,11 +14,13 @@ from sosie.stats import (
     Alignment,
     Buckets,
     DebiasedAlignment,
+    Drawn,
     NotShared,
     SketchPair,
     parts_of,
+    row_hash,
 )
-from sosie.stats.sketches import TensorSketch
+from sosie.stats.sketches import TensorSketch, making
 
 F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)
 SEEDS = range(400)
@@ -58,19 +61,63 @@ def test_tensor_sketch_keeps_products_of_kernels_on_average(to: int) -> None:
     assert abs(z_score(across, float(squares[0] * squares[1]))) < 3  # the two copies are independent
 
 
+@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize(("start", "seed"), [(0, 0), (7, 3), (2**40, 2**40 - 1), (123_456_789_012, -5)])
+def test_buckets_and_signs_are_those_of_the_hash(start: int, seed: int, stack: int) -> None:
+    """Files rely on them: by NumPy's unsigned integers, as they were first drawn."""
+    buckets, signs = Buckets(24, seed, stack).draw(start, 50)
+    for k in range(stack):
+        hashes = row_hash(np.arange(start, start + 50), (seed << 8) + k + (0x5CE7C4 << 32))
+        wanted = (hashes >> np.uint64(1)) % np.uint64(24 // stack)
+        assert buckets[k].tolist() == [int(place) + k * (24 // stack) for place in wanted]
+        assert signs[k].tolist() == [(2 * int(bit & np.uint64(1)) - 1) / stack**0.5 for bit in hashes]
+    assert buckets.dtype == torch.int64
+
+
+def test_buckets_do_not_change_from_version_to_version() -> None:
+    buckets, signs = Buckets(512, 0).draw(0, 8)
+    assert buckets[0].tolist() == [470, 100, 230, 393, 261, 413, 175, 19]
+    assert signs[0].tolist() == [-1, 1, -1, -1, -1, -1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_wide_rows_are_added_like_narrow_ones(stack: int, dtype: torch.dtype) -> None:
+    buckets = Buckets(8, 2, stack)
+    rows = torch.randint(-8, 8, (40, 2**13 + 3), generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = torch.zeros(8, rows.shape[1], dtype=dtype)
+    drawn = Drawn(*buckets.draw(0, 40))
+    drawn.add(found, rows)
+    assert torch.equal(found.double(), matrix(buckets, 40) @ rows.double())  # small whole numbers: no rounding
+    narrow = torch.zeros(8, 5, dtype=dtype)
+    drawn.add(narrow, rows[:, :5])
+    assert torch.equal(narrow, found[:, :5])
+
+
+def test_pairs_are_the_rows_with_the_smallest_hashes_however_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "PAIR_NUMBERS", 0)  # 64 rows
+    f, g = random_rows(500, 6, 8), random_rows(500, 6, 9)
+    wanted = np.sort(np.argsort(row_hash(np.arange(500), 0))[:64])
+    for step in (7, 50, 500):
+        site = sketch_of({"a": (f, g), "b": (g, f)}, step=step)
+        for label, features, gradients in (("a", f, g), ("b", g, f)):
+            pairs = site.site(label).pairs
+            assert (pairs.index == wanted).all()
+            assert torch.equal(pairs.features, features[wanted])
+            assert torch.equal(pairs.gradients, gradients[wanted])
+
+
 def test_tensor_sketch_is_a_convolution_of_count_sketches() -> None:
     """The definition of Pham and Pagh, entry by entry."""
     maker, to = TensorSketch(6, 7, 3), 7
     found = maker.product(maker.features(F), G)
     for copy in range(2):
-        of_f, of_g = maker._of_f[copy], maker._of_g[copy]
+        of_f, of_g = (folds[copy].place(torch.device("cpu")) for folds in (maker._of_f, maker._of_g))
         wanted = torch.zeros(40, to, dtype=torch.float64)
         for i in range(6):
             for j in range(6):
-                at = int(of_f.place[i] + of_g.place[j]) % to
-                wanted[:, at] += (
-                    (1 - 2 * int(of_f.place[i] >= to)) * (1 - 2 * int(of_g.place[j] >= to)) * F[:, i] * G[:, j]
-                )
+                at = int(of_f[i] + of_g[j]) % to
+                wanted[:, at] += (1 - 2 * int(of_f[i] >= to)) * (1 - 2 * int(of_g[j] >= to)) * F[:, i] * G[:, j]
         assert torch.allclose(found[copy], wanted, atol=1e-12)
     assert not torch.allclose(found[0], found[1])
 

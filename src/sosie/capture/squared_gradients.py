@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -43,7 +42,7 @@ class SquaredGradients:
     """Σ over inputs of (∂⟨c, f(x)⟩/∂θ)² at each parameter θ, for cotangents c at the model's answer f(x).
 
     Parameters of common layers (`rules_of`) take one batched backward. On the first two inputs these gradients are
-    held against autograd's, input by input; parameters where they differ (used by hand as well, or by a layer that
+    held against autograd's of the first alone; parameters where they differ (used by hand as well, or by a layer that
     computes something else), and those without a rule, go through torch.func instead: right, but slower.
     The model is in eval mode inside `as_found`, which puts back what is changed here: the parameters' requires_grad.
     """
@@ -80,10 +79,12 @@ class SquaredGradients:
             if self.elsewhere:
                 self._by_function(chunk, asked)
 
-    def _forward(self, chunk: Chunk) -> tuple[_Tape, Tensor]:
+    def _forward(self, chunk: Chunk, trained: Sequence[nn.Parameter] = ()) -> tuple[_Tape, Tensor]:
         # No gradient at a weight, which a backward would sum over inputs; the tape starts the graph instead.
         for parameter in self._run.model.parameters():
             parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_()
         tape = _Tape(self._layers, chunk.count)
         with tape.listening():
             return tape, self._run.outputs(chunk)
@@ -99,53 +100,52 @@ class SquaredGradients:
 
     @full_precision()
     def _try_rules(self, few: Chunk) -> None:
+        """One forward and one backward from the first input's answer alone, of which autograd and the rules both see.
+
+        The rules must find autograd's gradients for the first input, and none for the others.
+        """
         found: dict[str, Tensor] = {}
 
         def take(name: str, uses: list[Use], count: int) -> None:
             try:
-                found[name] = each_gradient(uses, 0, count, count)
+                found[name] = _wide(each_gradient(uses, 0, count, count))
             except (RuntimeError, ValueError):
                 self.elsewhere.add(name)  # this layer's shapes do not tell the inputs apart
 
-        tape, answers = self._forward(few)
+        ruled = [name for name in self._parameters if name not in self.elsewhere]
+        if not ruled:
+            return
+        trained = [self._parameters[name] for name in ruled]
+        tape, answers = self._forward(few, trained)
         # Random cotangents: a confident model's own gradients are next to nothing, and would all agree.
         random = torch.Generator().manual_seed(0)
         cotangent = torch.randn(answers.shape, generator=random, dtype=torch.float64).to(answers)
-        tape.backward(answers, cotangent, take, again=False)
-        ruled = [name for name in self._parameters if name not in self.elsewhere]
-        expected = self._by_autograd(few, ruled, cotangent)
-        off, norms = [], []
-        for i, k in itertools.product(range(len(expected)), range(len(ruled))):
-            gradient = expected[i][k]
-            norms.append(gradient.norm())
-            off.append((found[ruled[k]][i] - gradient).norm() if ruled[k] in found else norms[-1])
-        self.elsewhere |= self._apart(ruled * len(expected), off, norms)
-
-    def _apart(self, names: list[str], off: list[Tensor], norms: list[Tensor]) -> set[str]:
-        """Names of the parameters whose gradients are further off than rounding takes them."""
+        cotangent[1:] = 0
+        gradients = tape.backward(answers, cotangent, take, again=False, trained=trained)
+        names = [name for name in ruled if name not in self.elsewhere]
         if not names:
-            return set()
-        home = norms[0].device
-        both = torch.stack([torch.stack([value.to(home).double() for value in each]) for each in (off, norms)]).tolist()
-        largest = max(both[1])
+            return
+        known = {name: g for name, g in zip(ruled, gradients, strict=True) if g is not None}
+        expected = [_wide(known.get(name, torch.zeros_like(self._parameters[name]))) for name in names]
+        first, others = [], []
+        for name, gradient in zip(names, expected, strict=True):
+            each = found.get(name)
+            first.append(torch.zeros_like(gradient) if each is None else each[0])
+            others.append(gradient.new_zeros(1) if each is None or len(each) == 1 else each[1:])
+        off = _norms(torch._foreach_sub(first, expected)) + _norms(others)
+        self.elsewhere |= self._apart(names, off, _norms(expected))
+
+    def _apart(self, names: list[str], off: Tensor, norms: Tensor) -> set[str]:
+        """Names of the parameters whose gradients are further off than rounding takes them."""
+        gaps, sizes = torch.stack([off, norms]).tolist()
+        largest = max(sizes)
         found = set()
-        for name, gap, norm in zip(names, *both, strict=True):
+        for name, gap, norm in zip(names, gaps, sizes, strict=True):
             dtype = self._parameters[name].dtype
             # Where a gradient cancels to nothing (a bias that a norm takes away), rounding is all there is.
             rounding = 8 * torch.finfo(dtype).eps * largest
             if not gap <= max(AGREE.get(dtype, AGREE_IN_HALF) * norm, rounding):
                 found.add(name)
-        return found
-
-    def _by_autograd(self, few: Chunk, names: list[str], cotangent: Tensor) -> list[list[Tensor]]:
-        """For each input, its gradient at each parameter: one backward an input."""
-        parameters = [self._parameters[name].requires_grad_() for name in names]
-        answers = self._run.outputs(few)
-        found = []
-        for i in range(few.count if answers.requires_grad else 0):
-            gradients = torch.autograd.grad(answers[i], parameters, cotangent[i], retain_graph=True, allow_unused=True)
-            kept = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
-            found.append([g.float() if g.element_size() < 4 else g for g in kept])
         return found
 
     # All other parameters
@@ -240,16 +240,28 @@ class _Tape:
         for use in reached:
             use.gradient = None
 
-    def backward(self, answers: Tensor, cotangent: Tensor, take: Take, *, again: bool) -> None:
-        """`take(name, uses, inputs)` for each parameter that has a part in the answers."""
+    def backward(
+        self, answers: Tensor, cotangent: Tensor, take: Take, *, again: bool, trained: Sequence[Tensor] = ()
+    ) -> Sequence[Tensor | None]:
+        """`take(name, uses, inputs)` for each parameter that has a part in the answers; gradients at those trained."""
         if not answers.requires_grad:
-            return
+            return [None] * len(trained)
         self._take = take
-        torch.autograd.backward(answers, cotangent, retain_graph=again, inputs=self._starts)
-        for start in self._starts:
-            start.grad = None
+        ends = [*trained, *self._starts]
+        gradients = torch.autograd.grad(answers, ends, cotangent, retain_graph=again, allow_unused=True)
         for name in self._uses:
             self._hand_over(name)  # those with a use that leads nowhere
+        return gradients[: len(trained)]
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    return gradient.float() if gradient.element_size() < 4 else gradient
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each, in few launches, in float64."""
+    found = torch._foreach_norm(list(tensors))
+    return torch.cat([norm.reshape(1).to(found[0].device) for norm in found]).double()
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:

@@ -20,7 +20,8 @@ def weights(
     ],
     measures: Annotated[str | None, typer.Option(help="Measures, separated by commas; else wcka.")] = None,
     sites: Annotated[
-        str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks; output is the whole network.")
+        str | None,
+        typer.Option(help="Sites of both models: names, globs, leaves, blocks; output is the whole network."),
     ] = None,
     sites_a: Annotated[str | None, typer.Option(help="Sites of the first model.")] = None,
     sites_b: Annotated[str | None, typer.Option(help="Sites of the second model.")] = None,

@@ -148,8 +148,13 @@ def of_chance(
         )
     if values.low is None or values.null is None or values.null_spread is None:
         return
-    near = np.abs(values.value - values.null) < NEAR_CHANCE * values.null_spread
-    for i, j in zip(*np.nonzero(near), strict=True):
+    yield from near_chance(values.value, values.null, values.null_spread, side_a, side_b)
+
+
+def near_chance(
+    value: np.ndarray, null: np.ndarray, spread: np.ndarray, side_a: Side, side_b: Side
+) -> Iterator[Caveat]:
+    for i, j in zip(*np.nonzero(np.abs(value - null) < NEAR_CHANCE * spread), strict=True):
         yield Caveat(
             "close to what chance gives, where the interval is not to be relied on", side_a.sites[i], side_b.sites[j]
         )

@@ -143,7 +143,11 @@ class ModelSource:
 
     def digest(self) -> str:
         """Of the weights, and of how inputs are prepared for them."""
-        return digest_of({**self.model.state_dict(), "prepare": _called(self.prepare)})
+        return digest_of(self.weights())
+
+    def weights(self) -> dict[str, Any]:
+        """What the digest is of; the tensors are those of the model, not copies."""
+        return {**self.model.state_dict(), "prepare": _called(self.prepare)}
 
     def on_cpu(self) -> bool:
         home = self._home()

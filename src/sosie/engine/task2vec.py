@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,8 +147,8 @@ def task2vec(
         for chunk in chunks:
             squares.add(chunk, cotangents)
             n += chunk.count
-        fisher = {name: (total / n).cpu() for name, total in squares.sums.items()}
-    _check_finite(fisher, source.name)
+        _check_finite(squares.sums, source.name)
+        fisher = {name: total.div_(n).cpu() for name, total in squares.sums.items()}
     if average == "filters":
         fisher = {name: part.flatten(1).mean(1) if part.ndim > 1 else part for name, part in fisher.items()}
     labels = "expected over all classes" if exact else f"{draws} drawn an input, seed {seed}"
@@ -197,7 +198,10 @@ def _matching(patterns: str | Sequence[str], known: Mapping[str, Any]) -> set[st
     return found
 
 
-def _check_finite(fisher: Mapping[str, Tensor], name: str) -> None:
-    bad = [key for key, part in fisher.items() if not bool(torch.isfinite(part).all())]
+def _check_finite(sums: Mapping[str, Tensor], name: str) -> None:
+    # Sums of squares: where one is not finite, neither is their total. On the device, which they need not leave for it.
+    totals = [total.sum().reshape(1) for total in sums.values()]
+    whole = torch.cat([total.to(totals[0].device) for total in totals]).tolist()
+    bad = [key for key, total in zip(sums, whole, strict=True) if not math.isfinite(total)]
     if bad:
         raise ValueError(f"{name}: gradients are NaN or infinite (or too large to square) at {', '.join(bad[:5])}")

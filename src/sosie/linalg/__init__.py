@@ -4,16 +4,27 @@ from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .chains import chain_products, unit
-from .dense import cholesky, eigen, eigenvalues, singular, triangular_inverse
+from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_for, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
 from .products import column_squares, cross_product, for_numpy, product, row_squares, self_product, total_squares
-from .spectra import RANK_TOLERANCE, Spectrum, inverse_root, nuclear_norm, rank_tolerance, whitening
+from .spectra import (
+    ENOUGH_DIGITS,
+    ENOUGH_DIGITS_FLOAT32,
+    RANK_TOLERANCE,
+    Spectrum,
+    inverse_root,
+    nuclear_norm,
+    rank_tolerance,
+    whitening,
+)
 from .threads import lock_of, once, side_by_side
 
 __all__ = [
+    "ENOUGH_DIGITS",
+    "ENOUGH_DIGITS_FLOAT32",
     "FITS",
     "RANK_TOLERANCE",
     "Affine",
@@ -39,6 +50,7 @@ __all__ = [
     "fit",
     "for_numpy",
     "gram_cuda",
+    "gram_factor",
     "gram_stack",
     "inverse_root",
     "lock_of",
@@ -51,6 +63,7 @@ __all__ = [
     "self_product",
     "side_by_side",
     "singular",
+    "threads_for",
     "total_squares",
     "triangular_inverse",
     "u_centred",

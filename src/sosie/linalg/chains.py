@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -18,7 +19,7 @@ def unit(matrix: Tensor) -> Tensor:
 
 def chain_products(factors: Sequence[Tensor]) -> list[Tensor]:
     """W₁, W₁W₂, W₁W₂W₃, … (…, d, p) each times a positive number, so that deep chains neither overflow nor vanish."""
-    for k, (left, right) in enumerate(zip(factors, factors[1:], strict=False)):
+    for k, (left, right) in enumerate(itertools.pairwise(factors)):
         if left.shape[-1] != right.shape[-2]:
             shapes = f"{tuple(left.shape[-2:])} and {tuple(right.shape[-2:])}"
             raise ValueError(f"factors {k + 1} and {k + 2} do not fit together: {shapes}; each is (inputs, outputs)")

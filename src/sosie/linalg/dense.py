@@ -18,7 +18,7 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     """Ascending, of a symmetric matrix."""
     if not for_numpy(matrix):
         return torch.linalg.eigvalsh(matrix)
-    with _threads_for(matrix):
+    with threads_for(matrix):
         return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
 
 
@@ -27,7 +27,7 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if not for_numpy(matrix):
         values, vectors = torch.linalg.eigh(matrix)
         return values, vectors
-    with _threads_for(matrix):
+    with threads_for(matrix):
         found = np.linalg.eigh(matrix.numpy())
     return torch.from_numpy(found.eigenvalues), torch.from_numpy(found.eigenvectors)
 
@@ -36,7 +36,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     """Descending."""
     if not for_numpy(matrix):
         return torch.linalg.svdvals(matrix)
-    with _threads_for(matrix):
+    with threads_for(matrix):
         return torch.from_numpy(np.linalg.svd(matrix.numpy(), compute_uv=False))
 
 
@@ -45,7 +45,7 @@ def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not for_numpy(matrix):
         u, sizes, vt = torch.linalg.svd(matrix, full_matrices=False)
         return u, sizes, vt
-    with _threads_for(matrix):
+    with threads_for(matrix):
         found = np.linalg.svd(matrix.numpy(), full_matrices=False)
     return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
 
@@ -54,8 +54,41 @@ def cholesky(matrix: Tensor) -> Tensor:
     """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
     if not for_numpy(matrix):
         return torch.linalg.cholesky(matrix)
-    with _threads_for(matrix):
+    with threads_for(matrix):
         return torch.from_numpy(np.linalg.cholesky(matrix.numpy()))
+
+
+def pivots(matrix: Tensor) -> Tensor | None:
+    """The diagonal of the Cholesky factor of a float64 matrix on a CPU; None where it is not positive definite."""
+    found, failed = _triangle(matrix, clean=0)
+    return None if failed else torch.from_numpy(found.diagonal().copy())
+
+
+def gram_factor(matrix: Tensor) -> Tensor:
+    """F (p, rank) with F Fᵀ a positive semidefinite float64 matrix on a CPU, to its last digits; not differentiable.
+
+    Its Cholesky factor, in a tenth of the time of eigenvectors. Where it is singular the largest directions come first,
+    until what is left is rounding: below p times that of the largest entry.
+    """
+    found, failed = _triangle(matrix, clean=1)
+    if not failed:
+        return torch.from_numpy(found)
+    from scipy.linalg.lapack import dpstrf
+
+    with threads_for(matrix):
+        found, order, rank, _ = dpstrf(matrix.numpy().T, lower=1)
+    factor = np.empty((rank, len(found)))
+    factor[:, order - 1] = np.triu(found.T)[:rank]
+    return torch.from_numpy(factor).T
+
+
+def _triangle(matrix: Tensor, *, clean: int) -> tuple[np.ndarray, bool]:
+    """LAPACK's own Cholesky factor, in a third of the time of NumPy's, and whether it failed."""
+    from scipy.linalg.lapack import dpotrf
+
+    with threads_for(matrix):
+        found, info = dpotrf(matrix.numpy().T, lower=1, clean=clean)  # symmetric: the transpose saves a copy
+    return found, info != 0
 
 
 def triangular_inverse(factor: Tensor) -> Tensor:
@@ -64,9 +97,10 @@ def triangular_inverse(factor: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
     from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
 
-    with _threads_for(factor):
+    with threads_for(factor):
         return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
 
 
-def _threads_for(matrix: Tensor) -> AbstractContextManager[None]:
+def threads_for(matrix: Tensor) -> AbstractContextManager[None]:
+    """One core for what is small: several gain nothing, and libraries that take turns wait for each other's threads."""
     return one_thread() if min(matrix.shape[-2:]) <= SMALL else nullcontext()

@@ -43,6 +43,7 @@ from .shape import (
     shape_angle,
 )
 from .spectra import bures_distance, eigenspace_overlap, gulp
+from .tensors import spectrum_distance, stable_rank_difference, weight_cosine, weight_distance
 from .weights import wcka, wcka_uncentred
 
 __all__ = [
@@ -102,8 +103,12 @@ __all__ = [
     "similarity_at_joint",
     "soft_correlation_match",
     "soft_match_distance",
+    "spectrum_distance",
+    "stable_rank_difference",
     "svcca",
     "uniformity_difference",
     "wcka",
     "wcka_uncentred",
+    "weight_cosine",
+    "weight_distance",
 ]

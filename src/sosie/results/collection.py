@@ -10,7 +10,6 @@ from pathlib import Path
 from .comparison import Array, Comparison
 from .summary import summarise
 
-
 Pair = tuple[int, int]
 
 

@@ -43,7 +43,7 @@ class Coordinates:
         # With gradients in the rows' own precision, which both sides share.
         rows = without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
         if width <= n or differentiable:
-            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows) / n))
+            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n))
         # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
         spectrum = Spectrum.of(rows @ rows.T)
         scores = spectrum.vectors * spectrum.values.sqrt()

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
 
 ROWS = 2048  # rows kept by default
+GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's constants: 2^64 over the golden ratio,
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors,
+LAST_SHIFT = 31  # and a shift at the end
 
 
 def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
     with np.errstate(over="ignore"):
-        start = _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-        return _mixed(_mixed(index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ start)
+        return _mixed(_mixed(index.astype(np.uint64) * np.uint64(GOLDEN)) ^ row_hash_start(seed))
+
+
+def row_hash_start(seed: int) -> np.ndarray:
+    """(1,) what a seed makes of the hashes."""
+    with np.errstate(over="ignore"):
+        return _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(GOLDEN))
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    for shift, factor in MIXING:
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    return z ^ (z >> np.uint64(LAST_SHIFT))
 
 
 class Lottery:
@@ -56,14 +66,32 @@ class Fold:
     """
 
     def __init__(self, width: int, to: int, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + width)
-        length = -(-width // to)
-        self.to = to
-        signs = torch.randint(0, 2, (width,), generator=generator)
-        # What is taken off has places of its own, which saves a copy of the rows with signs.
-        self.place = torch.randperm(to * length, generator=generator)[:width] // length + to * signs
+        self.width, self.to, self.seed = width, to, seed
+        self._wide: dict[torch.device, Tensor] = {}
 
     def __call__(self, rows: Tensor) -> Tensor:
-        self.place = self.place.to(rows.device)
-        added, taken = rows.new_zeros(len(rows), 2 * self.to).index_add_(1, self.place, rows).split(self.to, 1)
+        place = self.place(rows.device)
+        added, taken = rows.new_zeros(len(rows), 2 * self.to).index_add_(1, place, rows).split(self.to, 1)
         return added - taken
+
+    def place(self, device: torch.device) -> Tensor:
+        """Where each column goes; sites of one width share it, and so do later sketches."""
+        if self.width <= _REMEMBERED:
+            return _remembered(self.width, self.to, self.seed, device)
+        if device not in self._wide:
+            self._wide[device] = _places(self.width, self.to, self.seed, device)
+        return self._wide[device]
+
+
+def _places(width: int, to: int, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + width)  # on the CPU: the same for every device
+    length = -(-width // to)
+    with torch.inference_mode(False):  # others may differentiate through what is remembered
+        signs = torch.randint(0, 2, (width,), generator=generator)
+        # What is taken off has places of its own, which saves a copy of the rows with signs.
+        place = torch.randperm(to * length, generator=generator)[:width] // length + to * signs
+        return place.to(device, non_blocking=True)
+
+
+_REMEMBERED = 2**19  # columns up to which places are remembered: 4 MiB for one fold
+_remembered = lru_cache(maxsize=32)(_places)

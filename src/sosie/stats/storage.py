@@ -109,12 +109,12 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """What JSON holds of a value; tensors are cloned, since safetensors refuses those that share memory."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-        tensors[key] = value.contiguous()
+        tensors[key] = torch.from_numpy(value).contiguous().clone()
         return {"array": key}
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
+        tensors[key] = value.detach().cpu().contiguous().clone()
         return {"tensor": key}
     if is_dataclass(value):
         kept = [f for f in fields(value) if f.metadata.get("kept", True)]

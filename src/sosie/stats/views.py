@@ -43,7 +43,7 @@ class Scatter:
 
     given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or what makes it once it is needed
     n: int
-    variances: Tensor | None = None  # (r,) its diagonal, where that is at hand sooner
+    total: Tensor | None = None  # its trace, where that is at hand sooner
     tolerance: float | None = None  # what share of the largest eigenvalue is none; None: by the matrix's precision
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
@@ -60,7 +60,7 @@ class Scatter:
 
     @once
     def trace(self) -> Tensor:
-        return torch.trace(self.matrix) if self.variances is None else self.variances.sum()
+        return torch.trace(self.matrix) if self.total is None else self.total
 
     @once
     def spectrum(self) -> Spectrum:
@@ -118,7 +118,11 @@ class Covariances:
 
     x: Scatter
     y: Scatter
-    xy: Tensor  # (r, s)
+    given: Tensor | Callable[[], Tensor]  # (r, s): the cross-covariance, or what makes it once it is needed
+
+    @once
+    def xy(self) -> Tensor:
+        return self.given if isinstance(self.given, Tensor) else self.given()
 
     @once
     def nuclear(self) -> Tensor:
@@ -287,6 +291,11 @@ class TensorPair(Weights):
 
     x: Tensor
     y: Tensor
+    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
+
+    def __post_init__(self) -> None:
+        if self.x.shape != self.y.shape:
+            raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
 
 
 View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights

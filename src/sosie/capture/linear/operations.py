@@ -10,13 +10,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .part import CLAIMED, LinearPart, NotLinear, place, to_exponent
 from .rules import RULES, Arguments, constant
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Element by element, and taken away: each counts as the identity.
-ACTIVATIONS = frozenset(
+ACTIVATIONS = _words(
     "relu relu6 leaky_relu gelu silu sigmoid tanh elu celu selu hardtanh hardswish hardsigmoid softplus mish "
-    "_prelu_kernel prelu rrelu_with_noise threshold clamp clamp_min clamp_max log_sigmoid softshrink hardshrink".split()
+    "_prelu_kernel prelu rrelu_with_noise threshold clamp clamp_min clamp_max log_sigmoid softshrink hardshrink"
 )
 # Linear in one tensor, and without a constant of their own: they act on the part as they act on the whole.
-STRUCTURE = frozenset(
+STRUCTURE = _words(
     "view _unsafe_view reshape _reshape_alias _reshape_copy permute transpose t expand squeeze unsqueeze slice select "
     "clone alias detach contiguous unfold im2col col2im as_strided narrow split split_with_sizes unsafe_split "
     "unsafe_chunk unbind index_select index gather reflection_pad1d reflection_pad2d reflection_pad3d "
@@ -24,13 +29,13 @@ STRUCTURE = frozenset(
     "avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
     "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d pixel_shuffle pixel_unshuffle channel_shuffle cumsum "
-    "neg diagonal tril triu lift_fresh movedim swapaxes".split()
+    "neg diagonal tril triu lift_fresh movedim swapaxes"
 )
 # Constants that take only their shape from an activation.
-SHAPES = frozenset("ones_like full_like rand_like randn_like new_ones new_full".split())
+SHAPES = _words("ones_like full_like rand_like randn_like new_ones new_full")
 # Tensors made to be written into: nothing of them depends on the input yet.
-BLANK = frozenset("zeros_like new_zeros empty_like new_empty new_empty_strided".split())
-READS = frozenset("_local_scalar_dense item equal is_nonzero".split())
+BLANK = _words("zeros_like new_zeros empty_like new_empty new_empty_strided")
+READS = _words("_local_scalar_dense item equal is_nonzero")
 
 
 def follow(func: Any, args: Any, kwargs: Any) -> Any:
@@ -54,7 +59,7 @@ def _follow(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     target = given[written]
     if not isinstance(target, LinearPart):
         raise NotLinear(
-            f"{place()} writes what depends on the input into a tensor that does not ({name}): concatenate or pad instead"
+            f"{place()} writes what depends on the input into a tensor that does not ({name}): pad, or concatenate"
         )
     return _write(target, _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True), name)
 

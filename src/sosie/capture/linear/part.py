@@ -38,11 +38,11 @@ class LinearPart(Tensor):
     exponent: int
     broken: str | None
 
-    __torch_function__ = _disabled_torch_function_impl
+    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, part: Tensor, exponent: int = 0, broken: str | None = None) -> LinearPart:
-        made: LinearPart = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: LinearPart = Tensor._make_wrapper_subclass(
             cls,
             part.shape,
             strides=part.stride(),
@@ -58,7 +58,9 @@ class LinearPart(Tensor):
         return f"LinearPart({tuple(self.part.shape)}, 2**{self.exponent}{', broken' if self.broken else ''})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from .operations import follow
 
         return follow(func, args, kwargs or {})

@@ -205,9 +205,9 @@ def _where(a: Arguments) -> Any:
     sides = [a["self"], a["other"]]
     parts, exponent = aligned([side for side in sides if isinstance(side, LinearPart)])
     left = iter(parts)
-    every = [next(left) if isinstance(side, LinearPart) else 0.0 for side in sides]
+    x, y = (next(left) if isinstance(side, LinearPart) else torch.zeros((), dtype=torch.float64) for side in sides)
     shape = torch.broadcast_shapes(*(v.shape for v in (a["condition"], *sides) if isinstance(v, Tensor)))
-    return LinearPart(torch.where(a["condition"], *every).expand(shape), exponent)
+    return LinearPart(torch.where(a["condition"], x, y).expand(shape), exponent)
 
 
 @rule("masked_fill")
@@ -241,5 +241,5 @@ def _fill(a: Arguments) -> Any:
 
 @rule("native_dropout", "dropout")
 def _dropout(a: Arguments) -> Any:
-    x = a.get("input", a.get("self"))
+    x = a["input"]
     return (x, torch.ones_like(x.part, dtype=torch.bool)) if not a["train"] else "dropout while training"

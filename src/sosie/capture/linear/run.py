@@ -14,7 +14,9 @@ from ..sites import Site
 from ..watch import Seen, watch
 from .part import CLAIMED, NOTES, PLACES, LinearPart, NotLinear
 
-Sink = Callable[[Site, Tensor, int], Any]  # (site, (n, width) numbers, exponent): they stand for numbers × 2 ** exponent
+Sink = Callable[
+    [Site, Tensor, int], Any
+]  # (site, (n, width) numbers, exponent): they stand for numbers × 2 ** exponent
 AGREE = 1e-9  # of its size: how exactly a combination of inputs must give that combination of outputs
 
 
@@ -48,7 +50,9 @@ def linearised(
                 f"site {site.label!r} is no linear map of the input: {activation.broken}. Name sites before that"
             )
         if not activation.dim() or activation.shape[0] != run.count:
-            raise NotLinear(f"site {site.label!r} gives {tuple(activation.shape)} for {run.count} inputs: no row an input")
+            raise NotLinear(
+                f"site {site.label!r} gives {tuple(activation.shape)} for {run.count} inputs: no row an input"
+            )
         rows = activation.part.reshape(run.count, -1)
         if not bool(torch.isfinite(rows).all()):
             raise NotLinear(f"site {site.label!r}: the product of the weights up to here leaves what float64 holds")
@@ -118,11 +122,12 @@ def _placed(model: nn.Module) -> Iterator[None]:
 
     try:
         for name, module in Names.of(model).unique().items():
-            text = f"{name!r} ({type(module).__name__})" if name else f"the model's own forward ({type(module).__name__})"
+            text = (
+                f"{name!r} ({type(module).__name__})" if name else f"the model's own forward ({type(module).__name__})"
+            )
             handles.append(module.register_forward_pre_hook(enter(text), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
-

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -71,6 +72,12 @@ class Classifiers:
     sites: dict[str, Explicit | Product]
     frequencies: Tensor  # (C,) of the classes in training
     sketch: Sketch
+
+    @cached_property
+    def _met(self) -> list[int]:
+        """Classes that training has seen."""
+        found: list[int] = self.frequencies.nonzero().flatten().tolist()
+        return found
 
     @property
     def alphas(self) -> dict[str, float]:
@@ -191,7 +198,7 @@ class Classifiers:
         """Labels that training has seen."""
         if labels is None:
             raise ValueError("these data have no labels to check answers with: give batches of (inputs, labels)")
-        met = self.frequencies.nonzero().flatten().tolist()
+        met = self._met
         if unknown := sorted(set(labels.tolist()) - set(met)):
             raise ValueError(
                 f"these data have classes that the {len(met)} of the sketch do not include: "

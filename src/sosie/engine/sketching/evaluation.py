@@ -15,7 +15,9 @@ from ...stats import Alignment, DebiasedAlignment, Resketch, SketchPair
 from .. import caveats, data_caveats
 from ..chance import Chance, judged
 from ..evaluate import constant_sites
+from ..interval import FEWEST_GROUPS, around
 from ..pairwise import by_pair
+from ..standard_error import by_jackknife
 
 Array = np.ndarray
 SLACK = 30  # sums over buckets round more than those over rows
@@ -53,11 +55,13 @@ class Evaluation:
         self, measure: Measure, value: Array, undefined: dict[tuple[int, int], str], chance: Chance | None
     ) -> Values:
         bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
+        low, high = self._interval(measure, value)
         found = [
             *caveats.of_undefined(undefined, *self.sides),
             *self._do_not_vary(),
             *self._too_noisy(measure, value),
             *self._words(measure),
+            *self._about_the_interval(low, value, chance),
             *data_caveats.of_one_direction(measure, self.pair, *self.sides),
             *caveats.of_bounds(measure, value),
         ]
@@ -69,6 +73,8 @@ class Evaluation:
             closer=measure.closer,
             bounds=(bottom, top),
             same=None if measure.same is None else float(measure.same),
+            low=low,
+            high=high,
             null=None if chance is None else chance.null,
             null_spread=None if chance is None else chance.spread,
             p=None if chance is None or not self.draws else chance.p,
@@ -121,6 +127,28 @@ class Evaluation:
         null = measure(replace(view, xy=mean)).numpy()
         return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
 
+    def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
+        """From each bucket left out in turn: what other inputs in other buckets would give.
+
+        Not for kernels whose rows are no sums over a bucket's inputs. Without common rows chance says all there is.
+        """
+        sums = issubclass(measure.reads, Alignment) and self.kernel not in ("midpoint", "hadamard_of_sketches")
+        if self.pair.exact or not self.shared or not sums or self.pair.size < FEWEST_GROUPS:
+            return None, None
+        with np.errstate(invalid="ignore"):
+            return around(measure, value, by_jackknife(measure(self.pair.left_out(measure.reads)).numpy()))
+
+    def _about_the_interval(self, low: Array | None, value: Array, chance: Chance | None) -> Iterator[Caveat]:
+        if low is None:
+            return
+        if self.pair.a[0].halves is not None:
+            yield Caveat(
+                "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "
+                "are alike it is too narrow"
+            )
+        if chance is not None and chance.spread is not None:
+            yield from caveats.near_chance(value, chance.null, chance.spread, *self.sides)
+
     def _do_not_vary(self) -> Iterator[Caveat]:
         """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
         for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
@@ -165,7 +193,9 @@ class Evaluation:
         if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
             # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
             way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
-            yield Caveat(f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it")
+            yield Caveat(
+                f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"
+            )
         for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
             for site, kernel in zip(side.sites, kernels, strict=True):
                 if kernel.folded is not None:

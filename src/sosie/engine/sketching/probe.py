@@ -69,7 +69,8 @@ def linear_probe(
     found = {}
     for site in seen.side.sites:
         train, held = _standard(_rows(seen, site), _rows(new, site), site)
-        head = nn.utils.skip_init(nn.Linear, train.shape[1], int(labels.max()) + 1, dtype=train.dtype)
+        classes = int(labels.max()) + 1
+        head = nn.utils.skip_init(nn.Linear, train.shape[1], classes, dtype=train.dtype, device=train.device)
         for weights in head.parameters():
             nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
         if epochs is None:

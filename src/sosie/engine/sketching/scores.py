@@ -133,7 +133,7 @@ def _sampled_pairs(pairs: Pairs, n: int, label: str) -> tuple[float, float]:
 
 def _all_pairs(f: Tensor, g: Tensor) -> tuple[float, float]:
     """The sums of K_ij and of K_ij² over all rows."""
-    total = squares = torch.zeros((), dtype=torch.float64)
+    total = squares = torch.zeros((), dtype=torch.float64, device=f.device)
     f, g = f.double(), g.double()
     for start in range(0, len(f), _BLOCK):
         kernel = product(f[start : start + _BLOCK], f.T) * product(g[start : start + _BLOCK], g.T)

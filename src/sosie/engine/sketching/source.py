@@ -33,6 +33,7 @@ from ..sources import ModelSource
 from ..stream import Stream
 
 Rows = Callable[[str, Tensor], None]
+NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
 
 
 @dataclass
@@ -48,7 +49,7 @@ class GradientSource(ModelSource):
         self._keep = Keep()
         self._pulled: set[str] = set()
         self._checked = False
-        self._bad: list[tuple[str, int, int, Tensor]] = []
+        self._noted: list[tuple[str, int, int, Tensor]] = []
 
     @contextmanager
     def opened(self) -> Iterator[GradientSource]:
@@ -160,16 +161,19 @@ class GradientSource(ModelSource):
     def note_finite(self, what: str, numbers: Tensor) -> None:
         """Remember whether these numbers of the chunk were finite; looked at later, so that a GPU need not wait."""
         assert self._chunk is not None
-        finite = torch.isfinite(numbers).all()
-        self._bad.append((what, self._chunk.start, self._chunk.count, ~finite))
-        if not finite.is_cuda or len(self._bad) >= 256:
+        flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if one of them is not finite, else 0
+        self._noted.append((what, self._chunk.start, self._chunk.count, flag))
+        if not flag.is_cuda or len(self._noted) >= NOTED:
             self.check_finite()
 
     def check_finite(self) -> None:
         """Raise if a number was not finite, and name where and the inputs."""
-        waiting, self._bad = self._bad, []
-        if waiting and bool(torch.stack([flag.to(waiting[0][-1].device) for *_, flag in waiting]).any()):
-            what, start, count, _ = next(found for found in waiting if bool(found[-1]))
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        flags = torch.stack([flag.to(noted[0][-1].device) for *_, flag in noted])
+        for k in flags.isnan().cpu().nonzero().flatten().tolist()[:1]:
+            what, start, count, _ = noted[k]
             raise ValueError(
                 f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}; look at "
                 "those inputs, or at the weights"

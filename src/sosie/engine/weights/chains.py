@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ def chain_of(model: nn.Module, sites: Any, prepare: Any) -> Chain | None:
         return None
     if len({id(layer) for _, layer in layers}) < len(layers):
         return None  # a layer that is used twice has sites for both calls
-    if any(a.out_features != b.in_features for (_, a), (_, b) in zip(layers, layers[1:], strict=False)):  # type: ignore[union-attr]
+    if any(a.out_features != b.in_features for (_, a), (_, b) in itertools.pairwise(layers)):
         return None
     names = tuple(name for name, _ in layers)
     depth = {name: k for k, name in enumerate(names, 1)} | {"": len(names)}
@@ -69,7 +70,7 @@ def chain_of(model: nn.Module, sites: Any, prepare: Any) -> Chain | None:
     # In the order in which they fire, as anywhere else: the model's own output comes last.
     ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
     label = "." if "output" in dict(model.named_modules()) else "output"
-    return Chain(names, tuple(m for _, m in layers), tuple((name or label, depth[name]) for name in ordered))  # type: ignore[misc]
+    return Chain(names, tuple(m for _, m in layers), tuple((name or label, depth[name]) for name in ordered))
 
 
 def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
@@ -89,4 +90,6 @@ def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
 def stacked(chains: Sequence[Chain], device: Any) -> list[Tensor]:
     """The factors (N, inputs, outputs) of chains with equal shapes, in float64."""
     count = len(chains[0].layers)
-    return [torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double() for k in range(count)]
+    return [
+        torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double() for k in range(count)
+    ]

@@ -18,7 +18,7 @@ from ..settings import draws_of
 from ..sources import tell_apart
 from .measuring import Plan, measure_all
 from .probing import BLOCK, FEWEST, PROBES
-from .sources import WeightSource, open_weights
+from .sources import WeightSource, check_weights, open_weights
 
 DEFAULT = "wcka"
 
@@ -43,15 +43,15 @@ def compare_weights(
     """Compare what models are made of, without data: the network up to each layer, and from end to end.
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
-    takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights and "output", the whole
-    network. With activation functions taken away a network is a linear map of its input, and so is its beginning up to
-    any site: convolutions, batch norm, residual sums and mean pooling are, max pooling is taken for mean pooling, and
-    whatever else is not linear (attention, layer norm) is an error that names it.
+    takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
+    whole network. With activation functions taken away a network is a linear map of its input, and so is its beginning
+    up to any site: convolutions, batch norm, residual sums and mean pooling are, max pooling is taken for mean pooling,
+    and whatever else is not linear (attention, layer norm) is an error that names it.
 
-    `input_shape`: of one input; None asks the first layer: as many numbers as a dense one takes, 28 × 28 for grey images,
-    224 × 224 where a convolution strides, else 32 × 32 or the first size that fits. Each entry of the input is tried where
-    that fits into `memory`; else, or if `probes` says how many, Gaussian inputs (seeded by `seed`) estimate the same, with
-    an interval.
+    `input_shape`: of one input; None asks the first layer: as many numbers as a dense one takes, 28 × 28 for grey
+    images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the input is
+    tried where that fits into `memory`; else, or if `probes` says how many, Gaussian inputs (seeded by `seed`) estimate
+    the same, with an interval.
 
     `null="weights"`: what chance gives, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
@@ -72,12 +72,16 @@ def compare_weights(
     sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
     sources = [open_weights(*each, device) for each in zip(things, names, sites, strict=True)]
     tell_apart(sources)
-    if match is not None:
-        _match(sources, seed)
+    for source in sources:
+        check_weights(source)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
     about = provenance(settings=settings, models=[source.describe() for source in sources])
+    matching = {"seed": seed, "input_shape": input_shape}
     if of_tensors:
-        return _of_tensors(sources, chosen, base, about)
+        started = None if base is None else open_weights(base, None, None, None).model
+        return _of_tensors(sources, chosen, about, base=started, match=match, **(matching if match else {}))
+    if match is not None:
+        _match(sources, matching)
     if base is not None:
         raise ValueError(f"base= is for measures of tensors, not for {', '.join(m.name for m in chosen)}")
     size = parse_size(memory)
@@ -123,30 +127,30 @@ def _probes(probes: int | None) -> int | None:
     if probes is None:
         return None
     if isinstance(probes, bool) or not isinstance(probes, int) or probes < FEWEST:
-        raise ValueError(f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval")
+        raise ValueError(
+            f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval"
+        )
     return -(-probes // BLOCK) * BLOCK
 
 
-def _match(sources: list[WeightSource], seed: int) -> None:
+def _match(sources: list[WeightSource], matching: dict[str, Any]) -> None:
     """Put the neurons of every model but the first into the order that fits the first best."""
     from .matching import match_weights
 
     for source in sources[1:]:
-        source.model = match_weights(sources[0].model, source.model, seed=seed).model_b
+        source.model = match_weights(sources[0].model, source.model, **matching).model_b
 
 
 def _of_tensors(
-    sources: list[WeightSource], measures: tuple[Measure, ...], base: Any, about: dict[str, Any]
+    sources: list[WeightSource], measures: tuple[Measure, ...], about: dict[str, Any], **options: Any
 ) -> Comparison | Comparisons:
     """Measures that read one tensor of each model at a time."""
     from .tensors import tensor_values
 
-    started = None if base is None else open_weights(base, None, None, None).model
-
     def found(i: int, j: int) -> Comparison:
         a, b = sources[i], sources[j]
         side_a, side_b, values = tensor_values(
-            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, base=started, names=(a.name, b.name)
+            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, names=(a.name, b.name), **options
         )
         return Comparison(side_a, side_b, values, "tensors", about)
 

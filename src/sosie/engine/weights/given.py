@@ -23,7 +23,9 @@ def of_weights(chosen: Measure, x: Any, y: Any) -> float:
             view = linear_maps(a, b.to(a.device), chosen.reads)
             for label, size, matrix in (("x", view.xx, a), ("y", view.yy, b)):
                 if vanishes(float(size.sqrt()), float(matrix.square().sum() / matrix.abs().max() ** 2)):
-                    raise ValueError(f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare")
+                    raise ValueError(
+                        f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare"
+                    )
             return float(settled(chosen(view), chosen))
         a, b = _tensor(x, "x"), _tensor(y, "y")
         if a.shape != b.shape:
@@ -42,7 +44,9 @@ def _map(given: Any, label: str) -> Tensor:
     factors = [_tensor(each, label) for each in given]
     for factor in factors:
         if factor.dim() != 2 or not factor.numel():
-            raise ValueError(f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}")
+            raise ValueError(
+                f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}"
+            )
     try:
         found = chain_products(factors)[-1]
     except ValueError as error:

@@ -1,7 +1,7 @@
 """W Wᵀ of every site of a model, W (d, p) its linear map from the d entries of the input; of norm 1 each.
 
-A chain of layers starts with one matrix, so that all its maps live in the span of that matrix's columns: the kernels are
-kept in a basis of it, and two models of the same or of other sizes meet in the product of their bases.
+A chain of layers starts with one matrix, so that all its maps live in the span of that matrix's columns: the kernels
+are kept in a basis of it, and two models of the same or of other sizes meet in the product of their bases.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
         kernel = each @ each.mT
         whole = kernel.diagonal().sum()
         kernel = double_centred(kernel) if centre else kernel
-        kernels.append(kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan))
+        kernels.append(
+            kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan)
+        )
     return Kernels(None, _normed(torch.stack(kernels)[None]))
 
 

@@ -48,10 +48,8 @@ def centred(measure: Measure) -> bool:
     return not issubclass(measure.reads, UncentredLinearMaps)
 
 
-def measure_all(
-    sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]
-) -> Callable[[int, int], Comparison]:
-    """Do what concerns each model alone, and what can be done for all pairs at once; the rest when a pair is asked for."""
+def measure_all(sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]) -> Callable[[int, int], Comparison]:
+    """What concerns each model alone is done now, the rest when a pair is asked for."""
     chains = [_look(source, plan) for source in sources]
     _check_entries(sources)
     exact = plan.probes is None and _bytes(sources, chains, len(plan.kinds)) <= plan.memory
@@ -134,8 +132,8 @@ class Exact:
             a, b = self._kernels[first][kind], self._kernels[second][kind]
             self._tables[key] = inner_products(a, b, upper=first == second)
         xy = self._tables[key][m, n] if g <= h else self._tables[key][n, m].T
-        a, b = self._kernels[g][kind].invariants(m), self._kernels[h][kind].invariants(n)
-        return _exactly(measure, a, b, xy, self._index[i], self._index[j])
+        x, y = self._kernels[g][kind].invariants(m), self._kernels[h][kind].invariants(n)
+        return _exactly(measure, x, y, xy, self._index[i], self._index[j])
 
     def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
         """The values of a model with one that is not among them."""

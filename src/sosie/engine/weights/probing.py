@@ -1,8 +1,8 @@
 """Kernels from random inputs, where there are too many entries to try each: unbiased, and with an interval.
 
-For independent Gaussian g and h the mean of (gᵀK h)(gᵀL h) is ⟨K, L⟩; products of pairs of different inputs within blocks
-estimate it without bias, for all pairs of sites at once. Centring takes from each input its mean: what the network makes
-of the constant input is known, so that both kinds come from one pass.
+For independent Gaussian g and h the mean of (gᵀK h)(gᵀL h) is ⟨K, L⟩; products of pairs of different inputs within
+blocks estimate it without bias, for all pairs of sites at once. Centring takes from each input its mean: what the
+network makes of the constant input is known, so that both kinds come from one pass.
 """
 
 from __future__ import annotations
@@ -85,4 +85,3 @@ def _without_diagonal(grams: Tensor) -> Tensor:
     grams = grams.clone()
     grams.diagonal(dim1=-2, dim2=-1).zero_()
     return grams
-

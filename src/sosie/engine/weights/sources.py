@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...capture import Linearised, NotLinear, Site, as_found, check_linear, linearised, weighted_layers
 from ...models import open_model, with_name
@@ -95,7 +96,7 @@ class WeightSource:
 
 
 def open_weights(thing: Any, name: str | None, sites: Any, device: Any) -> WeightSource:
-    """A module, a named model or a specification, checked for numbers that are none."""
+    """A module, a named model or a specification."""
     if isinstance(thing, str):
         thing = open_model(thing)
     model, own, prepare = with_name(thing)
@@ -108,14 +109,14 @@ def open_weights(thing: Any, name: str | None, sites: Any, device: Any) -> Weigh
             f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
             f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
         )
-    check_weights(model, name)
     return WeightSource(model, name, prepare, sites, device)
 
 
-def check_weights(model: nn.Module, name: str) -> None:
+def check_weights(source: WeightSource) -> None:
     """Refuse weights that are no numbers, by name."""
-    for key, value in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(value, nn.parameter.UninitializedTensorMixin):
+    name = source.name
+    for key, value in (*source.model.named_parameters(), *source.model.named_buffers()):
+        if is_lazy(value):
             raise ValueError(f"{name}: {key} has no shape yet; run the model once before its weights are compared")
         if value.is_meta:
             raise ValueError(f"{name}: {key} is on the meta device, which holds no numbers")
@@ -125,9 +126,7 @@ def check_weights(model: nn.Module, name: str) -> None:
             raise ValueError(f"{name}: {key} has {bad} of {value.numel()} values that are NaN or infinite")
 
 
-def candidates(
-    model: nn.Module, name: str, given: Sequence[int] | None
-) -> tuple[list[tuple[int, ...]], bool]:
+def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of one input to try, in order; and whether they are guesses."""
     if given is not None:
         shape = tuple(int(size) for size in given)

@@ -73,9 +73,7 @@ def _interval(measure: Measure, found: Found, value: np.ndarray) -> tuple[np.nda
     return around(measure, value, by_jackknife(_array(found.without)))
 
 
-def _chance(
-    measure: Measure, found: Found, drawn: Sequence[Found], value: np.ndarray, told: Told
-) -> Chance | None:
+def _chance(measure: Measure, found: Found, drawn: Sequence[Found], value: np.ndarray, told: Told) -> Chance | None:
     """By shuffled weights where they were drawn; else by shuffled entries of an input that has no layout."""
     if drawn:
         return judged(measure, value, np.stack([_array(settled(each.value, measure)) for each in drawn]))

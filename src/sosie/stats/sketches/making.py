@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..lottery import Fold, Lottery
+from ...linalg import for_numpy
+from ..lottery import Fold
 from .hashes import Drawn
-from .site import Pairs, Part, SiteSketch, smallest
+from .pairing import Pairing, Takes, blank
+from .site import Part, SiteSketch
 from .tensor_sketch import TensorSketch
 
 MOMENT = 1024  # neurons up to which Σ g fᵀ is kept whole
@@ -39,7 +41,7 @@ class SiteForm:
 
     def bytes(self, rows: int | None) -> int:
         """What it takes at most while it is made, for that many rows where all are kept."""
-        height = 2 * self.size if self.size is not None else rows or 0  # rows to add and rows to take off, apart
+        height = self.size if self.size is not None else rows or 0
         wide = len(self.parts & {"features", "gradients", "maps"})
         found = 4 * height * self.columns * wide
         if "hadamard" in self.parts and self.size is not None:
@@ -68,19 +70,17 @@ _SUMMED = 256  # rows that are added up in their own precision
 
 
 class SiteMaker:
-    """Grows one site's sketch; features of a chunk come before its gradients."""
+    """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
 
-    def __init__(self, form: SiteForm) -> None:
+    def __init__(self, form: SiteForm, takes: Takes | None = None) -> None:
+        """`takes`: shared by all sites, which saves each of them the draw."""
         self.form = form
         self._parts: dict[str, _Growing] = {}
         self._fold = form.projection()
         self._tensor = form.tensor_sketch()
-        self._pairs = _Pairing(form.paired_rows, form.seed)
-        self._inner: Tensor | None = None
-        self._fourth: Tensor | None = None
-        self._trace: Tensor | None = None
-        self._moment: Tensor | None = None
-        self._waiting: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._pairs = Pairing(form.paired_rows, Takes(form.seed) if takes is None else takes)
+        self._sums: dict[str, Tensor] = {}
+        self._waiting: _Waiting | None = None
 
     def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
         """The rows f of a chunk, whose ‖f‖² come back; `drawn` says where they go, None that all are kept."""
@@ -89,34 +89,38 @@ class SiteMaker:
         if "features" in self.form.parts:
             self._grow("features", narrow, squares, drawn)
         if self.form.with_gradients:
-            self._waiting = rows, squares, None if self._tensor is None else self._tensor.features(rows)
+            spectra = None if self._tensor is None else self._tensor.features(rows)
+            self._waiting = _Waiting(rows, narrow, squares, spectra)
         return squares
 
     def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> Tensor:
         """The rows g of the same chunk, whose first row has the global index `start`; their ‖g‖² come back."""
         assert self._waiting is not None
-        (features, of_f, spectra), self._waiting = self._waiting, None
-        of_g = _squares(rows)
-        inner = torch.einsum("nk,nk->n", features, rows).double().square().sum()
-        of_both = of_f * of_g
-        fourth, trace = of_both.square().sum(), of_both.sum()
-        self._inner = inner if self._inner is None else self._inner + inner
-        self._fourth = fourth if self._fourth is None else self._fourth + fourth
-        self._trace = trace if self._trace is None else self._trace + trace
-        f, g = (features, rows) if self._fold is None else (self._fold(features), self._fold(rows))
+        f, self._waiting = self._waiting, None
+        squares = _squares(rows)
+        of_both = f.squares * squares
+        self._sum("inner", _inner(f.rows, rows).double().square().sum())
+        self._sum("fourth", of_both.square().sum())
+        self._sum("trace", of_both.sum())
+        narrow = rows if self._fold is None else self._fold(rows)
         if "gradients" in self.form.parts:
-            self._grow("gradients", g, of_g, drawn)
+            self._grow("gradients", narrow, squares, drawn)
         if "maps" in self.form.parts:
-            maps = features * rows
+            maps = f.rows * rows
             self._grow("maps", maps if self._fold is None else self._fold(maps), _squares(maps), drawn)
         if self._tensor is not None:
-            assert spectra is not None
-            self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
+            assert f.spectra is not None
+            self._grow("hadamard", self._tensor.product(f.spectra, rows), of_both, drawn)
         if self.form.columns <= MOMENT:
-            moment = (g.T @ f).double()
-            self._moment = moment if self._moment is None else self._moment + moment
-        self._pairs.add(f, g, start)
-        return of_g
+            self._sum("moment", (narrow.T @ f.narrow).double())
+        self._pairs.add(f.narrow, narrow, start)
+        return squares
+
+    def _sum(self, name: str, found: Tensor) -> None:
+        if name in self._sums:
+            self._sums[name] += found
+        else:
+            self._sums[name] = found
 
     def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         if name not in self._parts:
@@ -128,15 +132,19 @@ class SiteMaker:
             name: self._parts[name].finish() if name in self._parts else None
             for name in ("features", "gradients", "hadamard", "maps")
         }
-        return SiteSketch(
-            self.form.width,
-            **made,
-            inner=self._inner,
-            fourth=self._fourth,
-            moment=self._moment,
-            pairs=self._pairs.finish() if self.form.with_gradients else None,
-            trace=self._trace,
-        )
+        sums = {name: self._sums.get(name) for name in ("inner", "fourth", "moment", "trace")}
+        pairs = self._pairs.finish() if self.form.with_gradients else None
+        return SiteSketch(self.form.width, **made, **sums, pairs=pairs)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What is kept of a chunk's features until its gradients are there."""
+
+    rows: Tensor
+    narrow: Tensor
+    squares: Tensor
+    spectra: Tensor | None
 
 
 def _squares(rows: Tensor) -> Tensor:
@@ -144,69 +152,48 @@ def _squares(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1).double().square()
 
 
+def _inner(f: Tensor, g: Tensor) -> Tensor:
+    """(n,) ⟨f, g⟩ of each row."""
+    if not for_numpy(f) or not for_numpy(g) or f.dtype != g.dtype:
+        return (f * g).sum(1)
+    with np.errstate(all="ignore"):  # what is not finite is noticed elsewhere, and named
+        return torch.from_numpy(np.einsum("ij,ij->i", f.numpy(), g.numpy()))
+
+
 class _Growing:
     """One part so far."""
 
     def __init__(self, size: int | None) -> None:
         self.size = size
-        self._rows: Tensor | None = None
+        self._total: Tensor | None = None
         self._all: list[tuple[Tensor, Tensor]] = []
 
     def add(self, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
         """Rows (n, k), or (2, n, k) in two copies."""
         # Products with ones: summing float32 in float64 would take longer than all the rest. A few rows at a time, or
         # rounding would be taken for variation about the mean.
-        total = sum((rows.new_ones(lot.shape[-2]) @ lot).double() for lot in rows.split(_SUMMED, -2))
+        total = sum((rows.new_ones(few.shape[-2]) @ few).double() for few in rows.split(_SUMMED, -2))
         assert isinstance(total, Tensor)
-        if self._rows is None:
+        if self._total is None:
             self._total, self._squares = torch.zeros_like(total), torch.zeros_like(squares[0])
-            self._rows = rows.new_zeros(*rows.shape[:-2], 2 * (self.size or 0), rows.shape[-1])
-            self._diagonal = squares.new_zeros(self.size or 0)
+            if self.size is not None:
+                self._rows = blank(rows, (*rows.shape[:-2], self.size, rows.shape[-1]), zero=True)
+                self._diagonal = squares.new_zeros(self.size)
         self._total += total
         self._squares += squares.sum()
         if drawn is None:
             self._all.append((rows.clone(), squares))
             return
         for whole, part in zip(*(t if t.ndim == 3 else t[None] for t in (self._rows, rows)), strict=True):
-            drawn.add_apart(whole, part)
+            drawn.add(whole, part)
         drawn.add(self._diagonal, squares)
-        self._drawn = drawn
 
     def finish(self) -> Part:
-        assert self._rows is not None
-        if self.size is None:
-            rows, diagonal = torch.cat([r for r, _ in self._all], -2), torch.cat([s for _, s in self._all])
-        else:
-            whole, diagonal = self._rows, self._diagonal
-            together = self._drawn.together
-            rows = together(whole) if whole.ndim == 2 else torch.stack([together(copy) for copy in whole])
+        assert self._total is not None
+        if self.size is not None:
+            return Part(self._rows, self._total, self._squares, self._diagonal)
+        rows, diagonal = torch.cat([r for r, _ in self._all], -2), torch.cat([s for _, s in self._all])
         return Part(rows, self._total, self._squares, diagonal)
-
-
-class _Pairing:
-    """The rows with the smallest hashes so far."""
-
-    def __init__(self, most: int, seed: int) -> None:
-        self.most, self.seed = most, seed
-        self._lottery = Lottery(most, seed)
-        self._kept: list[tuple[Tensor, Tensor]] = []
-        self._index: list[np.ndarray] = []
-
-    def add(self, f: Tensor, g: Tensor, start: int) -> None:
-        index = self._lottery.draw(start, len(f))
-        take = torch.from_numpy(index - start).to(f.device)
-        self._kept.append((f[take], g[take]))
-        self._index.append(index)
-        if sum(map(len, self._index)) > 2 * self.most:
-            found = self.finish()
-            self._kept, self._index = [(found.features, found.gradients)], [found.index]
-
-    def finish(self) -> Pairs:
-        index = np.concatenate(self._index)
-        order = smallest(index, self.most, self.seed)
-        take = torch.from_numpy(order).to(self._kept[0][0].device)
-        f, g = (torch.cat(lots)[take] for lots in zip(*self._kept, strict=True))
-        return Pairs(f, g, index[order], self.most, self.seed)
 
 
 def plan_forms(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...linalg import product
+from ...linalg import ENOUGH_DIGITS, ENOUGH_DIGITS_FLOAT32, nuclear_norm, once, product, threads_for
 from ..views import Alignment, Covariances, DebiasedAlignment, PairedRows, SiteRows, UncentredAlignment
-from .kernels import Kernel, Resketch
+from .hashes import Resketch
+from .kernels import Kernel
+from .left_out import all_sums_of_pairs, sums, sums_of_pairs
 
 
 @dataclass
@@ -95,14 +97,43 @@ class SketchPair:
             products = (self.size * products - traces + 2 * diagonals) / (self.size + 1)
         return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
 
+    def left_out(self, kind: type[Alignment]) -> Alignment:
+        """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, brought to as many as there are.
+
+        Buckets are alike and next to independent, so that their spread tells that of the whole. Means were taken off
+        before, and need not move.
+        """
+        if kind is not DebiasedAlignment:
+            own, other = self._grams(kind)
+            xx, yy = (torch.stack([sums_of_pairs(gram, gram) for gram in side], 1) for side in (own, other))
+            return kind(xx[:, :, None], yy[:, None, :], all_sums_of_pairs(own, other))
+        a, b = ([_Known.of(kernel) for kernel in side] for side in (self.a, self.b))
+        (traces_a, diagonals_a), (traces_b, diagonals_b) = (
+            (torch.stack([k.trace for k in side]), torch.stack([k.diagonal for k in side], 1)) for side in (a, b)
+        )
+        xx, yy = (torch.stack([sums_of_pairs(k.one, k.other) for k in side], 1) for side in (a, b))
+        cross = all_sums_of_pairs([k.one for k in a], [k.other for k in b])
+        cross = cross + all_sums_of_pairs([k.other for k in a], [k.one for k in b])
+        return DebiasedAlignment(
+            self._unbiased(xx, traces_a**2, sums(diagonals_a**2))[:, :, None],
+            self._unbiased(yy, traces_b**2, sums(diagonals_b**2))[:, None, :],
+            self._unbiased(
+                cross / 2, traces_a[:, None] * traces_b, sums(diagonals_a[:, :, None] * diagonals_b[:, None, :])
+            ),
+        )
+
     def covariances(self, i: int, j: int) -> Covariances:
         """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
         x, y = self.a[i], self.b[j]
-        return Covariances(x.scatter, y.scatter, product(x.root.T, y.root) / (x.n * y.n) ** 0.5)
+        return _KernelCovariances(
+            x.scatter, y.scatter, lambda: product(x.root.T, y.root) / (x.n * y.n) ** 0.5, kernels=(x, y)
+        )
 
     def paired(self, i: int, j: int) -> PairedRows:
         """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
         x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (self.a[i], self.b[j]))
+        if x.device != y.device:  # the smaller one moves
+            x, y = (x.to(y.device), y) if x.numel() < y.numel() else (x, y.to(x.device))
         return PairedRows(SiteRows(x), SiteRows(y))
 
     @property
@@ -128,6 +159,25 @@ class SketchPair:
         counts = list(dict.fromkeys([self.a[0].n, self.b[0].n]))
         rows = f"{' and '.join(map(str, counts))} rows"
         return f"{rows}, sketched to {self.size}"
+
+
+@dataclass
+class _KernelCovariances(Covariances):
+    """Covariances of two kernels; a nuclear norm, which no rotation changes, needs no eigenvectors of either."""
+
+    kernels: tuple[Kernel, Kernel] = field(kw_only=True, repr=False)
+
+    @once
+    def nuclear(self) -> Tensor:
+        x, y = self.kernels
+        rounded = torch.float64 not in (x.dtype, y.dtype)
+        with threads_for(x.factor):
+            cross = product(x.factor.T, y.factor) / (x.n * y.n) ** 0.5
+        return nuclear_norm(
+            cross,
+            most=self.x.trace.sqrt() * self.y.trace.sqrt(),
+            enough=ENOUGH_DIGITS_FLOAT32 if rounded else ENOUGH_DIGITS,
+        )
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,11 @@ class Sketch:
         return tuple(name for name in PARTS if self.sites and getattr(self.sites[0], name) is not None)
 
     @property
+    def device(self) -> torch.device:
+        """Where it is: the device that the model ran on, unless it was moved or loaded."""
+        return self.ones.device
+
+    @property
     def bytes(self) -> int:
         """What its tensors take."""
         return sum(t.numel() * t.element_size() for t in _tensors(self))
@@ -131,14 +136,15 @@ class Sketch:
         return replace(self, side=side, sites=tuple(self.sites[i] for i in chosen))
 
     def to(self, device: str | torch.device) -> Sketch:
-        """The same sketch with what is wide on a device: kernels are made there."""
+        """The same sketch on another device: kernels are made there."""
         from ..storage import on_device
 
-        sites = tuple(on_device(site, torch.device(device)) for site in self.sites)
-        return replace(self, sites=sites, _kernels={})
+        found = on_device(replace(self, _kernels={}), torch.device(device))
+        assert isinstance(found, Sketch)
+        return self if found.device == self.device else found
 
     def merge(self, other: Sketch) -> Sketch:
-        """The sketch of both lots of rows, the same as from one pass over all of them."""
+        """The sketch of both lots of rows, the same as from one pass over all of them; on the device of this one."""
         for what in ("size", "seed", "stack", "rows_rule", "output", "model"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
@@ -150,8 +156,9 @@ class Sketch:
                 raise ValueError(f"the sites were not sketched alike: {name} has {mine.shapes()} and {theirs.shapes()}")
         if self.side.sites != other.side.sites:
             raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
-        spans = self.spans.merge(other.spans)
-        order = self.spans.order(other.spans) if self.exact else None  # rows that are kept stay in their order
+        spans, other = self.spans.merge(other.spans), other.to(self.device)
+        # Rows that are kept stay in their order.
+        order = self.spans.order(other.spans).to(self.device) if self.exact else None
 
         def summed(name: str) -> Tensor:
             mine, theirs = getattr(self, name), getattr(other, name)

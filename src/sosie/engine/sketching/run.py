@@ -1,0 +1,163 @@
+"""One pass over the data for a sketch; all that is summed up stays on the device that the model runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...capture import Chunk, input_numbers, labels_of
+from ...results import Side
+from ...stats import Buckets, Drawn, SiteForm, SiteMaker, Spans, Takes
+from ...stats.storage import on_device
+from ..precision import products
+from .source import GradientSource
+
+MOST_CLASSES = 2**15  # whole numbers from there on are no labels; a column for each would take too much
+WAITING = 2**16  # labels that wait until they are looked at
+
+
+class Run:
+    """Every chunk forwards, and backwards where gradients are wanted."""
+
+    def __init__(
+        self, source: GradientSource, side: Side, forms: list[SiteForm], buckets: Buckets | None, first: int
+    ) -> None:
+        """`first`: global index of the first row."""
+        self.source, self.side, self.buckets = source, side, buckets
+        takes = Takes(forms[0].seed)
+        self.makers = {site: SiteMaker(form, takes) for site, form in zip(side.sites, forms, strict=True)}
+        self.backwards = any(form.with_gradients for form in forms)
+        self.first = self.start = first  # of all rows, and of those of the next chunk
+        self.inputs = 0
+        self._device = torch.device("cpu")
+        self._drawn: Drawn | None = None
+        self._rows = 0
+        self._sums: tuple[Tensor, Tensor, Tensor] | None = None  # of ones, of ones without signs, of the fingerprint
+        self._labels = Labels(buckets)
+        self._numbers: list[Tensor] = []
+
+    def take(self, chunk: Chunk) -> None:
+        self._drawn, self._rows = None, 0
+        self.source.read_rows(chunk, self._features, self._gradients if self.backwards else None)
+        with products():
+            self._shared(chunk)
+        self.start += self._rows
+        self.inputs += chunk.count
+
+    def _features(self, site: str, rows: Tensor) -> None:
+        if not self._rows:
+            self._rows, self._device = len(rows), rows.device
+            if self.buckets is not None:
+                self._drawn = Drawn(*self.buckets.draw(self.start, len(rows), rows.device))
+        elif len(rows) != self._rows:
+            raise ValueError(f"need as many rows at every site, got {self._rows} and, at {site}, {len(rows)}")
+        lengths = self.makers[site].features(rows, self._drawn)  # not finite where a row is not
+        self.source.note_finite(f"the activations at {site} are", lengths)
+
+    def _gradients(self, site: str, rows: Tensor) -> None:
+        with torch.no_grad():
+            lengths = self.makers[site].gradients(rows, self._drawn, self.start)
+            self.source.note_finite(f"the gradients at {site} are", lengths)
+
+    def _shared(self, chunk: Chunk) -> None:
+        """What all sites share: the sketch of ones, of the fingerprint, and of the labels."""
+        numbers = input_numbers(chunk.batch, chunk.count, self._device)
+        for counts in list(self.source.counts().values())[:1]:  # positions: each input's number at its first row
+            counts = _moved(counts, self._device)
+            first = counts.cumsum(0) - counts
+            first = torch.where(counts > 0, first, self._rows)  # an input without rows goes past the end
+            numbers = numbers.new_zeros(self._rows + 1).index_put_((first,), numbers)[: self._rows]
+        labels = labels_of(chunk.batch)
+        self._labels.take(None if self._rows != chunk.count else labels, self._drawn, self._device)
+        if self._drawn is None:
+            self._numbers.append(numbers)
+            return
+        assert self.buckets is not None
+        if self._sums is None:
+            a, b, c = numbers.new_zeros(3, self.buckets.size)
+            self._sums = a, b, c
+        ones = torch.ones_like(numbers)
+        self._drawn.add(self._sums[0], ones)
+        self._drawn.add_unsigned(self._sums[1], ones)
+        self._drawn.add(self._sums[2], numbers)
+
+    def finish(self) -> dict[str, Any]:
+        """The fields of a sketch that the pass has filled, all on one device."""
+        if self._sums is None:
+            numbers = torch.cat(self._numbers)
+            self._sums = torch.ones_like(numbers), torch.ones_like(numbers), numbers
+        ones, counts, fingerprint = self._sums
+        labels = self._labels.finish()
+        return {
+            "sites": tuple(on_device(self.makers[site].finish(), ones.device) for site in self.side.sites),
+            "n": self.start - self.first,
+            "ones": ones,
+            "counts": counts,
+            "fingerprint": fingerprint,
+            "spans": Spans(((self.first, self.start),)),
+            "labels": None if labels is None else labels[0],
+            "unsigned_labels": None if labels is None else labels[1],
+        }
+
+
+class Labels:
+    """Labels, one column a class, sketched along; looked at many at a time, since a GPU must be waited for."""
+
+    def __init__(self, buckets: Buckets | None) -> None:
+        self.buckets = buckets
+        self._there = True  # so far every row has a label
+        self._waiting: list[tuple[Tensor, Drawn | None]] = []
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    def take(self, labels: Tensor | None, drawn: Drawn | None, device: torch.device) -> None:
+        """Labels of a chunk's rows; None once and for all if they have none."""
+        self._there &= labels is not None
+        if labels is None or not self._there:
+            self._waiting = []
+            return
+        self._waiting.append((_moved(labels, device).long(), drawn))
+        if self.buckets is not None and sum(len(some) for some, _ in self._waiting) >= WAITING:
+            self._add_up()
+
+    def finish(self) -> tuple[Tensor, Tensor] | None:
+        """(M, classes) with the signs of the sketch, and without; nothing if these were no labels."""
+        if self.buckets is None and self._waiting:
+            labels = torch.cat([some for some, _ in self._waiting])
+            if self._classes(labels) is not None:
+                coded = torch.nn.functional.one_hot(labels).double()
+                self._sums = coded, coded
+        elif self._waiting:
+            self._add_up()
+        return self._sums if self._there else None
+
+    def _classes(self, labels: Tensor) -> int | None:
+        """How many there are; None if these are numbers, but not of classes."""
+        least, most = torch.stack([labels.min(), labels.max()]).tolist()
+        self._there = 0 <= least <= most < MOST_CLASSES
+        return most + 1 if self._there else None
+
+    def _add_up(self) -> None:
+        assert self.buckets is not None
+        waiting, self._waiting = self._waiting, []
+        labels = torch.cat([some for some, _ in waiting])
+        classes = self._classes(labels)
+        if classes is None:
+            return
+        if self._sums is None:
+            empty = labels.new_zeros(self.buckets.size, 0, dtype=torch.float64)
+            self._sums = empty, empty
+        classes = max(classes, self._sums[0].shape[1])
+        signed, unsigned = (torch.nn.functional.pad(table, (0, classes - table.shape[1])) for table in self._sums)
+        drawn = [some for _, some in waiting if some is not None]
+        places = torch.cat([some.buckets for some in drawn], 1) * classes + labels
+        signs = torch.cat([some.signs for some in drawn], 1)
+        signed.view(-1).index_add_(0, places.flatten(), signs.flatten())
+        unsigned.view(-1).index_add_(0, places.flatten(), signs.abs().flatten())
+        self._sums = signed, unsigned
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On a device; a GPU is not waited for, a CPU must wait for what comes from one."""
+    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -1,0 +1,134 @@
+"""What an axis is made of, and what one forward says about the axes of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sosie.capture.axes import WeightAxes, order_of, places_of, weight_axes
+from sosie.capture.axes.algebra import concatenation, fix, leaf, leaves, product, regroup, repeated, stretch_of, unite
+from sosie.capture.examples import example_input
+
+
+def test_flattening_and_its_reverse_keep_the_parts() -> None:
+    channels, places = leaf(6), leaf(4, "place")
+    (flat,) = regroup([channels, places], [24]) or ()
+    assert [part.size for part in flat.parts] == [6, 4]
+    back = regroup([flat], [6, 4])
+    assert back is not None
+    assert back[0].found() is channels
+    assert regroup([leaf(6)], [4, 2]) is None
+
+
+def test_uniting_a_leaf_with_a_product_cuts_it() -> None:
+    whole, first, second = leaf(12), leaf(3), leaf(4)
+    unite(whole, product([first, second]))
+    assert set(leaves(whole)) == {first, second}
+    unite(whole, product([leaf(3), leaf(4)]))
+    assert len(set(leaves(whole))) == 2
+
+
+def test_products_and_concatenations_that_do_not_fit_are_fixed() -> None:
+    one, other = product([leaf(2), leaf(3)]), product([leaf(3), leaf(2)])
+    unite(one, other)
+    assert all(part.reason for part in (*leaves(one), *leaves(other)))
+    mixed = concatenation([leaf(2), leaf(4)])
+    unite(mixed, product([leaf(2), leaf(3)]))
+    assert all(part.reason for part in leaves(mixed))
+
+
+def test_concatenations_are_cut_where_either_is() -> None:
+    one, other = concatenation([leaf(2), leaf(6)]), concatenation([leaf(5), leaf(3)])
+    unite(one, other)
+    assert [part.size for part in leaves(one)] == [2, 3, 3]
+    assert list(leaves(one)) == list(leaves(other))
+    with pytest.raises(ValueError, match="5 and 6 entries"):
+        unite(leaf(5), leaf(6))
+
+
+def test_a_fixed_leaf_fixes_what_it_is_united_with() -> None:
+    whole, fixed = product([leaf(2), leaf(3)]), leaf(6, "here")
+    unite(fixed, whole)
+    assert [part.reason for part in leaves(whole)] == ["here", "here"]
+    fix(whole, "later")
+    assert [part.reason for part in leaves(whole)] == ["here", "here"]
+
+
+def test_orders_and_places_against_indexing() -> None:
+    a, b, c = leaf(3), leaf(2), leaf(4)
+    axis = concatenation([product([a, b]), c])
+    orders = {a: torch.tensor([2, 0, 1]), c: torch.tensor([3, 2, 1, 0])}
+    numbers = torch.arange(10)
+    wanted = torch.cat([numbers[:6].view(3, 2)[orders[a]].flatten(), numbers[6:].flip(0)])
+    assert torch.equal(order_of(axis, orders), wanted)
+    assert torch.equal(places_of(axis, a)[0], numbers[:6].view(3, 2))
+    assert torch.equal(places_of(axis, b)[0], numbers[:6].view(3, 2).T)
+    assert torch.equal(places_of(axis, c)[0], numbers[6:, None])
+
+
+def test_pieces_of_an_axis() -> None:
+    whole, rest = leaf(6), leaf(2)
+    flat = product([whole, rest])
+    piece = stretch_of(flat, 4, 8)
+    assert piece is not None
+    assert [part.size for part in leaves(whole)] == [2, 2, 2]
+    assert stretch_of(flat, 3, 8) is None
+
+
+def test_an_axis_that_is_its_own_factor_is_seen() -> None:
+    one = leaf(3)
+    assert repeated(product([one, one])) == {one}
+    assert not repeated(concatenation([one, one]))
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.last = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x) * self.scale
+        return self.last(hidden / hidden.norm(dim=1, keepdim=True) + torch.zeros_like(hidden))
+
+
+def read(model: nn.Module) -> WeightAxes:
+    return weight_axes(model, example_input(model))
+
+
+def test_groups_of_a_forward_in_plain_functions() -> None:
+    axes = read(Functional())
+    assert list(axes.groups) == ["first.weight[0]"]
+    members = [("scale", 0), ("first.weight", 0), ("first.bias", 0), ("last.weight", 1)]
+    assert axes.members("first.weight[0]") == members
+    assert axes.fixed["unused.weight[0]"] == "not used in the forward"
+
+
+def test_reading_leaves_the_model_as_it_was() -> None:
+    model = Functional().train()
+    x = example_input(model)
+    before = torch.get_rng_state()
+    weight_axes(model, x)
+    assert model.training
+    assert not model._forward_hooks
+    assert not model.first._forward_pre_hooks
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(RuntimeError):
+        weight_axes(model, x[:, :2])
+    assert not model._forward_hooks
+
+
+def test_an_example_by_the_first_layer() -> None:
+    assert example_input(nn.Linear(7, 2)).shape == (2, 7)
+    assert example_input(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 26 * 26, 3))).shape == (
+        2,
+        1,
+        28,
+        28,
+    )
+    assert example_input(nn.Embedding(5, 2)).max() < 5
+    assert example_input(nn.LSTM(4, 2), (6, 4)).shape == (2, 6, 4)
+    with pytest.raises(ValueError, match="forward ran for no input of shape"):
+        example_input(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Linear(5, 2)))

@@ -1,0 +1,119 @@
+"""Weights that cannot be compared are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from weight_nets import conv, dense
+
+import sosie
+
+
+def test_models_of_other_inputs() -> None:
+    with pytest.raises(ValueError, match="Sequential \\(A\\) takes 20, Sequential \\(B\\) takes 21"):
+        sosie.compare_weights(dense([20, 5]), dense([21, 5]))
+    with pytest.raises(ValueError, match="takes 20 numbers, which is not input_shape 3×8×8"):
+        sosie.compare_weights(dense([20, 5]), dense([20, 5]), input_shape=(3, 8, 8))
+    with pytest.raises(ValueError, match="does not take an input of 2×12×12 or 288; give input_shape"):
+        sosie.compare_weights(conv(), conv(1), input_shape=(2, 12, 12))
+
+
+def test_images_and_their_entries_in_a_row_are_one_input() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(128, 4))
+    assert sosie.compare_weights(flat, conv(), input_shape=(2, 8, 8)).matrix().shape == (2, 4)
+
+
+def test_what_cannot_be_linearised_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is no linear map .* '1' \(LayerNorm\)"):
+        sosie.compare_weights(model, dense([6, 2]))
+    assert sosie.compare_weights(model, dense([6, 2]), sites_a="0").sites_a == ["0"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(bad: float) -> None:
+    model = dense([6, 4, 2])
+    model[2].weight.data[0, 1] = bad
+    with pytest.raises(ValueError, match=r"\(B\): 2\.weight has 1 of 8 values that are NaN or infinite"):
+        sosie.compare_weights(dense([6, 2]), model)
+    norm = conv()
+    norm[1].running_var[0] = bad
+    with pytest.raises(ValueError, match=r"1\.running_var has 1 of 6"):
+        sosie.compare_weights(norm, conv())
+
+
+def test_a_layer_of_zeros_leaves_values_undefined_and_says_why() -> None:
+    model = dense([6, 4, 3])
+    model[2].weight.data.zero_()
+    found = sosie.compare_weights(dense([6, 4, 3], seed=1), model)
+    assert torch.tensor(found.matrix()).isnan()[:, 1:].all()
+    assert not torch.tensor(found.matrix()).isnan()[:, 0].any()
+    assert any(text.startswith("undefined: the product") for text in found.rows()[1]["caveats"])
+
+
+def test_a_lone_grouped_convolution_is_linear() -> None:
+    a, b = (nn.Conv2d(4, 4, 3, groups=2) for _ in range(2))
+    found = sosie.compare_weights(a, b, input_shape=(4, 6, 6))
+    assert 0 < found.matrix()[0, 0] < 1
+    assert sosie.compare_weights(a, a, input_shape=(4, 6, 6)).matrix()[0, 0] == pytest.approx(1, abs=1e-12)
+
+
+def test_inputs_that_nothing_tells_are_asked_for() -> None:
+    with pytest.raises(ValueError, match="Conv1d does not say how large an input is; give input_shape="):
+        sosie.compare_weights(nn.Conv1d(2, 3, 3), nn.Conv1d(2, 3, 3))
+    assert sosie.compare_weights(nn.Conv1d(2, 3, 3), nn.Conv1d(2, 3, 3), input_shape=(2, 9)).matrix().shape == (1, 1)
+    with pytest.raises(ValueError, match="has no shape yet"):
+        sosie.compare_weights(nn.Sequential(nn.LazyLinear(3)), dense([3, 3]))
+
+
+def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a state dict does not say how its tensors are joined"):
+        sosie.compare_weights(dense([6, 2]).state_dict(), dense([6, 2]))
+    code = tmp_path / "net.py"
+    code.write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+    )
+    state = dense([6, 4, 2]).state_dict()
+    save_file(state, tmp_path / "right.safetensors")
+    save_file({**state, "4.weight": torch.zeros(2, 2)}, tmp_path / "more.safetensors")
+    save_file({k: v for k, v in state.items() if k != "2.bias"}, tmp_path / "less.safetensors")
+    right, more, less = (f"{code}:make@{tmp_path}/{name}.safetensors" for name in ("right", "more", "less"))
+    assert sosie.compare_weights(right, right).matrix()[-1, -1] == pytest.approx(1, abs=1e-12)
+    with pytest.raises(ValueError, match=r"in the file but not in the model: 4\.weight"):
+        sosie.compare_weights(right, more)
+    with pytest.raises(ValueError, match=r"missing in the file: 2\.bias"):
+        sosie.compare_weights(right, less)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"measures": "linear_cka"}, "linear_cka: not of weights; there are wcka"),
+        ({"measures": []}, "no measures asked for"),
+        ({"probes": 10}, "probes=10: a whole number of at least 256"),
+        ({"null": "permutation"}, "chance is told by 'weights'"),
+        ({"match": "rows"}, "match='rows'"),
+        ({"base": dense([6, 2])}, "base= is for measures of tensors"),
+        ({"sites_a": "nothing"}, "no module is called 'nothing'"),
+    ],
+)
+def test_bad_options(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sosie.compare_weights(dense([6, 2]), dense([6, 2], seed=1), **options)  # type: ignore[arg-type]
+
+
+def test_bad_lists() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        sosie.compare_weights([dense([6, 2])])
+    with pytest.raises(TypeError, match="needs two models"):
+        sosie.compare_weights(dense([6, 2]))
+    with pytest.raises(TypeError, match="there is no second one"):
+        sosie.compare_weights([dense([6, 2])] * 2, dense([6, 2]))
+    with pytest.raises(ValueError, match="sites_a is for all"):
+        sosie.compare_weights([dense([6, 2])] * 3, sites_b="output")
+    with pytest.raises(ValueError, match="use compare_weights"):
+        sosie.compare(dense([6, 2]), dense([6, 2]), [torch.rand(4, 6)], measures="wcka")
