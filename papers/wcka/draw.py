@@ -17,7 +17,7 @@ NAMES = {
     "normalized_bures": "Procrustes", "linear_cka": "CKA", "deconfounded_cka": "dCKA", "wcka": "wCKA",
     "debiased_cka": "debiased CKA", "kernel_alignment": "CKA, uncentred", "wcka_uncentred": "wCKA, uncentred",
     "wcka_lit": "wCKA, lit pixels", "mean_cca": "mean CCA", "mutual_knn": "mutual kNN",
-    "soft_correlation_match": "soft match",
+    "soft_correlation_match": "soft match", "weight_cosine_matched": "weights, matched",
 }  # fmt: skip
 PAPERS = ("normalized_bures", "linear_cka", "deconfounded_cka", "wcka")
 COLOURS = {name: f"C{k}" for k, name in enumerate(NAMES)}

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 import sosie
 from sosie.engine.benchmark.candidates import Candidate, open_candidates
 from sosie.engine.benchmark.population import Images
 from sosie.engine.benchmark.scales import Scale
+from sosie.engine.weights import match_weights
 from sosie.measures import find
 
 
@@ -35,6 +37,17 @@ def wcka_lit(lit: Tensor) -> Callable[[Any, Any], float]:
     return value
 
 
+def weight_cosine_matched(a: nn.Module, b: nn.Module) -> float:
+    """Cosine of all parameters, once the neurons of B are in the order that fits those of A best."""
+    if [p.shape for p in a.parameters()] != [p.shape for p in b.parameters()]:
+        raise ValueError("networks of different shapes have no parameters to match")
+    first, second = (parameters_to_vector(m.parameters()).double() for m in (a, match_weights(a, b).model_b))
+    return float(torch.dot(first, second) / (first.norm() * second.norm()))
+
+
+weight_cosine_matched.of, weight_cosine_matched.closer = "models", "up"  # type: ignore[attr-defined]
+
+
 def candidate(
     name: str, scale: Scale, images: Images, *, paired_rows: int | None = None, rows: int | None = None
 ) -> Candidate:
@@ -43,12 +56,14 @@ def candidate(
     given: Any = name
     if name == "wcka_lit":
         given = wcka_lit((images.train.flatten(1) != 0).any(0))
+    elif name == "weight_cosine_matched":
+        given = weight_cosine_matched
     (found,) = open_candidates([given], scale)
     return replace(found, rows=min(found.rows or scale.test, rows or scale.test))
 
 
 def reads_weights(name: str) -> bool:
-    return name == "wcka_lit" or find(name).reads_weights
+    return name in ("wcka_lit", "weight_cosine_matched") or find(name).reads_weights
 
 
 def mixed(kinds: dict[str, Tensor], seed: int) -> Tensor:

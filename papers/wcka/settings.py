@@ -14,6 +14,7 @@ OTHERS = (  # which the paper did not test
     "kernel_alignment",  # CKA without centring, as equation 3 is printed
     "wcka_uncentred",  # as equation 5 is printed
     "wcka_lit",  # of the pixels that are lit in some training image (measures.py)
+    "weight_cosine_matched",
     "mean_cca",
     "mutual_knn",
     "soft_correlation_match",
