@@ -27,6 +27,7 @@ from sosie.engine.benchmark.population import (
     last_hidden,
     make_population,
     open_benchmark_images,
+    perceptron,
 )
 from sosie.engine.benchmark.store import Store, measure_folder
 from sosie.engine.benchmark.values import values_of
@@ -295,3 +296,16 @@ def test_networks_and_images_are_seeded(tmp_path: Path) -> None:
         rows = last_hidden(a, images[0].test)
         assert torch.equal(rows, last_hidden(b, images[0].test))
         assert torch.equal(rows, last_hidden(c, images[0].test))
+
+
+def test_networks_of_another_kind_and_none_for_calibration(tmp_path: Path) -> None:
+    scale = replace(TINY, strategies=("standard",), architectures=((1, 8),), random=0, converged=0)
+    images = open_benchmark_images(scale, seed=0, device=torch.device("cpu"))
+
+    def halved(architecture: tuple[int, int]) -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.AvgPool2d(2), *perceptron(architecture, images.inputs // 4, images.classes))
+
+    found = make_population(scale, images, Store(tmp_path, {}), seed=0, make=halved)
+    assert found.untrained == found.converged == ()
+    assert all(isinstance(model[0], torch.nn.AvgPool2d) for model in found.models)
+    assert last_hidden(found.models[0], images.test).shape == (len(images.test), 8)

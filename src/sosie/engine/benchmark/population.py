@@ -135,33 +135,49 @@ def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
     return [Block(kind, tuple(numbers)) for numbers in alike.values()]
 
 
-def make_population(scale: Scale, images: Images, store: Store, *, seed: int) -> Population:
-    """Train what is not in the folder yet: one file for each architecture and strategy."""
+def make_population(
+    scale: Scale,
+    images: Images,
+    store: Store,
+    *,
+    seed: int,
+    make: Callable[[Architecture], nn.Sequential] | None = None,
+) -> Population:
+    """Train what is not in the folder yet: one file for each architecture and strategy.
+
+    `make`: a network of an architecture, whose last module reads the last hidden layer; None: a perceptron.
+    """
     device = images.train.device
     members: list[Member] = []
     models: list[nn.Sequential] = []
     recipes = list(itertools.product(scale.architectures, scale.strategies))
     for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
-        make = _maker(architecture, images)
+        own_make = _maker(architecture, images, make)
         seeds = [seed + k for k in range(scale.seeds)]
         found = store.tensors(
             f"networks/{architecture[0]}x{architecture[1]}-{strategy.partition('(')[0]}",
-            lambda a=make, s=seeds, t=strategy: _trained(a, images, scale, s, scale.epochs, t),  # type: ignore[misc]
+            lambda a=own_make, s=seeds, t=strategy: _trained(a, images, scale, s, scale.epochs, t),  # type: ignore[misc]
         )
         for epoch, own in itertools.product(scale.epochs, range(scale.seeds)):
             members.append(Member(architecture, strategy, seeds[own], epoch))
-            models.append(_restored(make, found, epoch, own, device))
-    make = _maker(scale.calibrated, images)
+            models.append(_restored(own_make, found, epoch, own, device))
+    calibrated = _maker(scale.calibrated, images, make)
     with torch.random.fork_rng(devices=[]):
-        untrained = [_seeded(make, seed + UNTRAINED_SEED + k).to(device).eval() for k in range(scale.random)]
+        untrained = [_seeded(calibrated, seed + UNTRAINED_SEED + k).to(device).eval() for k in range(scale.random)]
     last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
     seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
-    kept = store.tensors("networks/converged", lambda: _trained(make, images, scale, seeds, last, "standard"))
-    converged = [[_restored(make, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
+    kept = {}
+    if seeds:
+        kept = store.tensors("networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard"))
+    converged = [[_restored(calibrated, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
     return Population(tuple(members), tuple(models), tuple(untrained), tuple(map(tuple, converged)))
 
 
-def _maker(architecture: Architecture, images: Images) -> Callable[[], nn.Sequential]:
+def _maker(
+    architecture: Architecture, images: Images, make: Callable[[Architecture], nn.Sequential] | None
+) -> Callable[[], nn.Sequential]:
+    if make is not None:
+        return lambda: make(architecture)
     return lambda: perceptron(architecture, images.inputs, images.classes)
 
 
