@@ -39,7 +39,6 @@ from .views import (
     DebiasedAlignment,
     Differences,
     Distributions,
-    LinearMaps,
     MarkedPredictions,
     Neurons,
     Outputs,
@@ -47,12 +46,10 @@ from .views import (
     Predictions,
     Scatter,
     SiteRows,
-    TensorPair,
     UncentredAlignment,
-    UncentredLinearMaps,
     View,
-    Weights,
 )
+from .weight_views import LinearMaps, TensorPair, UncentredLinearMaps, Weights
 
 Statistic = Moments | Grams | Sample
 

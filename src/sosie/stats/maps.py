@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..linalg import centred, unit
-from .views import LinearMaps, UncentredLinearMaps
+from .weight_views import LinearMaps, UncentredLinearMaps
 
 
 def linear_maps(x: Tensor, y: Tensor, view: type[LinearMaps] = LinearMaps) -> LinearMaps:

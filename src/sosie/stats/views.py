@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..linalg import Spectrum, best_assignment, inverse_root, lock_of, nuclear_norm, once, product, whitening
 from .shuffle import Moves, Shuffle
+from .weight_views import Weights
 
 T = TypeVar("T")
 
@@ -261,41 +262,6 @@ class Continuous(Differences):
     xx: Tensor  # (…, d) Σ (x − mean)²
     yy: Tensor  # (…, d)
     xy: Tensor  # (…, d)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What two models are made of; no data."""
-
-
-@dataclass(frozen=True)
-class LinearMaps(Weights):
-    """Inner products of the Gram matrices W Wᵀ of two maps, entry by entry of their input, centred over the entries.
-
-    Shapes broadcast as those of `Alignment` do.
-    """
-
-    xx: Tensor
-    yy: Tensor
-    xy: Tensor
-
-
-@dataclass(frozen=True)
-class UncentredLinearMaps(LinearMaps):
-    """The same from the Gram matrices as they are."""
-
-
-@dataclass(frozen=True)
-class TensorPair(Weights):
-    """Two tensors of weights of one shape, the first axis being that of the neurons; float64."""
-
-    x: Tensor
-    y: Tensor
-    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
-
-    def __post_init__(self) -> None:
-        if self.x.shape != self.y.shape:
-            raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
 
 
 View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
