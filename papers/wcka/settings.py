@@ -35,7 +35,7 @@ SCRATCH = replace(
     data=("mnist",),
     epochs=(1, 3, 10, 20, 40),
     strategies=("standard", "fgsm(epsilon=0.1)", PGD),
-    corruptions=CORRUPTIONS,
+    corruptions=tuple(CORRUPTIONS),
     attacks=ATTACKS,
     numbers=(10, 30, 100, 300, 1000),
     converged=10,
