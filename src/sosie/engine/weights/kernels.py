@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...linalg import Invariants, centred, chain_products, double_centred, product, unit
+from ...linalg import Invariants, centred, chain_products, double_centred, unit
 
 VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
 BLOCK_BYTES = 2**23  # that a block of pairs of models takes
@@ -104,7 +104,8 @@ def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> 
     """⟨P, C L Cᵀ⟩ = ⟨P C, C L⟩ with C the product of two bases, for a block of models."""
     (n, s, r, _), (m, t, q, _) = cores_a.shape, cores_b.shape
     d = basis_a.shape[1]
-    met = product(basis_a.mT.reshape(n * r, d), basis_b.permute(1, 0, 2).reshape(d, m * q))  # (n r, m q)
+    # By torch as what follows: threads of two libraries would fight over the cores.
+    met = basis_a.mT.reshape(n * r, d) @ basis_b.permute(1, 0, 2).reshape(d, m * q)  # (n r, m q)
     left = cores_a.reshape(n, s * r, r) @ met.reshape(n, r, m * q)  # (n, s r, m q)
     left = left.reshape(n, s, r, m, q).permute(0, 3, 1, 2, 4).reshape(n * m, s, r * q)
     of_b = met.reshape(n * r, m, q).permute(1, 0, 2)  # (m, n r, q)
