@@ -21,7 +21,7 @@ from .adversarial import floats
 from .loop import Schedule, optimiser_of, schedule_of, shuffled
 
 State = dict[str, Tensor]
-GROUP = 16
+GROUP = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def fit_together(
     trains it, to rounding. `strategy`: "standard", or an attack ("fgsm", "fast_fgsm", "pgd(epsilon=0.1)") that changes
     every batch before its step, on the network as it is then (the clean images are not shown). `keep`: None keeps the
     last epoch; 0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the
-    networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 16, which its caches
+    networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 20, which its caches
     hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
     """
     kept = _epochs_to_keep(keep, epochs)
