@@ -25,8 +25,9 @@ What to expect:
   take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. On a CPU
   several pairs are worked on at a time, each on one core. Choose sites, or pool with `rows="mean"`. Their cost in n, p
   and q is in the [table of measures](measures.md).
-- A sketch of features and gradients costs a multiple of its passes on a fast GPU, half of that with
-  `kernels="hadamard"` alone.
+- A sketch of features and gradients costs little more than its passes on a CPU and a multiple of them on a fast GPU, a
+  little less with `kernels="hadamard"` alone.
+- Many small networks are trained together in a fraction of the time that one after another takes.
 - Memory does not grow with the number of rows; that of a sketch not beyond a few thousand.
 - On a GPU, Gram matrices are made of TF32 products unless you say `precision="float32"`.
 """
@@ -43,10 +44,25 @@ TITLES = {
     "sketching-gpu": "Sketching on a GPU",
     "bures": "Normalised Bures similarity of sketches",
     "task2vec": "Fisher information",
+    "weights": "Weights of many networks",
+    "together": "Networks trained together on a CPU",
+    "together-gpu": "Networks trained together on a GPU",
     "startup": "Starting up",
     "coverage": "Coverage",
     "sketch-coverage": "Coverage for sketches",
 }
+
+# A line of words where the file's own description leaves open what the numbers are; in braces, numbers of the file.
+WORDS = {
+    "weights": """wcka of all {pairs:,} pairs of {networks} networks 784-32-32-32-32-10, every depth with every depth.
+        *One call* has the products of all pairs and the result of one; that of another pair is made when it is read,
+        with chance and caveats, in some milliseconds that are not counted here. The loops multiply a network's weights
+        anew for each pair and compare factors (*every pair of depths*) or kernels of 784 x 784 (*same depths only*);
+        they were timed on {subset} pairs.""",
+    "together": "Each network has its own seed and order of images, and ends as it would alone, to rounding.",
+}
+WORDS["together-gpu"] = WORDS["together"]
+PUT_IN_WORDS = {"weights": ("networks", "layers", "pairs", "subset")}
 
 
 def page() -> str:
@@ -61,6 +77,9 @@ def _section(path: Path) -> str:
     lines = [f"## {TITLES.get(path.stem, path.stem.replace('_', ' ').capitalize())}", ""]
     if "what" in found:
         lines += [" ".join(found.pop("what").split()), ""]
+    if path.stem in WORDS:
+        lines += [" ".join(WORDS[path.stem].format(**found).split()), ""]
+    found = {key: value for key, value in found.items() if key not in PUT_IN_WORDS.get(path.stem, ())}
     if "machine" in found:
         lines += [f"*Measured on {_machine(found.pop('machine'))}.*", ""]
     for title, value in found.items():
