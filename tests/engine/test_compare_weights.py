@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weight_nets import conv, dense, intertwined, invertible, permutation, scaled_permutation
 
 import sosie
-from sosie.results import Comparison, Comparisons
+from sosie.results import Comparison, Comparisons, summarise
 
 BOTH = ["wcka", "wcka_uncentred"]
 DEEP = [20, 12, 9, 14, 8, 11, 13, 10, 9, 12, 5]  # ten layers
@@ -280,3 +280,19 @@ def test_a_result_like_any_other(tmp_path: object) -> None:
     assert sosie.write_report(found, f"{tmp_path}/c.html").stat().st_size > 1000
     many = sosie.compare_weights([dense([9, 4, 3], seed=k) for k in range(4)])
     np.testing.assert_array_equal(sosie.load(many.save(f"{tmp_path}/m.json"))[1, 3].matrix("wcka"), many[1, 3].matrix())
+
+
+@pytest.mark.parametrize("measure", ["wcka", "wcka_uncentred"])
+def test_the_matrix_of_models_is_that_of_their_pairs(measure: str) -> None:
+    """Chains of two shapes and a network that is none, in an order that mixes them: tables are made group by group."""
+    norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    models = [dense([6, 4, 2]), dense([6, 5, 3, 2], seed=1), norm, dense([6, 4, 2], seed=2), dense([6, 5, 3, 2], seed=3)]
+    for probes in (None, 256):
+        found = sosie.compare_weights(models, measures=measure, probes=probes)
+        matrix = found.matrix(measure)
+        assert found.pairs.value((1, 3), measure).shape == (4, 3)  # no comparison was made for it
+        for (i, j), pair in found.pairs.items():
+            assert found.pairs.value((i, j), measure) == pytest.approx(pair.matrix(measure), abs=1e-12)
+            assert matrix[i, j] == matrix[j, i] == pytest.approx(summarise(pair, measure).diagonal_mean, abs=1e-12)
+        assert (matrix.diagonal() == 1).all()
+        assert (3, 1) not in found.pairs

@@ -2,7 +2,7 @@
 
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
-from .comparison import ARRAYS, Caveat, Closer, Comparison, Side, Values
+from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
@@ -24,6 +24,7 @@ __all__ = [
     "LEVEL",
     "MEAN_EMBEDDING",
     "TRANSFER",
+    "Array",
     "Caveat",
     "Closer",
     "Comparison",

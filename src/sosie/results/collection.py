@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import Array, Comparison
-from .summary import summarise
+from .summary import mean_at_same_depth
 
 Pair = tuple[int, int]
 
@@ -16,15 +16,30 @@ Pair = tuple[int, int]
 class MadeWhenAsked(Mapping[Pair, Comparison]):
     """Comparisons that are made when they are first read: of many models there are more pairs than anyone looks at."""
 
-    def __init__(self, pairs: Sequence[Pair], make: Callable[[int, int], Comparison]) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        make: Callable[[int, int], Comparison],
+        value: Callable[[int, int, str], Array] | None = None,
+    ) -> None:
+        """`value`: of a pair and a measure, where that is cheaper than all there is to say about the pair."""
         self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
-        self._make = make
+        self._make, self._value = make, value
 
     def __getitem__(self, pair: Pair) -> Comparison:
         found = self._made[pair]
         if found is None:
             found = self._made[pair] = self._make(*pair)
         return found
+
+    def value(self, pair: Pair, measure: str) -> Array:
+        """The values of a pair alone."""
+        if self._made[pair] is None and self._value is not None:
+            return self._value(*pair, measure)
+        return self[pair][measure].value
+
+    def __contains__(self, pair: object) -> bool:
+        return pair in self._made
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._made)
@@ -66,11 +81,16 @@ class Comparisons:
         import numpy as np
 
         found = np.full((len(self.names), len(self.names)), np.nan)
-        for (i, j), comparison in self.pairs.items():
-            mean = summarise(comparison, measure).diagonal_mean
+        for i, j in self.pairs:
+            mean = mean_at_same_depth(self._value((i, j), measure))
             found[i, j] = found[j, i] = np.nan if mean is None else mean
-            found[i, i] = found[j, j] = np.nan if comparison[measure].same is None else comparison[measure].same
+        if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
+            np.fill_diagonal(found, same)
         return found
+
+    def _value(self, pair: Pair, measure: str) -> Array:
+        pairs = self.pairs
+        return pairs.value(pair, measure) if isinstance(pairs, MadeWhenAsked) else pairs[pair][measure].value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""

@@ -56,6 +56,11 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
 
 
+def mean_at_same_depth(value: Array) -> float | None:
+    """Over the sites of A, each with B's site at the same relative depth; None where all are undefined."""
+    return _mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
+
+
 def _mean(curve: Array) -> float | None:
     return None if np.isnan(curve).all() else float(np.nanmean(curve))
 

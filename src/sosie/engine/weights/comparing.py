@@ -88,11 +88,11 @@ def compare_weights(
     plan = Plan(
         chosen, input_shape, _probes(probes), draws_of(null, draws, "weights"), seed, MEMORY if size is None else size
     )
-    found = measure_all(sources, plan, about)
+    found, value = measure_all(sources, plan, about)
     if len(sources) == 2:
         return found(0, 1)
     pairs = list(itertools.combinations(range(len(sources)), 2))
-    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found))
+    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found, value))
 
 
 def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:

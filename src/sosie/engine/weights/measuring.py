@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...capture import Site
 from ...linalg import Invariants
-from ...measures import Measure
+from ...measures import Measure, settled
 from ...progress import Progress
-from ...results import Comparison
+from ...results import Array, Comparison
 from ...stats import UncentredLinearMaps
 from .chains import Chain, chain_of, stacked
 from .kernels import Kernels, inner_products, of_chains, of_maps
 from .probing import PROBES, Probed, probe
 from .shuffling import shuffled
 from .sources import WeightSource
-from .values import Found, Told, values_of
+from .values import Found, Told, array_of, values_of
 
 CHUNK = 128  # inputs a forward pass
 
@@ -48,8 +49,10 @@ def centred(measure: Measure) -> bool:
     return not issubclass(measure.reads, UncentredLinearMaps)
 
 
-def measure_all(sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]) -> Callable[[int, int], Comparison]:
-    """What concerns each model alone is done now, the rest when a pair is asked for."""
+def measure_all(
+    sources: Sequence[WeightSource], plan: Plan, about: dict[str, Any]
+) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
+    """What a pair gives, and its values alone; what concerns each model alone is done now."""
     chains = [_look(source, plan) for source in sources]
     _check_entries(sources)
     exact = plan.probes is None and _bytes(sources, chains, len(plan.kinds)) <= plan.memory
@@ -68,7 +71,8 @@ def measure_all(sources: Sequence[WeightSource], plan: Plan, about: dict[str, An
         values = {m.name: values_of(m, every.found(i, j, m), [d[m.name] for d in drawn], told) for m in plan.measures}
         return Comparison(a.known, b.known, values, "entries of the input", about)
 
-    return compared
+    chosen = {measure.name: measure for measure in plan.measures}
+    return compared, lambda i, j, name: every.value(i, j, chosen[name])
 
 
 def _look(source: WeightSource, plan: Plan) -> Chain | None:
@@ -122,18 +126,39 @@ class Exact:
         ]
         self._index = [_index(source, chain) for source, chain in zip(sources, chains, strict=True)]
         self._tables: dict[tuple[int, int, bool], Tensor] = {}
+        self._settled: dict[tuple[int, int, str], Array] = {}
+        self._invariants: dict[tuple[int, bool], Invariants] = {}
 
     def found(self, i: int, j: int, measure: Measure) -> Found:
         kind = centred(measure)
         (g, m), (h, n) = self._place[i], self._place[j]
-        first, second = (g, h) if g <= h else (h, g)
+        xy = self._table(g, h, kind)[m, n] if g <= h else self._table(h, g, kind)[n, m].T
+        return _exactly(measure, self._depends(i, kind), self._depends(j, kind), xy, self._index[i], self._index[j])
+
+    def value(self, i: int, j: int, measure: Measure) -> Array:
+        """The values alone, made for all pairs of two groups at once."""
+        (g, m), (h, n) = self._place[i], self._place[j]
+        key = (g, h, measure.name) if g <= h else (h, g, measure.name)
+        if key not in self._settled:
+            one, xy = torch.ones((), dtype=torch.float64), self._table(key[0], key[1], centred(measure))
+            self._settled[key] = array_of(settled(measure(measure.reads(one, one, xy)), measure))
+        table = self._settled[key][m, n] if g <= h else self._settled[key][n, m].T
+        return table[np.ix_(self._index[i], self._index[j])]
+
+    def _table(self, first: int, second: int, kind: bool) -> Tensor:
+        """Inner products of all pairs of two groups, made when one is asked for."""
         key = first, second, kind
-        if key not in self._tables:  # all pairs of two groups at once
+        if key not in self._tables:
             a, b = self._kernels[first][kind], self._kernels[second][kind]
             self._tables[key] = inner_products(a, b, upper=first == second)
-        xy = self._tables[key][m, n] if g <= h else self._tables[key][n, m].T
-        x, y = self._kernels[g][kind].invariants(m), self._kernels[h][kind].invariants(n)
-        return _exactly(measure, x, y, xy, self._index[i], self._index[j])
+        return self._tables[key]
+
+    def _depends(self, k: int, kind: bool) -> Invariants:
+        """What the chance level of a model depends on, made once however many pairs it is in."""
+        if (k, kind) not in self._invariants:
+            group, member = self._place[k]
+            self._invariants[k, kind] = self._kernels[group][kind].invariants(member)
+        return self._invariants[k, kind]
 
     def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
         """The values of a model with one that is not among them."""
@@ -208,6 +233,9 @@ class Estimated:
 
     def found(self, i: int, j: int, measure: Measure) -> Found:
         return _estimated(measure, self._probed[i], self._probed[j])
+
+    def value(self, i: int, j: int, measure: Measure) -> Array:
+        return array_of(settled(self.found(i, j, measure).value, measure))
 
     def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
         probed = probe(other, self.n, self.plan.seed)

@@ -46,7 +46,7 @@ class Told:
 
 
 def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told) -> Values:
-    value = _array(settled(found.value, measure))
+    value = array_of(settled(found.value, measure))
     low, high = _interval(measure, found, value)
     chance = _chance(measure, found, drawn, value, told)
     bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
@@ -70,13 +70,13 @@ def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told
 def _interval(measure: Measure, found: Found, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
     if found.without is None or len(found.without) < FEWEST_GROUPS:
         return None, None
-    return around(measure, value, by_jackknife(_array(found.without)))
+    return around(measure, value, by_jackknife(array_of(found.without)))
 
 
 def _chance(measure: Measure, found: Found, drawn: Sequence[Found], value: np.ndarray, told: Told) -> Chance | None:
     """By shuffled weights where they were drawn; else by shuffled entries of an input that has no layout."""
     if drawn:
-        return judged(measure, value, np.stack([_array(settled(each.value, measure)) for each in drawn]))
+        return judged(measure, value, np.stack([array_of(settled(each.value, measure)) for each in drawn]))
     if found.invariants is None or _has_layout(told) or told.n < FEWEST_ENTRIES or "shift" not in measure.invariant:
         return None
     a, b = found.invariants
@@ -85,7 +85,7 @@ def _chance(measure: Measure, found: Found, drawn: Sequence[Found], value: np.nd
     mean, variance = permuted_moments(x, y, told.n)
     # Below 0 by rounding only, where a kernel is a multiple of the centring matrix: all shuffles give the same.
     spread = torch.where(variance > 0, variance, torch.zeros_like(variance)).sqrt()
-    return Chance(_array(mean), _array(torch.where(variance.isnan(), variance, spread)))
+    return Chance(array_of(mean), array_of(torch.where(variance.isnan(), variance, spread)))
 
 
 def _has_layout(told: Told) -> bool:
@@ -115,5 +115,5 @@ def _undefined(value: np.ndarray, told: Told) -> Iterator[Caveat]:
         yield Caveat(text, site_b=told.b.known.sites[j])
 
 
-def _array(value: Tensor) -> np.ndarray:
+def array_of(value: Tensor) -> np.ndarray:
     return value.detach().cpu().double().numpy()
