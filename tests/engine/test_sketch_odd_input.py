@@ -286,6 +286,13 @@ def test_a_value_without_an_interval_says_why() -> None:
     ]
 
 
+def test_an_interval_of_a_stack_says_when_it_is_too_narrow() -> None:
+    for n, stack, said in ((40, 4, True), (40, 1, False), (80, 4, False)):
+        x = rows(n)
+        found = sosie.compare(made(0, x, stack=stack), made(1, x, stack=stack), kernel="features")
+        assert any("it is too narrow; take stack=1" in text for text in caveats(found)) == said
+
+
 def test_a_sketch_of_no_sites() -> None:
     with pytest.raises(ValueError, match="name at least one site of stem, left, head"):
         made().at()

@@ -145,6 +145,11 @@ class Evaluation:
         for i, j in zip(*np.nonzero(np.isnan(low) & np.isfinite(value)), strict=True):
             text = f"no interval: with one of {self.pair.size} buckets left out the value is undefined; {LARGER}"
             yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+        if self.pair.stack > 1 and self.pair.n < self.pair.stack * self.pair.size:
+            yield Caveat(
+                f"each input is in {self.pair.stack} buckets (stack), which the interval takes for other inputs: with "
+                f"only {self.pair.n} inputs in {self.pair.size} buckets it is too narrow; take stack=1"
+            )
         if self.pair.a[0].halves is not None:
             yield Caveat(
                 "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "

@@ -24,6 +24,7 @@ class SketchPair:
     b: Sequence[Kernel]
     size: int  # buckets
     exact: bool
+    stack: int = 1  # buckets that each row is in
 
     supplies: ClassVar = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
 
