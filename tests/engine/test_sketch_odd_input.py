@@ -232,3 +232,67 @@ def test_one_direction_that_decides_is_a_caveat() -> None:
         found = caveats(sosie.compare(one, made(1).at("stem"), kernel="features"))
         about = [where for words, where in found.items() if words.startswith("one direction holds about")]
         assert about == ([[("stem", None)]] if doubtful else [])
+
+
+def wide(x: Tensor, **options: Any) -> Sketch:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(6, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3)).double()
+    return sosie.sketch(network, [x], sites=["1"], size=16, **options)
+
+
+def test_neurons_are_compared_where_columns_correspond() -> None:
+    """Other seeds project, and sketch f ⊗ g, to other columns; a product of Gram matrices has eigenvectors for them."""
+
+    def distance(a: Sketch, b: Sketch, kernel: str) -> tuple[float, str]:
+        found = sosie.compare_unpaired(a, b, measures="bures_distance", kernel=kernel)
+        return found.matrix()[0, 0], " ".join(caveats(found, "bures_distance"))
+
+    whole, seeded, elsewhere = wide(rows(40)), wide(rows(40), seed=1), wide(rows(40, seed=5))
+    folded, more = wide(rows(40, seed=5), memory="120kB"), wide(rows(40), memory="240kB")
+    other = wide(rows(40), memory="120kB", seed=1)
+    assert (folded.sites[0].folded, more.sites[0].folded, other.sites[0].folded) == (18, 37, 18)
+    for a, b, kernel, words in (
+        (whole, seeded, "features", ""),
+        (whole, elsewhere, "hadamard", ""),
+        (whole, seeded, "hadamard", "do not correspond"),
+        (folded, other, "features", "do not correspond"),
+        (folded, more, "features", "do not correspond"),
+        (folded, whole, "features", "do not correspond"),
+        (folded, wide(rows(40), memory="120kB"), "features", "projected to 18"),
+        (whole, elsewhere, "hadamard_of_sketches", "has no neurons"),
+    ):
+        value, text = distance(a, b, kernel)
+        assert words in text
+        assert np.isfinite(value) == (words in ("", "projected to 18"))
+
+
+def test_projected_sites_are_named_on_both_sides_without_common_rows() -> None:
+    """The buckets of B are drawn anew where both have one seed."""
+    a, b = (wide(rows(40, seed=seed), memory="120kB") for seed in (0, 5))
+    found = caveats(sosie.compare_unpaired(a, b, kernel="features"))
+    assert found["rows were projected to 18 columns"] == [("1", None), (None, "1")]
+
+
+def test_a_value_without_an_interval_says_why() -> None:
+    x = rows(5)
+    found = sosie.compare(made(0, x), made(1, x), measures="debiased_cka", kernel="features")
+    values = found["debiased_cka"]
+    assert values.low is not None
+    missing = np.argwhere(np.isnan(values.low) & np.isfinite(values.value)).tolist()
+    assert missing
+    said = caveats(found, "debiased_cka")
+    assert said["no interval: with one of 16 buckets left out the value is undefined; take a larger size"] == [
+        (SITES[i], SITES[j]) for i, j in missing
+    ]
+
+
+def test_an_interval_of_a_stack_says_when_it_is_too_narrow() -> None:
+    for n, stack, said in ((40, 4, True), (40, 1, False), (80, 4, False)):
+        x = rows(n)
+        found = sosie.compare(made(0, x, stack=stack), made(1, x, stack=stack), kernel="features")
+        assert any("it is too narrow; take stack=1" in text for text in caveats(found)) == said
+
+
+def test_a_sketch_of_no_sites() -> None:
+    with pytest.raises(ValueError, match="name at least one site of stem, left, head"):
+        made().at()

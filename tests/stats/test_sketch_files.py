@@ -80,6 +80,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a longer total": _tensors(lambda t: t.update({"sketch.sites.0.features.total": torch.zeros(9)})),
     "a shorter diagonal": _tensors(lambda t: t.update({"sketch.sites.0.maps.diagonal": torch.zeros(3)})),
     "negative squares": _tensors(lambda t: t["sketch.sites.0.features.squares"].fill_(-1)),
+    "a negative trace": _tensors(lambda t: t["sketch.sites.0.trace"].fill_(-1)),
+    "a trace of two": _tensors(lambda t: t.update({"sketch.sites.0.trace": torch.zeros(2)})),
     "labels": _tensors(lambda t: t.update({"sketch.labels": torch.zeros(3, 2)})),
     "labels apart": _tensors(lambda t: t.update({"sketch.unsigned_labels": torch.zeros(16, 9)})),
     "ones": _tensors(lambda t: t.update({"sketch.ones": torch.zeros(3)})),

@@ -117,7 +117,7 @@ def _compared(
     a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
 ) -> Comparison:
     _check_measures(measures, shared)
-    pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact)
+    pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
         # With one seed, bucket by bucket as many rows fell into both: a likeness that is not the networks'.
         pair = pair.redrawn(Resketch.draw(pair.size, seed, -1, signed=is_signed(pair)))

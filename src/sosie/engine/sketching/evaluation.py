@@ -22,6 +22,7 @@ from ..standard_error import by_jackknife
 Array = np.ndarray
 SLACK = 30  # sums over buckets round more than those over rows
 PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
+LARGER = "take a larger size"
 DRAWS = 5  # of chance that come unasked: they hardly differ from each other
 
 
@@ -141,6 +142,14 @@ class Evaluation:
     def _about_the_interval(self, low: Array | None, value: Array, chance: Chance | None) -> Iterator[Caveat]:
         if low is None:
             return
+        for i, j in zip(*np.nonzero(np.isnan(low) & np.isfinite(value)), strict=True):
+            text = f"no interval: with one of {self.pair.size} buckets left out the value is undefined; {LARGER}"
+            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+        if self.pair.stack > 1 and self.pair.n < self.pair.stack * self.pair.size:
+            yield Caveat(
+                f"each input is in {self.pair.stack} buckets (stack), which the interval takes for other inputs: with "
+                f"only {self.pair.n} inputs in {self.pair.size} buckets it is too narrow; take stack=1"
+            )
         if self.pair.a[0].halves is not None:
             yield Caveat(
                 "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "
@@ -169,7 +178,7 @@ class Evaluation:
         if measure.reads is DebiasedAlignment and not self.pair.exact:
             vary_a, vary_b = (~constant for constant in self._constant)
             for i, j in zip(*np.nonzero(np.isnan(value) & vary_a[:, None] & vary_b), strict=True):
-                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; take a larger size"
+                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; {LARGER}"
                 yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
 
     def _words(self, measure: Measure) -> Iterator[Caveat]:

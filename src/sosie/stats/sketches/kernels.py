@@ -36,6 +36,7 @@ class Kernel:
     diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
     dtype: torch.dtype = torch.float64  # that the rows were sketched in
     folded: int | None = None  # columns that wider rows were projected to before they were sketched
+    columns: tuple[object, ...] = ()  # what the columns of its rows are, if they mean something outside of it
 
     @property
     def rows(self) -> Tensor:
@@ -91,7 +92,7 @@ class Kernel:
     def redrawn(self, draw: Resketch) -> Kernel:
         """The same kernel with its buckets in another order and with other signs."""
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
-        known = self.halves, self.trace, diagonal, self.dtype
+        known = self.halves, self.trace, diagonal, self.dtype, self.folded, self.columns
         return _Redrawn(self.name, self.n, self.make, *known, before=self, draw=draw)
 
 
@@ -140,6 +141,7 @@ class Rows:
     ones: Tensor  # (M,) S 1
     counts: Tensor  # (M,) the same with every sign +1
     exact: bool  # every row has a bucket of its own
+    seed: int = 0
 
 
 def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
@@ -167,6 +169,10 @@ def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
         )
     found.dtype = next(part.rows.dtype for kind in PARTS if (part := getattr(site, kind)) is not None)
     found.folded = None if name == "hadamard" else site.folded
+    if name == "hadamard":
+        found.columns = "f ⊗ g", shared.seed
+    elif name != "hadamard_of_sketches":  # whose columns are eigenvectors
+        found.columns = ("neurons",) if site.folded is None else (site.folded, shared.seed)
     if shared.exact:
         found.trace, found.diagonal = found.gram.trace(), found.gram.diagonal()
     return found

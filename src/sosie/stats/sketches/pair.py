@@ -24,6 +24,7 @@ class SketchPair:
     b: Sequence[Kernel]
     size: int  # buckets
     exact: bool
+    stack: int = 1  # buckets that each row is in
 
     supplies: ClassVar = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
 
@@ -131,6 +132,7 @@ class SketchPair:
 
     def paired(self, i: int, j: int) -> PairedRows:
         """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
+        _check_columns(self.a[i], self.b[j])
         x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (self.a[i], self.b[j]))
         if x.device != y.device:  # the smaller one moves
             x, y = (x.to(y.device), y) if x.numel() < y.numel() else (x, y.to(x.device))
@@ -217,6 +219,20 @@ class _Known:
                 "value: take linear_cka, or a sketch of every row (size=None)"
             )
         return cls(*kernel.half_grams, kernel.trace.double(), kernel.diagonal.double())
+
+
+def _check_columns(x: Kernel, y: Kernel) -> None:
+    """Raise unless the columns of one kernel's rows are those of the other's."""
+    if not x.columns or not y.columns:
+        raise ValueError(
+            "a product of Gram matrices has no neurons, and no columns that correspond: take another kernel, "
+            "'features' or 'gradients'"
+        )
+    if x.columns != y.columns:
+        raise ValueError(
+            "the columns of these sketches do not correspond: rows were projected, or f ⊗ g sketched, by other hashes; "
+            "sketch both with one seed and one memory"
+        )
 
 
 def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:

@@ -109,8 +109,9 @@ class SiteSketch:
                 raise ValueError(f"the sums of {name} do not fit its rows")
             if name != "hadamard" and columns != (self.folded or self.width):
                 raise ValueError(f"{name} has {columns} columns, not {self.folded or self.width}")
-        if any(found is not None and found.ndim for found in (self.inner, self.fourth)):
-            raise ValueError("its sums of products are no numbers")
+        for found in (self.inner, self.fourth, self.trace):
+            if found is not None and (found.ndim or float(found) < 0):
+                raise ValueError("its sums of squared products are no numbers from 0 on")
         if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
             raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
         if self.pairs is not None:

@@ -107,7 +107,7 @@ class Sketch:
 
     @property
     def shared(self) -> Rows:
-        return Rows(self.n, self.ones, self.counts, self.exact)
+        return Rows(self.n, self.ones, self.counts, self.exact, self.seed)
 
     def site(self, label: str) -> SiteSketch:
         if label not in self.side.sites:
@@ -125,6 +125,8 @@ class Sketch:
 
     def at(self, *sites: str) -> Sketch:
         """The same sketch of these sites alone."""
+        if not sites:
+            raise ValueError(f"name at least one site of {', '.join(self.side.sites)}")
         chosen = [self.side.sites.index(label) for label in sites if self.site(label)]
         side = Side(
             self.side.name,
