@@ -132,3 +132,7 @@ def test_an_example_by_the_first_layer() -> None:
     assert example_input(nn.LSTM(4, 2), (6, 4)).shape == (2, 6, 4)
     with pytest.raises(ValueError, match="forward ran for no input of shape"):
         example_input(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Linear(5, 2)))
+
+
+def test_an_example_for_a_transposed_convolution_that_comes_first() -> None:
+    assert example_input(nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.Conv2d(4, 2, 3))).shape == (2, 3, 32, 32)

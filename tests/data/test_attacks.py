@@ -198,3 +198,11 @@ def test_inputs_outside_the_box_are_refused() -> None:
     assert attack(model, 2 * x, y, bounds=None).max() > 1
     with pytest.raises(TypeError, match="floating-point"):
         attack(model, (x * 255).byte(), y)
+
+
+def test_labels_that_do_not_fit_the_inputs_are_refused() -> None:
+    x, model = torch.rand(4, 1, 2, 2), nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"need one label an input: inputs \(4, 1, 2, 2\), labels \(2,\)"):
+        attack(model, x, torch.tensor([0, 1]), "pgd")
+    with pytest.raises(TypeError, match=r"labels are whole numbers, got torch.float32"):
+        attack(model, x, torch.zeros(4), "fgsm")

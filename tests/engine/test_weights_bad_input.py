@@ -11,6 +11,8 @@ from torch import nn
 from weight_nets import conv, dense
 
 import sosie
+from sosie.capture.examples import example_input
+from sosie.engine.weights.sources import candidates
 
 
 def test_models_of_other_inputs() -> None:
@@ -117,3 +119,40 @@ def test_bad_lists() -> None:
         sosie.compare_weights([dense([6, 2])] * 3, sites_b="output")
     with pytest.raises(ValueError, match="use compare_weights"):
         sosie.compare(dense([6, 2]), dense([6, 2]), [torch.rand(4, 6)], measures="wcka")
+
+
+def test_a_site_that_is_not_there_is_no_matter_of_input_shapes() -> None:
+    with pytest.raises(ValueError, match=r"^Sequential \(B\): no module is called 'nothing'") as caught:
+        sosie.compare_weights(conv(), conv(1), sites_b="nothing", input_shape=(2, 8, 8))
+    assert "input_shape" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"null": "weights"}, {"probes": 512}])
+def test_options_that_measures_of_tensors_do_not_have(option: dict[str, str | int]) -> None:
+    with pytest.raises(
+        ValueError, match=f"{next(iter(option))}= is for wcka and wcka_uncentred, not for weight_cosine"
+    ):
+        sosie.compare_weights(dense([6, 2]), dense([6, 2]), "weight_cosine", **option)  # type: ignore[arg-type]
+
+
+def test_both_kinds_of_measures_at_once_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="weight_cosine: of single tensors; wcka: of networks up to a layer"):
+        sosie.compare_weights(dense([6, 2]), dense([6, 2]), ["wcka", "weight_cosine"])
+
+
+def test_a_base_is_refused_before_neurons_are_matched() -> None:
+    with pytest.raises(ValueError, match="base= is for measures of tensors, not for wcka"):
+        sosie.compare_weights(dense([6, 2]), dense([6, 4, 2]), match="weights", base=dense([6, 2]))
+
+
+def test_no_weights_at_all() -> None:
+    with pytest.raises(ValueError, match=r"ReLU \(A\) has no weights"):
+        sosie.compare_weights(nn.ReLU(), nn.ReLU(), "weight_cosine")
+
+
+def test_matching_and_maps_guess_one_input() -> None:
+    for layer in (nn.Conv2d(1, 2, 3), nn.Conv2d(3, 2, 3), nn.Conv2d(3, 2, 3, stride=2)):
+        guessed = example_input(layer).shape[1:]
+        expected = 28 if layer.in_channels == 1 else 224 if layer.stride[0] > 1 else 32
+        assert guessed == (layer.in_channels, expected, expected)
+        assert candidates(layer, "A", None)[0][0] == guessed

@@ -110,5 +110,11 @@ def test_what_is_wrong_is_said() -> None:
         fit_together(network, 3, x, y[:9], epochs=1)
     with pytest.raises(ValueError, match="there are fgsm"):
         fit_together(network, 3, x, y, epochs=1, strategy="madry")
-    with pytest.raises(RuntimeError, match="random"):
+    with pytest.raises(ValueError, match=r"'1' \(Dropout\) draws random numbers"):
         fit_together(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 2)).double(), 2, x, y, epochs=1)
+
+
+def test_networks_of_several_shapes_are_refused() -> None:
+    widths = iter((3, 4))
+    with pytest.raises(ValueError, match=r"one architecture: weight of network 0 is \(3, 5\), of network 1 \(4, 5\)"):
+        fit_together(lambda: nn.Linear(5, next(widths)), 2, torch.rand(4, 5), torch.zeros(4).long(), epochs=1)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from .quiet import as_found
 
-SIDES = {1: (16, 64, 256, 1024), 2: (32, 28, 64, 96, 128, 224), 3: (8, 16, 32)}  # tried in turn, by axes of space
+SIDES = {1: (16, 64, 256, 1024), 2: (32, 28, 64, 96, 128, 224, 256), 3: (8, 16, 32)}  # tried in turn, by axes of space
 TOKENS = 8
 BATCH = 2
 
@@ -31,9 +32,8 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     shapes: list[tuple[int, ...]]
     if isinstance(first, nn.Linear):
         shapes = [(first.in_features,)]
-    elif isinstance(first, _CONVOLUTIONS):
-        axes = first.weight.ndim - 2
-        shapes = [(first.in_channels, *[side] * axes) for side in SIDES[axes]]
+    elif isinstance(first, _ConvNd):
+        shapes = shapes_for(first)
     else:
         raise ValueError("the model's first layer does not tell what it takes: give input_shape=")
     failure: Exception | None = None
@@ -49,8 +49,18 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; it said: {failure}")
 
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_FIRST = (nn.Linear, nn.Embedding, *_CONVOLUTIONS)
+def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
+    """Shapes of one input that a first convolution takes, the likeliest first."""
+    axes = first.weight.ndim - 2
+    sides: Sequence[int] = SIDES[axes]
+    if isinstance(first, nn.Conv2d):
+        # Grey images are mostly MNIST's, images that the first layer makes smaller mostly ImageNet's.
+        best = 28 if first.in_channels == 1 else 224 if first.stride[0] > 1 else 32
+        sides = sorted(sides, key=lambda side: side != best)
+    return [(first.in_channels, *[side] * axes) for side in sides]
+
+
+_FIRST = (nn.Linear, nn.Embedding, _ConvNd)
 
 
 def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:

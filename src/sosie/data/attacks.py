@@ -107,6 +107,8 @@ class Attack:
         """
         index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
         self._check_inputs(x, index)
+        if self.needs_labels and y is not None:
+            _check_labels(x, y, index)
         with _as_found(model, x), torch.inference_mode(False), torch.enable_grad():
             clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
             if self.kind == "gaussian":
@@ -134,7 +136,7 @@ class Attack:
     def _target(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor | None) -> Tensor:
         """Labels, or the probabilities of the clean inputs for TRADES."""
         if self.needs_labels and y is not None:
-            return y.to(x.device)
+            return y.to(x.device, torch.int64)
         with torch.no_grad():
             logits = model(x.clone())
         return logits.argmax(-1) if self.needs_labels else logits.softmax(-1)
@@ -213,6 +215,13 @@ def open_attack(given: str | Attack) -> Attack:
     if wrong := [name for name in options if name not in known]:
         raise ValueError(f"{given!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
     return Attack(kind, **options)
+
+
+def _check_labels(x: Tensor, y: Tensor, index: Tensor) -> None:
+    if y.is_floating_point() or y.is_complex():
+        raise TypeError(f"labels are whole numbers, got {y.dtype}")
+    if y.shape != index.shape:
+        raise ValueError(f"need one label an input: inputs {tuple(x.shape)}, labels {tuple(y.shape)}")
 
 
 def _lengths(x: Tensor, lead: int) -> Tensor:

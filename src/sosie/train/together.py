@@ -127,6 +127,7 @@ class _Stack:
     def of(make: Callable[[], nn.Module], seeds: tuple[int, ...], device: torch.device) -> _Stack:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             models = [_made(make, seed).to(device).train() for seed in seeds]
+        _check_alike(models)
         parameters, buffers = stack_module_state(models)
         return _Stack(copy.deepcopy(models[0]).to("meta"), models[0].eval(), seeds, parameters, buffers)
 
@@ -197,3 +198,19 @@ def _epochs_to_keep(keep: Iterable[int] | None, epochs: int) -> set[int]:
     if wrong := sorted(epoch for epoch in kept if not 0 <= epoch <= epochs):
         raise ValueError(f"keep names epoch {wrong[0]}, but there are epochs 0 (before training) to {epochs}")
     return kept
+
+
+def _check_alike(models: Sequence[nn.Module]) -> None:
+    """Refuse networks that cannot be one function of stacked parameters, before torch does in its own words."""
+    for name, module in models[0].named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
+            raise ValueError(f"{name!r} ({type(module).__name__}) draws random numbers: train such networks with fit")
+    first = models[0].state_dict()
+    for k, model in enumerate(models[1:], 1):
+        for name, value in model.state_dict().items():
+            there = tuple(first[name].shape) if name in first else "not there"
+            if there != tuple(value.shape):
+                raise ValueError(
+                    f"need networks of one architecture: {name} of network 0 is {there}, of network {k} "
+                    f"{tuple(value.shape)}"
+                )

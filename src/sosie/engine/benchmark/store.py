@@ -27,6 +27,8 @@ class Store:
         self.folder = Path(folder)
         self.resume = resume
         self._made: set[Path] = set()  # in this run: without resume older ones are made anew
+        if self.folder.exists() and not self.folder.is_dir():
+            raise NotADirectoryError(f"{self.folder} is a file: a benchmark needs a folder of its own")
         path = self.folder / SETTINGS
         wanted = json.loads(as_text(settings))
         if path.exists():

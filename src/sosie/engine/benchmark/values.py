@@ -129,8 +129,9 @@ def _in_turn(function: Callable[[tuple[int, int]], float], pairs: Pairs, threads
 
 
 def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> Found:
-    """From end to end where the measure reads maps; else the mean over tensors that both networks have."""
+    """From end to end where the measure reads maps; else the mean over layers, which both networks must have."""
     from ..weights import compare_weights
+    from ..weights.layers import ALL
 
     whole = issubclass(measure.reads, LinearMaps)
     sites = {"sites_a": "output"} if whole else {}
@@ -145,9 +146,12 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
         values = pair[measure.name].value
         if values.shape[0] != values.shape[1]:
             raise ValueError("the networks do not have the same tensors")
-        mean = float(np.mean(np.diagonal(values)))
+        # All tensors in a row have no spectrum, and count once already.
+        layers = [k for k, site in enumerate(pair.sites_a) if whole or site != ALL]
+        mean = float(np.mean(np.diagonal(values)[layers]))
         if not np.isfinite(mean):
-            raise ValueError(next((c.text for c in pair[measure.name].caveats), "undefined"))
+            told = [c.text for c in pair[measure.name].caveats if whole or ALL not in (c.site_a, c.site_b)]
+            raise ValueError(next(iter(told), "undefined"))
         return mean
 
     return _one_by_one(value, pairs, None)

@@ -62,9 +62,11 @@ def compare_weights(
     chosen = _chosen(measures)
     of_tensors = [m.name for m in chosen if not issubclass(m.reads, LinearMaps)]
     if of_tensors and len(of_tensors) < len(chosen):
+        of_maps = ", ".join(m.name for m in chosen if m.name not in of_tensors)
         raise ValueError(
-            f"{', '.join(of_tensors)}: of single tensors, and the others of networks up to a layer; ask for them apart"
+            f"{', '.join(of_tensors)}: of single tensors; {of_maps}: of networks up to a layer; ask for them apart"
         )
+    _check_options(of_tensors, base=base, null=null, probes=probes)
     if len(things) > 2 and sites_b is not None:
         raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
     if match not in (None, "weights"):
@@ -82,8 +84,6 @@ def compare_weights(
         return _of_tensors(sources, chosen, about, base=started, match=match, **(matching if match else {}))
     if match is not None:
         _match(sources, matching)
-    if base is not None:
-        raise ValueError(f"base= is for measures of tensors, not for {', '.join(m.name for m in chosen)}")
     size = parse_size(memory)
     plan = Plan(
         chosen, input_shape, _probes(probes), draws_of(null, draws, "weights"), seed, MEMORY if size is None else size
@@ -121,6 +121,15 @@ def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[M
     if others := [measure.name for measure in found if not measure.reads_weights]:
         raise ValueError(f"{', '.join(others)}: not of weights; there are {known}, and compare takes data")
     return found
+
+
+def _check_options(of_tensors: Sequence[str], **given: Any) -> None:
+    """Refuse what the measures asked for would not look at."""
+    base = given.pop("base")
+    if base is not None and not of_tensors:
+        raise ValueError("base= is for measures of tensors, not for wcka")
+    if unread := [f"{name}=" for name, value in given.items() if value is not None and of_tensors]:
+        raise ValueError(f"{unread[0]} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
 
 
 def _probes(probes: int | None) -> int | None:

@@ -69,6 +69,8 @@ def task_vector(model: Model, base: Model, names: tuple[str, str] = ("the model"
 def tensors_at(model: Model, base: Model | None, sites: Sequence[str], label: str) -> Found:
     """For each site its weights in float64, or what became of them since the base; or, in words, why there are none."""
     weights = parameters_of(model)
+    if not weights:
+        raise ValueError(f"{label} has no weights")
     check_finite(weights, label)
     nothing = "all its weights are 0"
     if base is not None:

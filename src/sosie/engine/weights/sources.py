@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...capture import Linearised, NotLinear, Site, as_found, check_linear, linearised, weighted_layers
+from ...capture import Linearised, NotLinear, Site, SiteError, as_found, check_linear, linearised, weighted_layers
+from ...capture.examples import shapes_for
 from ...models import open_model, with_name
 from ...results import Side
-
-SIZES = (32, 28, 64, 96, 128, 224, 256)  # of square images that are tried where nothing says it
 
 
 @dataclass
@@ -71,6 +70,8 @@ class WeightSource:
                 return
             except NotLinear as error:
                 raise NotLinear(f"{self.name}: {error}") from error
+            except SiteError as error:  # no other shape would help
+                raise type(error)(f"{self.name}: {error}") from error
             except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
                 failed.append(f"{_by(shape)}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
         raise ValueError(
@@ -137,11 +138,7 @@ def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tupl
     if isinstance(first, nn.Linear):
         return [(first.in_features,)], False
     if isinstance(first, nn.Conv2d):
-        # Grey images are mostly MNIST's, images that the first layer makes smaller mostly ImageNet's.
-        step = first.stride[0]
-        best = 28 if first.in_channels == 1 else 224 if step > 1 else 32
-        sizes = sorted(SIZES, key=lambda size: size != best)
-        return [(first.in_channels, size, size) for size in sizes], True
+        return shapes_for(first), True
     kind = "no layer of weights" if first is None else type(first).__name__
     raise ValueError(f"{name}: {kind} does not say how large an input is; give input_shape=, as (3, 32, 32)")
 

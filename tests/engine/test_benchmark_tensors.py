@@ -1,0 +1,41 @@
+"""Measures of single tensors in the benchmark, and folders that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sosie
+from sosie.engine.benchmark import SCALES
+from sosie.engine.benchmark.candidates import open_candidates
+from sosie.engine.benchmark.store import Store
+from sosie.engine.benchmark.values import values_of
+from sosie.measures import MEASURES
+from sosie.stats import TensorPair
+
+
+@pytest.mark.parametrize("name", [n for n, m in MEASURES.items() if m.reads is TensorPair])
+def test_measures_of_tensors_are_the_mean_over_layers(name: str) -> None:
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)) for _ in range(2)]
+    found = values_of(open_candidates([name], SCALES["smoke"])[0], models, [(0, 1), (0, 0)])
+    layers = [sosie.measure(name, models[0][k].weight, models[1][k].weight) for k in (0, 2)]
+    assert found.values[0] == pytest.approx(np.mean(layers), rel=1e-12)
+    assert found.values[1] == pytest.approx(MEASURES[name].same, abs=1e-12)
+
+
+def test_networks_without_tensors_in_common_say_so() -> None:
+    models = [torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)) for _ in range(2)]
+    models[1][0] = torch.nn.Linear(6, 4)
+    found = values_of(open_candidates(["weight_cosine"], SCALES["smoke"])[0], models, [(0, 1)])
+    assert not found.defined.any()
+    assert "one shape" in next(iter(found.reasons))
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NotADirectoryError, match="taken is a file: a benchmark needs a folder of its own"):
+        Store(tmp_path / "taken", {})
