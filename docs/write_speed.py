@@ -55,8 +55,8 @@ TITLES = {
 # A line of words where the file's own description leaves open what the numbers are; in braces, numbers of the file.
 WORDS = {
     "weights": """wcka of all {pairs:,} pairs of {networks} networks 784-32-32-32-32-10, every depth with every depth.
-        *One call* has the products of all pairs and the result of one; that of another pair is made when it is read,
-        with chance and caveats, in some milliseconds that are not counted here. The loops multiply a network's weights
+        *One call* gives the table of models by models with `matrix`; what there is to say about a pair beside its
+        values, as chance, is made when the pair is read, and not counted. The loops multiply a network's weights
         anew for each pair and compare factors (*every pair of depths*) or kernels of 784 x 784 (*same depths only*);
         they were timed on {subset} pairs.""",
     "together": "Each network has its own seed and order of images, and ends as it would alone, to rounding.",

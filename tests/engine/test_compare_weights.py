@@ -286,7 +286,9 @@ def test_a_result_like_any_other(tmp_path: object) -> None:
 def test_the_matrix_of_models_is_that_of_their_pairs(measure: str) -> None:
     """Chains of two shapes and a network that is none, in an order that mixes them: tables are made group by group."""
     norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).eval()
-    models = [dense([6, 4, 2]), dense([6, 5, 3, 2], seed=1), norm, dense([6, 4, 2], seed=2), dense([6, 5, 3, 2], seed=3)]
+    sizes = [[6, 4, 2], [6, 5, 3, 2], [6, 4, 2], [6, 5, 3, 2]]
+    models = [dense(each, seed=seed) for seed, each in enumerate(sizes)]
+    models.insert(2, norm)
     for probes in (None, 256):
         found = sosie.compare_weights(models, measures=measure, probes=probes)
         matrix = found.matrix(measure)
