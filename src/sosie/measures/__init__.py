@@ -1,5 +1,6 @@
 """Measures, one file a family; each is a function of a view with declared facts."""
 
+from .atoms import atom_cosine, atom_grassmann
 from .correlations import cca_r2, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, settled
 from .dissimilarities import rsa, rsm_norm_difference
@@ -54,6 +55,8 @@ __all__ = [
     "accuracy_difference",
     "agreement",
     "aligned_cosine",
+    "atom_cosine",
+    "atom_grassmann",
     "bad_churn",
     "bures_distance",
     "cca_r2",

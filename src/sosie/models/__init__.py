@@ -1,6 +1,17 @@
 """Networks to compare: small ones of our own, and whatever a specification names."""
 
 from .alexnet import alexnet
+from .atoms import (
+    AtomConv2d,
+    Decomposed,
+    atom_layers,
+    decompose,
+    freeze,
+    load_atoms,
+    recompose,
+    share_coefficients,
+    with_atoms,
+)
 from .cifar_resnet import cifar_resnet
 from .efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from .inception import inception_v1
@@ -16,30 +27,39 @@ from .vit import vit
 from .weights import load_weights, read_weights
 
 __all__ = [
+    "AtomConv2d",
+    "Decomposed",
     "NamedModel",
     "Normalise",
     "Tokenise",
     "alexnet",
+    "atom_layers",
     "build_model",
     "cifar_resnet",
+    "decompose",
     "efficientnet_lite0",
     "efficientnet_lite1",
     "efficientnet_lite2",
+    "freeze",
     "inception_v1",
     "list_models",
+    "load_atoms",
     "load_weights",
     "open_model",
     "parse_normalisation",
     "read_weights",
+    "recompose",
     "resnet18",
     "resnet34",
     "resnet50",
     "resnet101",
     "resnet152",
+    "share_coefficients",
     "small_cnn",
     "tiny10",
     "vgg11",
     "vgg11_bn",
     "vit",
+    "with_atoms",
     "with_name",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .atoms import with_atoms
 from .layers import initialise
 from .registry import State, architecture, dimension
 
@@ -14,7 +15,7 @@ from .registry import State, architecture, dimension
 class AlexNet(nn.Module):
     """Five convolutions (`features.N`) and three linear layers (`classifier.N`), a ReLU between any two."""
 
-    def __init__(self, classes: int, hidden: int, channels: int) -> None:
+    def __init__(self, classes: int, hidden: int, channels: int, dropout: float) -> None:
         super().__init__()
         self.features = nn.Sequential(
             *(nn.Conv2d(channels, 64, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
@@ -25,8 +26,8 @@ class AlexNet(nn.Module):
         )
         self.avgpool = nn.AdaptiveAvgPool2d(4)
         self.classifier = nn.Sequential(
-            *(nn.Dropout(0.5), nn.Linear(256 * 16, hidden), nn.ReLU()),
-            *(nn.Dropout(0.5), nn.Linear(hidden, hidden), nn.ReLU()),
+            *(nn.Dropout(dropout), nn.Linear(256 * 16, hidden), nn.ReLU()),
+            *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
             nn.Linear(hidden, classes),
         )
         initialise(self)
@@ -39,11 +40,18 @@ def _read_options(state: State) -> dict[str, Any]:
     return {
         "classes": dimension(state, "classifier.6.weight", 0),
         "hidden": dimension(state, "classifier.1.weight", 0),
-        "channels": dimension(state, "features.0.weight", 1),
+        "channels": dimension(state, "features.0.weight", 1) or dimension(state, "features.0.coefficients", 1),
+        "atoms": dimension(state, "features.0.atoms", 0),
     }
 
 
 @architecture(_read_options)
-def alexnet(classes: int = 10, hidden: int = 1024, channels: int = 3) -> nn.Module:
-    """AlexNet of Krizhevsky et al. 2012 fitted to CIFAR: stride 1 in the first layer, a narrower head."""
-    return AlexNet(classes, hidden, channels)
+def alexnet(
+    classes: int = 10, hidden: int = 1024, channels: int = 3, dropout: float = 0.5, atoms: int | None = None
+) -> nn.Module:
+    """AlexNet of Krizhevsky et al. 2012 fitted to CIFAR: stride 1 in the first layer, a narrower head.
+
+    `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
+    """
+    model = AlexNet(classes, hidden, channels, dropout)
+    return model if atoms is None else with_atoms(model, atoms)

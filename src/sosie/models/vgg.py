@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .atoms import with_atoms
 from .layers import initialise
 from .registry import State, architecture, dimension
 
@@ -17,7 +18,9 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling follow
 class VGG(nn.Module):
     """Eight convolutions (`features.N`) and three linear layers (`classifier.N`)."""
 
-    def __init__(self, *, classes: int, size: int, hidden: int, batch_norm: bool, channels: int) -> None:
+    def __init__(
+        self, *, classes: int, size: int, hidden: int, batch_norm: bool, channels: int, dropout: float
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = channels
@@ -33,8 +36,8 @@ class VGG(nn.Module):
         side = max(1, size // 32)
         self.avgpool = nn.AdaptiveAvgPool2d(side)
         self.classifier = nn.Sequential(
-            *(nn.Linear(before * side * side, hidden), nn.ReLU(), nn.Dropout(0.5)),
-            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.5)),
+            *(nn.Linear(before * side * side, hidden), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
             nn.Linear(hidden, classes),
         )
         initialise(self)
@@ -49,20 +52,40 @@ def _read_options(state: State) -> dict[str, Any]:
         "classes": dimension(state, "classifier.6.weight", 0),
         "size": inputs and 32 * max(1, math.isqrt(inputs // STAGES[-1][-1])),
         "hidden": dimension(state, "classifier.0.weight", 0),
-        "channels": dimension(state, "features.0.weight", 1),
+        "channels": dimension(state, "features.0.weight", 1) or dimension(state, "features.0.coefficients", 1),
+        "atoms": dimension(state, "features.0.atoms", 0),
     }
 
 
 @architecture(_read_options)
-def vgg11(classes: int = 10, size: int = 32, hidden: int = 512, channels: int = 3) -> nn.Module:
+def vgg11(
+    classes: int = 10,
+    size: int = 32,
+    hidden: int = 512,
+    channels: int = 3,
+    dropout: float = 0.5,
+    atoms: int | None = None,
+) -> nn.Module:
     """VGG-11 of Simonyan and Zisserman 2015, for CIFAR by default.
 
-    `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network.
+    `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network. `atoms`: convolutions are made
+    of at most so many filter atoms each (`AtomConv2d`).
     """
-    return VGG(classes=classes, size=size, hidden=hidden, batch_norm=False, channels=channels)
+    shape = {"classes": classes, "size": size, "hidden": hidden, "channels": channels}
+    model = VGG(**shape, batch_norm=False, dropout=dropout)
+    return model if atoms is None else with_atoms(model, atoms)
 
 
 @architecture(_read_options)
-def vgg11_bn(classes: int = 10, size: int = 32, hidden: int = 512, channels: int = 3) -> nn.Module:
+def vgg11_bn(
+    classes: int = 10,
+    size: int = 32,
+    hidden: int = 512,
+    channels: int = 3,
+    dropout: float = 0.5,
+    atoms: int | None = None,
+) -> nn.Module:
     """VGG-11 with a batch norm after each convolution; options as for `vgg11`."""
-    return VGG(classes=classes, size=size, hidden=hidden, batch_norm=True, channels=channels)
+    shape = {"classes": classes, "size": size, "hidden": hidden, "channels": channels}
+    model = VGG(**shape, batch_norm=True, dropout=dropout)
+    return model if atoms is None else with_atoms(model, atoms)

@@ -1,6 +1,7 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
 from .answers import KINDS, Answers, Kind, Reader, check_labels
+from .atoms import AtomTable
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .joint_sums import JointMaker, JointSums, SiteSums
@@ -49,7 +50,7 @@ from .views import (
     UncentredAlignment,
     View,
 )
-from .weight_views import LinearMaps, TensorPair, UncentredLinearMaps, Weights
+from .weight_views import Atoms, LinearMaps, TensorPair, UncentredLinearMaps, Weights
 
 Statistic = Moments | Grams | Sample
 
@@ -63,6 +64,8 @@ __all__ = [
     "SMALLEST_GROUP",
     "Alignment",
     "Answers",
+    "AtomTable",
+    "Atoms",
     "Buckets",
     "Continuous",
     "Covariances",

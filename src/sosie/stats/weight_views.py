@@ -40,3 +40,21 @@ class TensorPair(Weights):
     def __post_init__(self) -> None:
         if self.x.shape != self.y.shape:
             raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
+
+
+@dataclass(frozen=True)
+class Atoms(Weights):
+    """Filter atoms of N and M models at one layer, (N, m, d) and (M, m, d): m atoms of d entries each.
+
+    Atom i of one model belongs to atom i of another only where the models share their coefficients.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 3 or self.x.shape[1:] != self.y.shape[1:]:
+            raise ValueError(
+                f"need atoms (models, atoms, entries) of one number and size, got {tuple(self.x.shape)} and "
+                f"{tuple(self.y.shape)}"
+            )
