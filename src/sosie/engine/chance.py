@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,10 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
+
+    def fields(self) -> dict[str, Any]:
+        """As `Values` has them."""
+        return {"null": self.null, "null_spread": self.spread, "p": self.p, "p_search": self.p_search}
 
 
 def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,24 +139,19 @@ def _values(
     def where_defined(found: Array | None) -> Array | None:
         return None if found is None else np.where(np.isnan(array), np.nan, found)
 
+    by_name = {} if by_chance is None else by_chance.fields()
+    at_random: dict[str, Any] = {name: where_defined(part) for name, part in by_name.items()}
     return Values(
         value=array,
         low=where_defined(reach[0]),
         high=where_defined(reach[1]),
-        null=None if by_chance is None else where_defined(by_chance.null),
-        null_spread=None if by_chance is None else where_defined(by_chance.spread),
-        p=None if by_chance is None else where_defined(by_chance.p),
-        p_search=None if by_chance is None else where_defined(by_chance.p_search),
         n=statistic.n,
         statistic=statistic.describe(),
         closer=measure.closer,
-        bounds=(_number(measure.bounds[0]), _number(measure.bounds[1])),
-        same=_number(measure.same),
+        bounds=measure.bounds,
+        same=measure.same,
+        **at_random,
     )
-
-
-def _number(bound: float | None) -> float | None:
-    return None if bound is None else float(bound)
 
 
 def constant_sites(spread: Tensor, side: Side, slack: float = 1) -> Array:

@@ -68,14 +68,13 @@ def _values(measure: Measure, sums: OutputSums, doubts: Sequence[str]) -> Values
     found += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
     low, high = _interval(measure, sums, value)
     chance = None if np.isnan(value).any() else chance_of(measure.base, sums)
-    bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
     return Values(
         value=value,
         n=sums.n,
         statistic=sums.describe(),
         closer=measure.closer,
-        bounds=(bottom, top),
-        same=None if measure.same is None else float(measure.same),
+        bounds=measure.bounds,
+        same=measure.same,
         low=low,
         high=high,
         null=None if chance is None else np.array([[chance.mean]]),

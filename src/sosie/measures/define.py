@@ -199,12 +199,13 @@ def define(
         if name in MEASURES:
             raise ValueError(f"a measure named {name!r} is already defined")
         summary = inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
+        low, high = (None if bound is None else float(bound) for bound in bounds)
         MEASURES[name] = measure = Measure(
             name,
             function,
             reads,
-            bounds,
-            same,
+            (low, high),
+            None if same is None else float(same),
             closer,
             frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
             symmetric,

@@ -55,7 +55,6 @@ class Evaluation:
     def _of(
         self, measure: Measure, value: Array, undefined: dict[tuple[int, int], str], chance: Chance | None
     ) -> Values:
-        bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
         low, high = self._interval(measure, value)
         found = [
             *caveats.of_undefined(undefined, *self.sides),
@@ -72,15 +71,12 @@ class Evaluation:
             n=self.pair.n,
             statistic=self.pair.describe(),
             closer=measure.closer,
-            bounds=(bottom, top),
-            same=None if measure.same is None else float(measure.same),
+            bounds=measure.bounds,
+            same=measure.same,
             low=low,
             high=high,
-            null=None if chance is None else chance.null,
-            null_spread=None if chance is None else chance.spread,
-            p=None if chance is None or not self.draws else chance.p,
-            p_search=None if chance is None or not self.draws else chance.p_search,
             caveats=tuple(found),
+            **({} if chance is None else (chance if self.draws else Chance(chance.null, chance.spread)).fields()),
         )
 
     def _matrices(

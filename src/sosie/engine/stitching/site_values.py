@@ -131,14 +131,13 @@ def _measured(measure: Measure, sums: dict[Pair, JointSums], found: SitePairs, s
         caveats.append(Caveat(_POSITIONS))
     between = f"{rows[0]:,} to {rows[-1]:,}" if len(rows) > 1 else f"{rows[0]:,}"
     products = str(next(iter(sums.values())).products).removeprefix("torch.")
-    low, high = (None if bound is None else float(bound) for bound in measure.bounds)
     return Values(
         _matrix(found, values),
         n=rows[0],
         statistic=f"the sums of the fit: {between} rows a pair, {products} products",
         closer=measure.closer,
-        bounds=(low, high),
-        same=None if measure.same is None else float(measure.same),
+        bounds=measure.bounds,
+        same=measure.same,
         caveats=tuple(caveats),
     )
 

@@ -49,21 +49,17 @@ def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told
     value = array_of(settled(found.value, measure))
     low, high = _interval(measure, found, value)
     chance = _chance(measure, found, drawn, value, told)
-    bottom, top = (None if bound is None else float(bound) for bound in measure.bounds)
     return Values(
         value=value,
         n=told.n,
         statistic=told.statistic,
         closer=measure.closer,
-        bounds=(bottom, top),
-        same=None if measure.same is None else float(measure.same),
+        bounds=measure.bounds,
+        same=measure.same,
         low=low,
         high=high,
-        null=None if chance is None else chance.null,
-        null_spread=None if chance is None else chance.spread,
-        p=None if chance is None else chance.p,
-        p_search=None if chance is None else chance.p_search,
         caveats=tuple(_doubts(measure, value, chance, told)),
+        **({} if chance is None else chance.fields()),
     )
 
 
