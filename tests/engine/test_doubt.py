@@ -146,7 +146,7 @@ def test_close_to_chance_an_interval_is_not_relied_on() -> None:
 
 
 def test_chance_on_fewer_rows_is_said() -> None:
-    c = sosie.compare(*related(3000), measures="linear_cka", null="permutation", draws=9)
+    c = sosie.compare(*related(3000), measures="linear_cka", null="permutation", draws=19)
     assert "p-values rest on a sample of 2048 of 3000 rows" in c.rows()[0]["caveats"]
 
 

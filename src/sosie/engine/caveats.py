@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ..measures import Measure
-from ..results import Caveat, Side, Values
+from ..results import LEVEL, Caveat, Side, Values
 from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
-from .chance import Chance
+from .chance import FEWEST_DRAWS, Chance
 from .doubt import Doubt
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
@@ -130,6 +130,12 @@ def _explains(caveat: Caveat) -> bool:
     return caveat.text.startswith(("undefined", "features do not vary", "rows of the "))
 
 
+def of_draws(draws: int) -> Iterator[Caveat]:
+    """Why there are no p-values, where too few draws were asked for; 0 if none were."""
+    if 0 < draws < FEWEST_DRAWS:
+        yield Caveat(f"no p-values: p ≤ {LEVEL:g} takes {FEWEST_DRAWS} draws or more, got draws={draws}")
+
+
 def of_chance(
     measure: Measure, values: Values, by_chance: Chance | None, doubt: Doubt, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
@@ -137,10 +143,11 @@ def of_chance(
     if doubt.draws and not measure.paired:
         yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
     elif doubt.draws and values.p is None:
-        yield Caveat("no p-values: there is no room for the rows they would take; raise memory=")
+        no_room = Caveat("no p-values: there is no room for the rows they would take; raise memory=")
+        yield next(of_draws(doubt.draws), no_room)
     if doubt.interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
-    if by_chance is not None and by_chance.rows is not None:
+    if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:
         yield Caveat(

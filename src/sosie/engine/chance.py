@@ -15,12 +15,14 @@ from torch import Tensor
 from ..linalg import Invariants, permuted_moments
 from ..measures import Measure
 from ..progress import Progress
+from ..results import LEVEL
 from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffle, Statistic
 from .pairwise import Widths, by_pair
 
 Array = np.ndarray
 TIE = 1e-9  # how near a shuffled value counts as equal
 TIE_IN_FLOAT32 = 1e-5
+FEWEST_DRAWS = round(1 / LEVEL) - 1  # below it p is above the level, whatever the value
 LONG = 120.0  # seconds of drawing that are announced
 
 
@@ -146,11 +148,16 @@ def _foretell(seconds: float, draws: int, names: Sequence[str]) -> None:
 def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
     """Mean, spread, and p-values; the observed value counts as one of the draws, so that p is never 0.
 
+    Fewer than `FEWEST_DRAWS` give no p-values: every value would seem to be what chance gives.
+
     A draw that is nearer to the value than `tie` is as close: the difference may be rounding.
 
     For the search over all pairs each pair is put on its own scale, and the closest of all pairs is what a value
     has to beat (Westfall and Young's max statistic).
     """
+    mean, spread_of_draws = drawn.mean(0), drawn.std(0, ddof=1) if len(drawn) > 1 else None
+    if len(drawn) < FEWEST_DRAWS:
+        return Chance(mean, spread_of_draws)
     sign = 1.0 if measure.closer == "up" else -1.0
     everything = sign * np.concatenate([value[None], drawn])
     own = everything[0]
@@ -165,7 +172,7 @@ def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Ch
     unknown = ~np.isfinite(value) | ~np.isfinite(drawn).all(0)
     for array in (p, p_search):
         array[unknown] = np.nan
-    return Chance(drawn.mean(0), drawn.std(0, ddof=1) if len(drawn) > 1 else None, p, p_search)
+    return Chance(mean, spread_of_draws, p, p_search)
 
 
 def _array(value: Tensor) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -11,6 +13,8 @@ from ..results import Comparison, is_shifted
 from .text import NARROWEST, _bullets, _number, safe_text
 from .words import doubts, sentence, shorten, visible
 
+Column = tuple[str, list[str]]  # its title and cells
+
 
 def print_in_order(result: Comparison, console: Console) -> None:
     """What was found at each pair, intervals where there is room, and every caveat once."""
@@ -19,20 +23,24 @@ def print_in_order(result: Comparison, console: Console) -> None:
         a if a == b else f"{a} → {b}"
         for a, b in zip(map(visible, result.sites_a), map(visible, result.sites_b), strict=True)
     ]
+    longest = max(map(len, sites))
     for intervals in (True, False):
         columns = [_column(result, name, intervals=intervals and not k) for k, name in enumerate(result.values)]
-        taken = sum(max(map(len, (*title.split("\n"), *cells))) + 2 for title, cells in columns)
-        longest = max(map(len, sites))
+        taken = sum(map(_width, columns))
         room = max(min(longest, console.width - taken - 2), min(longest, NARROWEST))
         if taken + room < console.width:
             break
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("shift" if is_shifted(result) else "layer", no_wrap=True, overflow="crop")
-    for title, _ in columns:
-        table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
-    for k, site in enumerate(sites):
-        table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in columns))
-    console.print(table)
+    else:
+        room = min(longest, max(NARROWEST, console.width // 3))
+    head = "shift" if is_shifted(result) else "layer"
+    for some in _fitting(columns, console.width - max(room, len(head)) - 2):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(head, no_wrap=True, overflow="crop")
+        for title, _ in some:
+            table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
+        for k, site in enumerate(sites):
+            table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some))
+        console.print(table)
     found: dict[str, list[str]] = {}
     for name in result.values:
         for doubt in doubts(result, name):
@@ -45,7 +53,23 @@ def print_in_order(result: Comparison, console: Console) -> None:
     )
 
 
-def _column(result: Comparison, name: str, *, intervals: bool) -> tuple[str, list[str]]:
+def _width(column: Column) -> int:
+    title, cells = column
+    return max(map(len, (*title.split("\n"), *cells))) + 2
+
+
+def _fitting(columns: list[Column], width: int) -> Iterator[list[Column]]:
+    """As many at a time as fit into a table: half a number would pass for a whole one."""
+    some: list[Column] = []
+    for column in columns:
+        if some and sum(map(_width, (*some, column))) > width:
+            yield some
+            some = []
+        some.append(column)
+    yield some
+
+
+def _column(result: Comparison, name: str, *, intervals: bool) -> Column:
     values = result[name]
     cells = [_number(value) for value in np.diag(values.value)]
     if intervals and values.low is not None and values.high is not None:

@@ -62,6 +62,7 @@ class Evaluation:
             *self._too_noisy(measure, value),
             *self._words(measure),
             *self._about_the_interval(low, value, chance),
+            *caveats.of_draws(self.draws),
             *data_caveats.of_one_direction(measure, self.pair, *self.sides),
             *caveats.of_bounds(measure, value),
         ]

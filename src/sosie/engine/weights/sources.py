@@ -139,8 +139,8 @@ def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tupl
         return [(first.in_features,)], False
     if isinstance(first, nn.Conv2d):
         return shapes_for(first), True
-    kind = "no layer of weights" if first is None else type(first).__name__
-    raise ValueError(f"{name}: {kind} does not say how large an input is; give input_shape=, as (3, 32, 32)")
+    why = "no linear layer or convolution says" if first is None else f"{type(first).__name__} does not say"
+    raise ValueError(f"{name}: {why} how large an input is; give input_shape=, as (3, 32, 32)")
 
 
 def _by(shape: tuple[int, ...]) -> str:

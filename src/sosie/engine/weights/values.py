@@ -16,6 +16,7 @@ from .. import caveats
 from ..chance import Chance, judged
 from ..interval import FEWEST_GROUPS, around
 from ..standard_error import by_jackknife
+from .probing import PROBES
 from .sources import WeightSource
 
 FEWEST_ENTRIES = 4  # of an input, for the formula of the chance level
@@ -58,7 +59,7 @@ def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told
         same=measure.same,
         low=low,
         high=high,
-        caveats=tuple(_doubts(measure, value, chance, told)),
+        caveats=tuple(_doubts(measure, value, chance, told, bounded=low is not None)),
         **({} if chance is None else chance.fields()),
     )
 
@@ -88,7 +89,9 @@ def _has_layout(told: Told) -> bool:
     return len(told.a.shape) > 1 or len(told.b.shape) > 1
 
 
-def _doubts(measure: Measure, value: np.ndarray, chance: Chance | None, told: Told) -> Iterator[Caveat]:
+def _doubts(
+    measure: Measure, value: np.ndarray, chance: Chance | None, told: Told, *, bounded: bool
+) -> Iterator[Caveat]:
     yield from _undefined(value, told)
     for source in (told.a, told.b):
         if source.guessed:
@@ -96,7 +99,9 @@ def _doubts(measure: Measure, value: np.ndarray, chance: Chance | None, told: To
             yield Caveat(f"{source.name}: an input was taken to be {shape}; input_shape= says otherwise")
         yield from (Caveat(f"{source.name}: {text}") for text in source.notes)
     if "Gaussian" in told.statistic:
-        yield Caveat(f"estimated from {told.statistic}; more probes= narrow the interval, more memory= makes it exact")
+        more = "more probes= narrow the interval" if bounded else f"probes={PROBES} or more give an interval"
+        yield Caveat(f"estimated from {told.statistic}; {more}, more memory= makes it exact")
+    yield from caveats.of_draws(told.draws)
     if chance is None and _has_layout(told):
         yield Caveat(OF_ARCHITECTURE)
     yield from caveats.of_bounds(measure, value)

@@ -15,6 +15,9 @@ function caveats(found) {
   ])]);
 }
 
+// What is shuffled where no rows are paired, by the rule that makes the rows.
+const CHANCE = { "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn" };
+
 function method(found) {
   const { measure, pair } = found;
   const given = (kind, words) => {
@@ -30,7 +33,7 @@ function method(found) {
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
     ["Interval", given("low", "95 %, given for each pair")],
-    ["Chance", given("null", "what the measure gives when rows are paired at random: mean ± spread, for each pair")],
+    ["Chance", given("null", `what ${CHANCE[pair.rule] ?? "the measure gives when rows are paired at random"}: mean ± spread, for each pair`)],
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
