@@ -12,6 +12,9 @@ from ...models import AtomConv2d, atom_layers
 SHARED = 1e-6  # of their norm: more is not the rounding of a copy
 
 
+Named = tuple[str, AtomConv2d]
+
+
 def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
     """Raise unless the coefficients of every model are those of the first, to 1e-6 of their norm, layer by layer."""
     first_name, first = named[0][0], atom_layers(unwrap(named[0][1]))
@@ -20,11 +23,12 @@ def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
         common = [layer for layer in first if layer in layers]
         if not common:
             raise ValueError(f"{first_name} and {name} have no layer of atoms of one name")
-        for layer in common:
-            _check(layer, (first_name, first[layer]), (name, layers[layer]))
+        for check in (_check_shapes, _check_values):
+            for layer in common:
+                check(layer, (first_name, first[layer]), (name, layers[layer]))
 
 
-def _check(where: str, a: tuple[str, AtomConv2d], b: tuple[str, AtomConv2d]) -> None:
+def _check_shapes(where: str, a: Named, b: Named) -> None:
     (name_a, layer_a), (name_b, layer_b) = a, b
     if layer_a.atoms.shape != layer_b.atoms.shape:
         raise ValueError(
@@ -37,6 +41,11 @@ def _check(where: str, a: tuple[str, AtomConv2d], b: tuple[str, AtomConv2d]) -> 
             f"{where}: coefficients of {tuple(x.shape)} (outputs, inputs, atoms) in {name_a} and {tuple(y.shape)} in "
             f"{name_b} are not shared; joint='polar' compares layers of any number of channels"
         )
+
+
+def _check_values(where: str, a: Named, b: Named) -> None:
+    (name_a, layer_a), (name_b, layer_b) = a, b
+    x, y = layer_a.coefficients, layer_b.coefficients
     if x is y or x.data_ptr() == y.data_ptr():
         return
     u, v = x.detach().double(), y.detach().to(x.device).double()
