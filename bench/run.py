@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import atoms
 import bures
 import cpu
 import gpu
@@ -40,6 +41,7 @@ def main() -> None:
     bures.main()
     together.main()
     weights.main()
+    atoms.main()
     try:
         cpu.main()
         stitching.main()

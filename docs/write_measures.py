@@ -13,6 +13,7 @@ from sosie.measures.define import IMPLIED, TRANSFORMATIONS
 PATH = Path(__file__).parent / "measures.md"
 
 PAPERS = {
+    "atoms2023": "Anonymous 2023, Exploring neural network representational similarity using filter subspaces",
     "barannikov2022": "Barannikov et al. 2022, Representation topology divergence",
     "bhatia2019": "Bhatia et al. 2019, On the Bures–Wasserstein distance between positive definite matrices",
     "boixadsera2022": "Boix-Adserà et al. 2022, GULP: a prediction-based metric between representations",
@@ -32,6 +33,7 @@ PAPERS = {
     "kriegeskorte2008": "Kriegeskorte et al. 2008, Representational similarity analysis",
     "li2015": "Li et al. 2015, Convergent learning",
     "lin1991": "Lin 1991, Divergence measures based on the Shannon entropy",
+    "miao2021": "Miao et al. 2021, Continual learning with filter atom swapping",
     "may2019": "May et al. 2019, On the downstream performance of compressed word embeddings",
     "milanifard2016": "Milani Fard et al. 2016, Launch and iterate: reducing prediction churn",
     "mirsky1960": "Mirsky 1960, Symmetric gauge functions and unitarily invariant norms",

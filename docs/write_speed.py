@@ -45,6 +45,8 @@ TITLES = {
     "bures": "Normalised Bures similarity of sketches",
     "task2vec": "Fisher information",
     "weights": "Weights of many networks",
+    "atoms": "Filter atoms on a CPU",
+    "atoms-gpu": "Filter atoms on a GPU",
     "together": "Networks trained together on a CPU",
     "together-gpu": "Networks trained together on a GPU",
     "startup": "Starting up",

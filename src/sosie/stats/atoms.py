@@ -48,15 +48,16 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms of all models at once, (models, m, height, width) for each layer."""
         shapes = tuple(tuple(atoms.shape[1:]) for atoms in layers.values())
-        count = len(next(iter(layers.values())))
-        rows = torch.empty(count, sum(math.prod(shape) for shape in shapes), dtype=dtype)
+        first = next(iter(layers.values()))
+        count = len(first)
+        rows = torch.empty(count, sum(math.prod(shape) for shape in shapes), dtype=dtype, device=first.device)
         start = 0
         for layer, atoms in layers.items():
-            flat = atoms.detach().flatten(1).to(dtype)
+            flat = atoms.detach().flatten(1).to(first.device, dtype)
             norms = torch.linalg.vector_norm(flat.double(), dim=1)
             _check_norms(norms, layer, names)
             part = rows[:, start : start + flat.shape[1]]
-            torch.mul(flat, (1 / (norms * math.sqrt(len(shapes)))).to(dtype)[:, None].to(flat.device), out=part)
+            torch.mul(flat, (1 / (norms * math.sqrt(len(shapes)))).to(dtype)[:, None], out=part)
             start += flat.shape[1]
         own = tuple(map(str, range(count))) if names is None else tuple(names)
         return AtomTable(own, tuple(layers), shapes, rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...factory import is_factory, load_function
 from ...measures import MEASURES, Measure, find
 from ...results import Closer
-from ...stats import PairedRows
+from ...stats import Atoms, PairedRows
 from .scales import SLOW, Scale
 
 Of = Literal["activations", "models"]
@@ -63,7 +63,7 @@ def open_candidates(
 ) -> list[Candidate]:
     """All of sosie's measures of activations and of weights for None; else those named or given."""
     if measures is None:
-        given: list[Any] = [m for m in MEASURES.values() if not m.reads_outputs]
+        given: list[Any] = [m for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms]
     else:
         given = list(measures) if isinstance(measures, (list, tuple)) else [measures]
     found = [_open(one, scale, of, closer, rows) for one in given]
@@ -96,6 +96,8 @@ def _open(given: Any, scale: Scale, of: Of | None, closer: Closer | None, rows: 
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.reads_outputs:
         raise ValueError(f"{measure.name} compares what models answer, which is what measures are held against here")
+    if measure.reads is Atoms:
+        raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"
     most, why = scale.test, ""
     if issubclass(measure.reads, PairedRows):

@@ -137,7 +137,7 @@ def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tupl
     first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))), None)
     if isinstance(first, nn.Linear):
         return [(first.in_features,)], False
-    if isinstance(first, nn.Conv2d):
+    if first is not None and first.weight.ndim == 4 and not first.transposed:
         return shapes_for(first), True
     why = "no linear layer or convolution says" if first is None else f"{type(first).__name__} does not say"
     raise ValueError(f"{name}: {why} how large an input is; give input_shape=, as (3, 32, 32)")
