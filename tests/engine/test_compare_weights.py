@@ -298,3 +298,13 @@ def test_the_matrix_of_models_is_that_of_their_pairs(measure: str) -> None:
             assert matrix[i, j] == matrix[j, i] == pytest.approx(summarise(pair, measure).diagonal_mean, abs=1e-12)
         assert (matrix.diagonal() == 1).all()
         assert (3, 1) not in found.pairs
+
+
+def test_matching_is_no_matter_to_wcka_and_that_is_said() -> None:
+    a, b = (dense([6, 5, 4], seed=seed) for seed in (0, 1))
+    plain, matched = sosie.compare_weights(a, b), sosie.compare_weights(a, b, match="weights")
+    assert isinstance(plain, Comparison)
+    assert isinstance(matched, Comparison)
+    assert np.array_equal(plain.matrix(), matched.matrix())
+    assert any("in any order" in caveat.text for caveat in matched["wcka"].caveats)
+    assert not any("in any order" in caveat.text for caveat in plain["wcka"].caveats)

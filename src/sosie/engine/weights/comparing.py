@@ -96,11 +96,15 @@ def compare_weights(
         options = AtomOptions(joint, started, match is not None, input_shape, drawn, seed)
         atoms = open_atoms(sources, of_atoms, options) if of_atoms else None
         return _of_tensors(sources, chosen, about, atoms, base=started, match=match, **(matching if match else {}))
-    if match is not None:
-        _match(sources, matching)
     size = parse_size(memory)
     plan = Plan(
-        chosen, input_shape, _probes(probes), draws_of(null, draws, "weights"), seed, MEMORY if size is None else size
+        chosen,
+        input_shape,
+        _probes(probes),
+        draws_of(null, draws, "weights"),
+        seed,
+        MEMORY if size is None else size,
+        match is not None,
     )
     found, value = measure_all(sources, plan, about)
     if len(sources) == 2:
@@ -154,14 +158,6 @@ def _probes(probes: int | None) -> int | None:
             f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval"
         )
     return -(-probes // BLOCK) * BLOCK
-
-
-def _match(sources: list[WeightSource], matching: dict[str, Any]) -> None:
-    """Put the neurons of every model but the first into the order that fits the first best."""
-    from .matching import match_weights
-
-    for source in sources[1:]:
-        source.model = match_weights(sources[0].model, source.model, **matching).model_b
 
 
 def _check_joint(joint: Joint, of_atoms: Sequence[Measure], match: str | None, base: Any) -> None:

@@ -38,6 +38,7 @@ class Plan:
     draws: int
     seed: int
     memory: int
+    matched: bool = False  # whether neurons were to be put into matching order first
 
     @property
     def kinds(self) -> list[bool]:
@@ -67,7 +68,7 @@ def measure_all(
                 for draw in range(plan.draws):
                     drawn.append(every.with_other(i, shuffled(b, plan.seed, draw)))
                     bar.advance()
-        told = Told(a, b, every.statistic, every.n, plan.draws)
+        told = Told(a, b, every.statistic, every.n, plan.draws, plan.matched)
         values = {m.name: values_of(m, every.found(i, j, m), [d[m.name] for d in drawn], told) for m in plan.measures}
         return Comparison(a.known, b.known, values, "entries of the input", about)
 

@@ -44,6 +44,7 @@ class Told:
     statistic: str
     n: int
     draws: int
+    matched: bool
 
 
 def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told) -> Values:
@@ -93,6 +94,8 @@ def _doubts(
     measure: Measure, value: np.ndarray, chance: Chance | None, told: Told, *, bounded: bool
 ) -> Iterator[Caveat]:
     yield from _undefined(value, told)
+    if told.matched:
+        yield Caveat(f"{measure.name} is the same for neurons in any order: they were not matched")
     for source in (told.a, told.b):
         if source.guessed:
             shape = " × ".join(map(str, source.shape))
