@@ -118,7 +118,7 @@ def test_epochs_are_told_and_the_mode_is_restored() -> None:
     model, told, modes = convolution(), [], []
 
     def look(epoch: int) -> None:
-        told.append((epoch, float(model[0].weight.sum())))
+        told.append((epoch, float(model[0].weight.detach().sum())))
         accuracy(model.eval(), x[:4], y[:4])
 
     model[2].register_forward_hook(lambda module, args, out: modes.append(module.training))
@@ -126,7 +126,7 @@ def test_epochs_are_told_and_the_mode_is_restored() -> None:
     fit(model, x, y, epochs=3, seed=0, after_epoch=look)
     assert [epoch for epoch, _ in told] == [0, 1, 2, 3]
     assert len({value for _, value in told}) == 4
-    assert told[0][1] == float(convolution()[0].weight.sum())
+    assert told[0][1] == float(convolution()[0].weight.detach().sum())
     steps = [True] * 4
     assert modes == [False, *steps, False, *steps, False, *steps, False]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
