@@ -18,10 +18,15 @@ def report(
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:
     """Print a saved comparison as tables, and write its page or plots."""
-    from ..report import print_comparison, write_plots, write_report
-    from ..results import load
+    from ..report import print_comparison, print_costs, write_plots, write_report
+    from ..results import Costs, load
 
     found = load(file)
+    if isinstance(found, Costs):
+        if html is not None or plot is not None:
+            raise ValueError("costs are a table on the terminal: --html and --plot are for comparisons")
+        print_costs(found)
+        return
     written = [write_report(found, html)] if html is not None else []
     written += write_plots(found, plot) if plot is not None else []
     print_comparison(found, full=full)

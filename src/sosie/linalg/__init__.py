@@ -9,7 +9,16 @@ from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .permuted import Invariants, permuted_moments
-from .products import column_squares, cross_product, for_numpy, product, row_squares, self_product, total_squares
+from .products import (
+    all_by_torch,
+    column_squares,
+    cross_product,
+    for_numpy,
+    product,
+    row_squares,
+    self_product,
+    total_squares,
+)
 from .spectra import (
     ENOUGH_DIGITS,
     ENOUGH_DIGITS_FLOAT32,
@@ -32,6 +41,7 @@ __all__ = [
     "Invariants",
     "JointMoments",
     "Spectrum",
+    "all_by_torch",
     "best_assignment",
     "block_stacks",
     "centred",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 import torch
 from torch import Tensor
+
+_BY_TORCH: ContextVar[bool] = ContextVar("sosie_all_by_torch", default=False)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -33,7 +39,18 @@ def self_product(rows: Tensor) -> Tensor:
 
 def for_numpy(matrix: Tensor) -> bool:
     """Whether NumPy and SciPy may compute with it: on a CPU, and no gradient is wanted."""
-    return matrix.device.type == "cpu" and not matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)
+    plain = matrix.device.type == "cpu" and not matrix.requires_grad
+    return plain and matrix.dtype in (torch.float32, torch.float64) and not _BY_TORCH.get()
+
+
+@contextmanager
+def all_by_torch() -> Iterator[None]:
+    """Nothing by NumPy or SciPy inside the block: what counts torch's operations sees all of them."""
+    token = _BY_TORCH.set(True)
+    try:
+        yield
+    finally:
+        _BY_TORCH.reset(token)
 
 
 def column_squares(rows: Tensor) -> Tensor:

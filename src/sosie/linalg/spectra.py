@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .dense import eigen, eigenvalues, pivots, singular_values, threads_for, triangular_inverse
-from .products import self_product
+from .products import for_numpy, self_product
 from .threads import once
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
@@ -140,7 +140,7 @@ def _from_eigenvalues(matrix: Tensor, enough: float) -> Tensor | None:
 
     An eigenvalue λ that is off by r makes √λ off by r / (√λ + √r) at most.
     """
-    if min(matrix.shape) < WORTH_SQUARING or matrix.is_cuda or matrix.dtype != torch.float64:
+    if min(matrix.shape) < WORTH_SQUARING or not for_numpy(matrix) or matrix.dtype != torch.float64:
         return None
     with threads_for(matrix):
         squared = self_product(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)

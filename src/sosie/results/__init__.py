@@ -3,6 +3,7 @@
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
+from .cost import Cost, Costs
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
@@ -29,6 +30,8 @@ __all__ = [
     "Closer",
     "Comparison",
     "Comparisons",
+    "Cost",
+    "Costs",
     "DamagedFile",
     "Entry",
     "Leaderboard",
