@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         compare_outputs,
         compare_unpaired,
         compare_weights,
-        dynamics,
         list_measures,
         measure,
         sketch,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         stitch_sites,
         transfer,
     )
+    from .engine.dynamics import dynamics
     from .report import write_report
     from .results import load
 

@@ -11,7 +11,21 @@ from typing import Any
 import typer
 
 from .. import __version__
-from . import benchmark, compare, demo, measures, outputs, papers, report, sites, sketch, stitch, transfer, weights
+from . import (
+    benchmark,
+    compare,
+    demo,
+    dynamics,
+    measures,
+    outputs,
+    papers,
+    report,
+    sites,
+    sketch,
+    stitch,
+    transfer,
+    weights,
+)
 
 app = typer.Typer(
     name="sosie",
@@ -37,7 +51,7 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-for module in (demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, benchmark):
+for module in (demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, dynamics, benchmark):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 # What a paper's own script takes is its own affair.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))

@@ -17,13 +17,25 @@ from .page import render_page
 from .text import NARROWEST, _bullets, _number, _shown, safe_text
 from .words import direction, extent, flat, in_a_sentence, shorten, visible
 
-_SCRIPTS = ("dom", "labels", "scale", "tip", "chance", "scroll", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
+_SCRIPTS = (
+    "dom",
+    "labels",
+    "scale",
+    "tip",
+    "chance",
+    "scroll",
+    "table",
+    "dynamics_curves",
+    "dynamics_maps",
+    "dynamics_page",
+)
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # letters a small curve takes
-RULE = (
-    "settled: the first step from which on the similarity to the last state stays at or above the threshold; of a "
-    "distance, from which on at most that share of the way from the first state to the last is left"
-)
+RULES = {
+    "up": "Settled: the first step from which on the similarity to the last state stays at or above the threshold.",
+    "down": "Settled: the first step from which on the distance to the last state stays at or below what the threshold "
+    "leaves of the distance between the first state and the last (0.99: a hundredth).",
+}
 
 
 def print_dynamics(found: Dynamics, console: Console | None = None, *, full: bool = False) -> None:
@@ -35,7 +47,7 @@ def print_dynamics(found: Dynamics, console: Console | None = None, *, full: boo
         console.print(safe_text(console, sentence(found, measure), "bold"))
         console.print(_table(found, measure, console, full))
         if not found.two_runs:
-            console.print(safe_text(console, f"{RULE}.", "dim"))
+            console.print(safe_text(console, RULES[found[measure].closer], "dim"))
         _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
 
 
@@ -158,7 +170,6 @@ def _contents(found: Dynamics) -> dict[str, Any]:
         "stepsA": list(found.steps_a),
         "stepsB": list(found.steps_b),
         "thresholds": [] if found.two_runs else list(THRESHOLDS),
-        "rule": "" if found.two_runs else f"{RULE[0].upper()}{RULE[1:]}.",
         "measures": [_measure(found, name) for name in found.values],
         "provenance": [list(line) for line in flat(found.provenance)],
     }
@@ -178,6 +189,7 @@ def _measure(found: Dynamics, name: str) -> dict[str, Any]:
         "statistic": visible(values.statistic),
         "closer": values.closer,
         "direction": direction(values.closer),
+        "rule": "" if found.two_runs else RULES[values.closer].removeprefix("Settled: "),
         "extent": extent(values.bounds),
         "same": values.same,
         "full": [full.far, full.alike],

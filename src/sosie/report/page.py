@@ -41,7 +41,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_report(result: Comparison | Comparisons | Dynamics | Leaderboard, path: str | os.PathLike[str]) -> Path:
-    """Write one self-contained HTML file about a comparison, all pairs of several models, dynamics, or a leaderboard."""
+    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or a leaderboard."""
     if isinstance(result, Leaderboard):
         from .leaderboard import render_leaderboard
 

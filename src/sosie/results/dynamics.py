@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Dynamics:
             if values.value.shape != shape:
                 raise ValueError(f"{name}: values of shape {values.value.shape}, sites and steps make it {shape}")
         for steps in (self.steps_a, self.steps_b):
-            if any(one >= other for one, other in zip(steps, steps[1:], strict=False)):
+            if any(one >= other for one, other in pairwise(steps)):
                 raise ValueError(f"steps must increase: {steps}")
         if not self.two_runs and self.steps_a != self.steps_b:
             raise ValueError(f"one run has one list of steps, got {self.steps_a} and {self.steps_b}")
@@ -216,13 +217,17 @@ def _values_as_json(values: Values) -> dict[str, Any]:
 
 
 def dynamics_from_json(found: dict[str, Any]) -> Dynamics:
-    sites, steps_a, steps_b = tuple(map(_text, _list(found["sites"]))), _steps(found["steps_a"]), _steps(found["steps_b"])
+    sites, steps_a, steps_b = (
+        tuple(map(_text, _list(found["sites"]))),
+        _steps(found["steps_a"]),
+        _steps(found["steps_b"]),
+    )
     if not isinstance(found["two_runs"], bool):
         raise TypeError(f"two_runs is {found['two_runs']!r}")
     shape = (len(sites), len(steps_a), len(steps_b))
     values = {_text(name): _values(given, shape) for name, given in found["values"].items()}
-    names = (_text(found[key]) for key in ("name_a", "name_b", "what"))
-    return Dynamics(*names, sites, steps_a, steps_b, values, found["two_runs"], dict(found["provenance"]))
+    name_a, name_b, what = (_text(found[key]) for key in ("name_a", "name_b", "what"))
+    return Dynamics(name_a, name_b, what, sites, steps_a, steps_b, values, found["two_runs"], dict(found["provenance"]))
 
 
 def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
@@ -230,7 +235,9 @@ def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
         raise ValueError(f"n is {found['n']!r}")
     if found["closer"] not in ("up", "down"):
         raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
-    nested = [[[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(s)] for s in _list(found["value"])]
+    nested = [
+        [[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(s)] for s in _list(found["value"])
+    ]
     array = np.array(nested, dtype=np.float64)
     if array.shape != shape:
         raise ValueError(f"values of shape {array.shape}, sites and steps make it {shape}")

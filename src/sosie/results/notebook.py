@@ -64,7 +64,10 @@ def dynamics_as_html(found: Dynamics) -> str:
         else:
             titles = ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)]
             steps = [found.settled(threshold, measure).values() for threshold in THRESHOLDS]
-            columns = [[f"{v:.3f}" for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in steps)]
+            columns = [
+                [f"{v:.3f}" for v in ends[:, 0]],
+                *(["never" if s is None else str(s) for s in c] for c in steps),
+            ]
         rows = list(zip(found.sites, *columns, strict=True))[:MOST_ROWS]
         if len(found.sites) > MOST_ROWS:
             rows.append((f"and {len(found.sites) - MOST_ROWS} more: see rows() or write_report",))

@@ -114,7 +114,11 @@ def _later_frame(file: BinaryIO, place: int, size: int) -> Frame | None:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         while (place := whole.find(MAGIC, place)) >= 0:
             frame = _parsed(whole[place : place + HEAD], place)
-            if frame is not None and frame.ends <= size and zlib.crc32(whole[frame.start : frame.ends]) == frame.checksum:
+            if (
+                frame is not None
+                and frame.ends <= size
+                and zlib.crc32(whole[frame.start : frame.ends]) == frame.checksum
+            ):
                 return frame
             place += 1
     return None
@@ -133,6 +137,7 @@ class FrameWriter:
                 os.ftruncate(self._file, self._end)
         except BaseException:
             os.close(self._file)
+            self._file = -1
             raise
 
     def append(self, step: int, payload: bytes) -> None:
@@ -161,6 +166,11 @@ class FrameWriter:
                 os.fsync(self._file)
             os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        # One that was forgotten, in a notebook say, must not keep its folder locked.
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
 
     @property
     def closed(self) -> bool:

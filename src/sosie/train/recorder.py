@@ -23,7 +23,7 @@ What = Literal["atoms", "weights", "activations"]
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Keeps what a model is at each step: `recorder.record(step)` in any loop, or `fit(…, after_epoch=recorder.record)`.
+    """Keeps what a model is at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
 
     `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
     made rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers with a
@@ -93,8 +93,8 @@ class Recorder(AbstractContextManager["Recorder"]):
             return
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
-                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: a new run needs a "
-                "folder of its own; one that went back to a checkpoint calls resume(step) first"
+                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: a new run needs "
+                "a folder of its own; one that went back to a checkpoint calls resume(step) first"
             )
         self._writer.append(step, self._head + self._payload())
 
@@ -102,8 +102,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Training goes on from its state at `step`: records of later steps are taken off, and returned by number."""
         if step <= 0 and self.steps:
             raise ValueError(
-                f"{self.folder} has records up to step {self.steps[-1]}, and this run starts at step {step}: name another "
-                "folder"
+                f"{self.folder} has records up to step {self.steps[-1]}, and this run starts at step {step}: name "
+                "another folder"
             )
         return self._writer.drop_after(step)
 

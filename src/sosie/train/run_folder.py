@@ -168,7 +168,9 @@ def read_about(folder: Path) -> About | None:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DamagedFile(f"{path} is JSON, but not of a recorded run (no format {FORMAT!r} in it)")
     if not isinstance(found.get("version"), int) or not 1 <= found["version"] <= VERSION:
-        raise DamagedFile(f"{path} has version {found.get('version')!r}, this sosie reads up to {VERSION}: upgrade sosie")
+        raise DamagedFile(
+            f"{path} has version {found.get('version')!r}, this sosie reads up to {VERSION}: upgrade sosie"
+        )
     if found.get("hash") != _digest({key: value for key, value in found.items() if key != "hash"}):
         raise DamagedFile(f"{path} was changed: its hash is not that of its content")
     try:

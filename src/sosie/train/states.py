@@ -27,6 +27,7 @@ from ..capture import (
     to_rows,
     unwrap,
     watch,
+    without_labels,
 )
 from ..models.atoms import AtomConv2d
 
@@ -65,7 +66,7 @@ def atoms_of(model: Model, sites: Any = None) -> dict[str, tuple[Tensor, Tensor]
 
 
 def weights_of(model: Model, sites: Any = None) -> dict[str, Tensor]:
-    """Weights of layers that hold a matrix of them, in the order of registration; of atoms, what they are put together to.
+    """Weights of layers that hold a matrix of them, in the order of registration; of atoms, the kernels made of them.
 
     Sites are layers or parameters by name, globs of them, or types of layers.
     """
@@ -81,7 +82,9 @@ def weights_of(model: Model, sites: Any = None) -> dict[str, Tensor]:
         found = {n.removesuffix(".weight"): t for n, t in parameters.items() if n.endswith(".weight") and t.ndim > 1}
         for name in [n.removesuffix(".atoms") for n in parameters if n.endswith(".atoms")]:
             if f"{name}.coefficients" in parameters:
-                found[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], parameters[f"{name}.atoms"])
+                found[name] = torch.einsum(
+                    "oim,mhw->oihw", parameters[f"{name}.coefficients"], parameters[f"{name}.atoms"]
+                )
     if sites is None:
         if not found:
             raise ValueError("the model has no layer with a matrix of weights; name parameters as sites")
@@ -141,10 +144,12 @@ class Probe:
         return self.rows if isinstance(self.rows, str) else getattr(self.rows, "__name__", "function")
 
     def digest(self) -> str:
-        found = hashlib.sha256()
+        """Of the inputs, their labels aside; however they are cut into batches."""
+        parts: dict[str, Any] = {}
         for batch in self.batches:
-            _feed(found, batch)
-        return found.hexdigest()[:16]
+            _feed(parts, "", without_labels(batch))
+        whole = "".join(f"{name}:{part.hexdigest()}" for name, part in sorted(parts.items()))
+        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
     def look(self, model: nn.Module, sites: Any) -> dict[str, tuple[int, ...]]:
         """The sites in execution order with the shape of their rows, learnt from two inputs."""
@@ -178,16 +183,18 @@ class Probe:
         return {label: torch.cat(parts) for label, parts in found.items()}
 
 
-def _feed(found: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        found.update(f"{value.dtype}{tuple(value.shape[1:])}".encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    elif isinstance(value, Mapping):
+def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
+    """Every tensor and list of a structure to a digest of its own."""
+    if isinstance(value, Mapping):
         for key, item in value.items():
-            found.update(str(key).encode())
-            _feed(found, item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _feed(found, item)
+            _feed(parts, f"{name}.{key}", item)
+    elif isinstance(value, tuple):
+        for k, item in enumerate(value):
+            _feed(parts, f"{name}.{k}", item)
+    elif isinstance(value, Tensor):
+        found = parts.setdefault(f"{name} {value.dtype} {tuple(value.shape[1:])}", hashlib.sha256())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     else:
-        found.update(repr(value).encode())
+        found = parts.setdefault(name, hashlib.sha256())
+        for item in value if isinstance(value, list) else [value]:
+            found.update(f"{item!r},".encode())

@@ -99,4 +99,3 @@ def _opened(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"a checkpoint is a model, a specification, a state dict or a file, got {type(model).__name__}")
     return model, prepare
-

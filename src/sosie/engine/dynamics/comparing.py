@@ -111,9 +111,7 @@ def _reads(measure: Measure) -> str:
     return "activations"
 
 
-def _between(
-    runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any
-) -> Dynamics:
+def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any) -> Dynamics:
     a, b = runs[0], runs[-1]
     names = _sites(a, b, sites)
     for each in runs:
@@ -155,13 +153,13 @@ def _sites(a: Run, b: Run, sites: Any) -> list[str]:
         )
     found = [chosen_sites(each, sites) for each in (a, b)]
     if set(found[0]) != set(found[1]):
-        only = [(run.name, [s for s in mine if s not in theirs]) for run, mine, theirs in ((a, *found), (b, *found[::-1]))]
-        text = "; ".join(f"only {name} has {', '.join(sites[:3])}" for name, sites in only if sites)
+        alone = [[site for site in mine if site not in theirs] for mine, theirs in (found, found[::-1])]
+        text = "; ".join(f"only {r.name} has {', '.join(own[:3])}" for r, own in zip((a, b), alone, strict=True) if own)
         raise ValueError(f"two runs are compared at sites of the same name, and {text}. sites= names common ones")
     for site in found[0]:
-        one, other = a.shape(site), b.shape(site)
-        if one != other and (a.about.what != "activations" or one[0] != other[0]):
-            raise ValueError(f"site {site} is {one} in {a.name} and {other} in {b.name}")
+        shape_a, shape_b = a.shape(site), b.shape(site)
+        if shape_a != shape_b and (a.about.what != "activations" or shape_a[0] != shape_b[0]):
+            raise ValueError(f"site {site} is {shape_a} in {a.name} and {shape_b} in {b.name}")
     return found[0]
 
 

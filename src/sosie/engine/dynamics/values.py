@@ -30,9 +30,7 @@ class _Undefined(ValueError):
     """A state that has no value with anything, and why."""
 
 
-def site_values(
-    measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]
-) -> Values:
+def site_values(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]) -> Values:
     """One measure at all sites; a site that it cannot be computed at is NaN, with the reason."""
     found = np.full((len(sites), len(a.frames), len(b.frames)), np.nan)
     caveats, refused = list(known), []
@@ -63,6 +61,7 @@ def site_values(
 def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[Tensor, list[Caveat]]:
     shapes = a.shape(site), b.shape(site)
     size = 8 * max(map(math.prod, shapes))
+    prepare: Callable[[Tensor], Any]
     if issubclass(measure.reads, Atoms):
         prepare, combine = _atoms, _of_atoms(measure)
     elif measure.base == "weight_cosine":

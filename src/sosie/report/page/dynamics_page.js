@@ -170,7 +170,7 @@ function method({ measure }) {
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
-    ...(DATA.rule ? [["Rule", DATA.rule]] : []),
+    ...(measure.rule ? [["Settled", measure.rule]] : []),
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
     element("dt", {}, term), element("dd", {}, named(text, "words")),
