@@ -288,7 +288,7 @@ def test_a_hostile_frame_takes_no_memory(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="not whole JSON"):
         open_run(tmp_path / "r")
     (tmp_path / "r" / "run.json").unlink()
-    with pytest.raises(DamagedFile, match="no run.json"):
+    with pytest.raises(DamagedFile, match=r"no run\.json"):
         open_run(tmp_path / "r")
 
 
