@@ -24,14 +24,15 @@ where they live.
 
 # What a user meets beside the door; every name of the door itself is listed by itself.
 BESIDE = {
-    "sosie.results": ("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry"),
+    "sosie.results": ("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry", "Dynamics", "Order"),
     "sosie.stats": ("Sketch",),
     "sosie.engine": ("classify", "Classifiers", "linear_probe", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
     "sosie.engine.benchmark": ("run_benchmark", "Scale"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
-    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy"),
+    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy", "Recorder"),
+    "sosie.train.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 
