@@ -24,7 +24,10 @@ where they live.
 
 # What a user meets beside the door; every name of the door itself is listed by itself.
 BESIDE = {
-    "sosie.results": ("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
+    "sosie.results": (
+        *("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
+        *("Dynamics", "Order"),
+    ),
     "sosie.stats": ("Sketch",),
     "sosie.engine": (
         *("classify", "Classifiers", "linear_probe", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
@@ -34,9 +37,19 @@ BESIDE = {
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
-    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy", "decorrelation", "Decorrelation", "Attached"),
+    "sosie.train": (
+        "fit",
+        "fit_together",
+        "Checkpoint",
+        "accuracy",
+        "decorrelation",
+        "Decorrelation",
+        "Attached",
+        "Recorder",
+    ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features", "nearest_members"),
+    "sosie.train.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         stitch_sites,
         transfer,
     )
+    from .engine.dynamics import dynamics
     from .report import write_report
     from .results import load
 
@@ -37,6 +38,7 @@ _HOME = {
     "transfer": "engine",
     "compare_unpaired": "engine",
     "compare_weights": "engine",
+    "dynamics": "engine",
     "load": "results",
     "write_report": "report",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "compare_outputs",
     "compare_unpaired",
     "compare_weights",
+    "dynamics",
     "list_measures",
     "load",
     "measure",

@@ -16,6 +16,7 @@ from . import (
     compare,
     cost,
     demo,
+    dynamics,
     measures,
     outputs,
     papers,
@@ -51,7 +52,9 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-for module in (demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, cost, benchmark):
+for module in (
+    *(demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, dynamics, cost, benchmark),
+):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 # What a paper's own script takes is its own affair.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))

@@ -9,7 +9,7 @@ import typer
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="What `sosie compare --out` or Comparison.save wrote.")],
+    file: Annotated[Path, typer.Argument(help="What --out of a verb, or save of a result, wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
     plot: Annotated[
         Path | None,
@@ -18,8 +18,8 @@ def report(
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:
     """Print a saved comparison as tables, and write its page or plots."""
-    from ..report import print_comparison, print_costs, write_plots, write_report
-    from ..results import Costs, load
+    from ..report import print_comparison, print_costs, print_dynamics, write_plots, write_report
+    from ..results import Costs, Dynamics, load
 
     found = load(file)
     if isinstance(found, Costs):
@@ -28,7 +28,12 @@ def report(
         print_costs(found)
         return
     written = [write_report(found, html)] if html is not None else []
-    written += write_plots(found, plot) if plot is not None else []
-    print_comparison(found, full=full)
+    if isinstance(found, Dynamics):
+        if plot is not None:
+            raise ValueError("--plot draws comparisons; for dynamics write the page with --html")
+        print_dynamics(found, full=full)
+    else:
+        written += write_plots(found, plot) if plot is not None else []
+        print_comparison(found, full=full)
     for path in written:
         typer.echo(f"wrote {path}")

@@ -2,6 +2,7 @@
 
 from .comparing import compare, open_source
 from .costing import cost
+from .dynamics import dynamics
 from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
@@ -36,6 +37,7 @@ __all__ = [
     "compare_unpaired",
     "compare_weights",
     "cost",
+    "dynamics",
     "fisher_rao_norm",
     "is_sketch",
     "linear_probe",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .costs import print_costs
+    from .dynamics import print_dynamics
     from .leaderboard import print_leaderboard
     from .lists import print_measures, print_numbers, print_sites
     from .page import write_report
@@ -18,6 +19,7 @@ __all__ = [
     "plot_heatmap",
     "print_comparison",
     "print_costs",
+    "print_dynamics",
     "print_leaderboard",
     "print_measures",
     "print_numbers",
@@ -31,6 +33,7 @@ _HOME = {
     "plot_heatmap": "plots",
     "print_comparison": "text",
     "print_costs": "costs",
+    "print_dynamics": "dynamics",
     "print_leaderboard": "leaderboard",
     "print_measures": "lists",
     "print_numbers": "lists",

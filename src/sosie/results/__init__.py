@@ -4,6 +4,7 @@ from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
 from .cost import Cost, Costs
+from .dynamics import THRESHOLDS, Dynamics, Order
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
@@ -24,6 +25,7 @@ __all__ = [
     "ARRAYS",
     "LEVEL",
     "MEAN_EMBEDDING",
+    "THRESHOLDS",
     "TRANSFER",
     "Array",
     "Caveat",
@@ -33,9 +35,11 @@ __all__ = [
     "Cost",
     "Costs",
     "DamagedFile",
+    "Dynamics",
     "Entry",
     "Leaderboard",
     "MadeWhenAsked",
+    "Order",
     "Side",
     "Summary",
     "Values",

@@ -17,6 +17,7 @@ from .files import write_atomically
 
 if TYPE_CHECKING:
     from .cost import Costs
+    from .dynamics import Dynamics
 
 FORMAT = "sosie-comparison"
 VERSION = 1
@@ -31,13 +32,15 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
     return write_atomically(path, text + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs:
-    """Read what `save` of a `Comparison`, `Comparisons` or `Costs` wrote."""
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics:
+    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics` wrote."""
     from .cost import COST, costs_from_json
+    from .dynamics import DYNAMICS, dynamics_from_json
 
-    found = read_json(path, (FORMAT, COST), VERSION, "comparison")
+    readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json}
+    found = read_json(path, tuple(readers), VERSION, "comparison")
     try:
-        return costs_from_json(found) if found["format"] == COST else from_json(found)
+        return readers[found["format"]](found)  # type: ignore[operator,no-any-return]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,72 @@
+"""`sosie dynamics`: which layer settles when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .lists import split
+
+
+def dynamics(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="A folder that a recorder wrote, or two of them; or checkpoints in order of time (models as for "
+            "compare, or files of weights)."
+        ),
+    ],
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Measures, separated by commas; else atom_cosine, weight_cosine or debiased_cka."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
+    ] = None,
+    sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
+    rows: Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")] = "flatten",
+    max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs that checkpoints are run on (1024).")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")] = 256,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget for states, e.g. 2GiB.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a slider.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print every site.")] = False,
+) -> None:
+    """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
+    from .. import engine
+    from ..data import open_data
+    from ..report import print_dynamics, write_report
+    from ..results import check_writable
+    from ..train.run_folder import is_run
+
+    for path in (out, html):
+        check_writable(path)
+    recorded = [text for text in runs if is_run(text)]
+    if recorded and len(recorded) < len(runs):
+        other = next(text for text in runs if text not in recorded)
+        raise ValueError(f"{recorded[0]} is a recorded run and {other} is none: give one or two runs, or checkpoints")
+    if len(recorded) > 2:
+        raise ValueError(f"one run, or two against each other; got {len(recorded)}")
+    folders = [text for text in runs if Path(text).is_dir()]
+    if not recorded and folders:
+        raise FileNotFoundError(f"{folders[0]} is no recorded run: it has no run.json")
+    found = engine.dynamics(
+        recorded[0] if recorded else runs,
+        recorded[1] if len(recorded) == 2 else None,
+        measures=None if measures is None else split(measures) or [],
+        data=None if data is None else open_data(data, batch=batch),
+        sites=split(sites),
+        rows=rows,
+        max_rows=max_rows,
+        device=device,
+        memory=memory,
+    )
+    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
+    written = [found.save(out)] if out is not None else []
+    written += [write_report(found, html)] if html is not None else []
+    print_dynamics(found, full=full)
+    for path in written:
+        typer.echo(f"wrote {path}")

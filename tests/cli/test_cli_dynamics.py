@@ -1,0 +1,73 @@
+"""`sosie dynamics` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import sosie
+from sosie.cli.main import app
+from sosie.models import small_cnn
+from sosie.train import Recorder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    model = small_cnn(atoms=6)
+    with Recorder(tmp_path / "run", model) as recorder:
+        for step in range(4):
+            recorder.record(step)
+            model.conv1.atoms.data += torch.randn(6, 3, 3, generator=torch.Generator().manual_seed(step))
+    return tmp_path / "run"
+
+
+def invoke(*words: object) -> str:
+    found = CliRunner().invoke(app, ["dynamics", *map(str, words)])
+    assert found.exit_code == 0, f"{found.output} {found.exception!r}"
+    return found.output
+
+
+def test_a_run_and_two(run: Path, tmp_path: Path) -> None:
+    out, html = tmp_path / "d.json", tmp_path / "d.html"
+    text = invoke(run, "--out", out, "--html", html, "--measures", "atom_cosine,atom_grassmann")
+    assert "conv1" in text
+    assert "atom_grassmann" in text
+    assert html.stat().st_size > 10_000
+    found = sosie.load(out)
+    np.testing.assert_array_equal(found.matrix("atom_cosine"), sosie.dynamics(run).matrix())
+    again = CliRunner().invoke(app, ["report", str(out), "--html", str(tmp_path / "again.html")])
+    assert again.exit_code == 0
+    assert "conv4" in again.output
+    assert (tmp_path / "again.html").read_text() == html.read_text()
+    assert "are most alike at" in invoke(run, run, "--sites", "conv1,conv2")
+
+
+def test_checkpoints_with_and_without_data(tmp_path: Path) -> None:
+    paths = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        paths.append(tmp_path / f"{seed}.safetensors")
+        save_file(small_cnn().state_dict(), paths[-1])
+    assert "weight_cosine" in invoke(*paths)
+    models = [f"small_cnn@{path}" for path in paths]
+    out = tmp_path / "d.json"
+    assert "debiased_cka" in invoke(*models, "--data", "demo", "--max-rows", 32, "--sites", "fc", "--out", out)
+    assert sosie.load(out)["debiased_cka"].n == 32
+
+
+def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
+    for words, match in [
+        ([run, "small_cnn"], "is a recorded run and small_cnn is none"),
+        ([run, run, run], "one run, or two"),
+        ([tmp_path], "has no run.json"),
+        ([run, "--data", "demo"], "data= was settled"),
+        (["small_cnn"], "at least two checkpoints"),
+    ]:
+        found = CliRunner().invoke(app, ["dynamics", *map(str, words)])
+        assert found.exit_code != 0
+        assert match in str(found.exception)
