@@ -18,10 +18,10 @@ def make() -> nn.Module:
     ).double()
 
 
-def some_clients(count: int = 4, n: int = 12, t: int = 5) -> Clients:
+def some_clients(count: int = 4, n: int = 12, t: int = 5, noise: float = 0.3) -> Clients:
     generator = torch.Generator().manual_seed(3)
     labels = torch.arange(count * (n + t)) % 3
-    images = torch.randn(len(labels), 1, 4, 4, generator=generator, dtype=torch.float64) * 0.3 + labels.view(
+    images = torch.randn(len(labels), 1, 4, 4, generator=generator, dtype=torch.float64) * noise + labels.view(
         -1, 1, 1, 1
     )
     numbers = torch.arange(len(labels)).view(count, n + t)

@@ -26,7 +26,7 @@ def refitted(found: Federated, clients: Clients, pupil: int, teacher: int, epoch
 
 
 def test_ensembles_are_what_fitting_each_head_alone_gives() -> None:
-    clients = some_clients()
+    clients = some_clients(t=60, noise=2.0)
     found = simulate(make, clients, "local", **{**WAY, "rounds": 1})
     members = torch.tensor([[1, 3], [0, 2], [2, 2], [1, 0]])
     own, both = ensemble_accuracy(found, clients, members, epochs=4, batch=5, rate=0.05)

@@ -66,3 +66,6 @@ def test_clients_that_diverge_are_dropped() -> None:
     assert apart(state_of(found.model(0)), state_of(started())) == 0
     assert len(found.history[-1]["dropped"]) == 4
     assert found.history[-1]["last"]
+    together = simulate(make, some_clients(), "fedavg", **{**WAY, "rate": 1e200})
+    assert apart(together.shared, state_of(started())) == 0
+    assert "every client was dropped" in together.history[1]["note"]
