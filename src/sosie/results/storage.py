@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dyn
     readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json}
     found = read_json(path, tuple(readers), VERSION, "comparison")
     try:
-        return readers[found["format"]](found)  # type: ignore[operator,no-any-return]
+        return readers[found["format"]](found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
