@@ -1,0 +1,1 @@
+"""Federated learning with filter atoms."""
