@@ -1,14 +1,16 @@
 # `make demo` and `make test` need Python 3.11+ and make, nothing else.
 PYTHON ?= python3
 VENV := .venv
+FLOWER := .venv-flower
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs clean help
+.PHONY: demo test test-flower check bench docs clean help
 
 help:
 	@echo "make demo   train two small networks, compare and stitch them, write demo.html"
 	@echo "make test   run the tests"
+	@echo "make test-flower  run the tests with Flower, in $(FLOWER)"
 	@echo "make check  lint, format and types"
 	@echo "make bench  speed and memory against peers: a table, and bench/results/*.json"
 	@echo "make docs   write the pages made from the code, build the site into site/"
@@ -39,6 +41,17 @@ demo: $(VENV)/core
 test: $(VENV)/dev
 	@$(BIN)/python -m pytest -n 2
 
+# flwr wants older versions of rich, typer and packaging than those of constraints.txt.
+$(FLOWER)/installed: pyproject.toml constraints-flower.txt
+	@echo "making $(FLOWER) …"
+	@$(PYTHON) -m venv $(FLOWER)
+	@$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+		--editable '.[flower]' 'flwr[simulation]' pytest
+	@touch $@
+
+test-flower: $(FLOWER)/installed
+	@FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest tests/flower tests/test_docs.py -k 'flower'
+
 check: $(VENV)/dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -58,4 +71,4 @@ docs: $(VENV)/docs
 	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
 
 clean:
-	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

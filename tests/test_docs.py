@@ -95,6 +95,8 @@ def _check_output(said: str, printed: str, where: str) -> None:
 def test_examples_run_as_written(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem == "transformers":
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sosie[hf]'")
+    if path.stem == "flower":
+        pytest.importorskip("flwr", reason="flwr has an environment of its own: make test-flower")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with torch.random.fork_rng(), warnings.catch_warnings():

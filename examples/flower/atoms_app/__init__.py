@@ -1,0 +1,1 @@
+"""A Flower app in which clients share coefficients and keep their filter atoms."""
