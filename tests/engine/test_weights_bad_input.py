@@ -94,7 +94,7 @@ def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"measures": "linear_cka"}, "linear_cka: not of weights; there are weight_cosine, .*wcka"),
+        ({"measures": "linear_cka"}, "linear_cka: not of weights; there are atom_cosine, .*weight_cosine, .*wcka"),
         ({"measures": []}, "no measures asked for"),
         ({"probes": 10}, "probes=10: a whole number of at least 256"),
         ({"null": "permutation"}, "chance is told by 'weights'"),
