@@ -72,6 +72,7 @@ class Settings:
     bound_draws: int = 500
     untrained: Recipe = Recipe(epochs=8, images=10_000)  # figure 9a
     toys: int = 10  # figure 9b
+    toy_steps: int = 300
 
     dynamics: Recipe = Recipe(epochs=30, batch=128)  # figure 5 [150 epochs of AlexNet, 20 of VGG-11 on ImageNet]
     two_tasks: Recipe = Recipe(epochs=20)  # figures 12 and 13
@@ -111,6 +112,7 @@ def small(full: Settings) -> Settings:
         bound_draws=20,
         untrained=tiny,
         toys=2,
+        toy_steps=20,
         dynamics=replace(tiny, epochs=2),
         two_tasks=replace(tiny, epochs=2),
         users=Recipe(epochs=2, batch=8),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sosie.capture import watch
 from sosie.engine.benchmark.correlations import bootstrap, pearson, percentile_interval, spearman
-from sosie.linalg import double_centred, u_centred
+from sosie.linalg import centred, double_centred, u_centred
 from sosie.measures import atom_grassmann
 from sosie.stats import AtomTable
 
@@ -49,15 +49,15 @@ class Site:
     @cached_property
     def cca(self) -> Tensor:
         """Root of the mean squared canonical correlation, over the smaller rank: equation 4, S_CCA = √cca_r2."""
-        rows = self.rows - self.rows.mean(1, keepdim=True)
-        values, vectors = torch.linalg.eigh((rows.mT @ rows).double())
+        rows = centred(self.rows.double())
+        values, vectors = torch.linalg.eigh(rows.mT @ rows)
         good = values > RANK_TOLERANCE * values[:, -1:]
         scale = torch.where(good, values, 1).rsqrt() * good
-        white = rows @ (vectors * scale[:, None, :]).to(rows.dtype)  # (N, r, channels), 0 where there is no variance
+        white = rows @ (vectors * scale[:, None, :])  # (N, r, channels), 0 where there is no variance
         count, rank = len(rows), good.sum(1)
         others = white.transpose(0, 1).flatten(1)  # (r, N channels)
         squares = torch.stack([(one.mT @ others).square().sum(0).view(count, -1).sum(1) for one in white])
-        return (squares.double() / torch.minimum(rank[:, None], rank[None, :])).sqrt().cpu()
+        return (squares / torch.minimum(rank[:, None], rank[None, :])).sqrt().cpu()
 
     def _centred(self) -> Tensor:
         return torch.stack([double_centred(gram) for gram in self.grams])

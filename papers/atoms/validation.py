@@ -149,7 +149,7 @@ def figure_9b(settings: Settings) -> dict[str, Any]:
             if start == "other":
                 draw_atoms(pair[1], 100 + seed)
             for k, model in enumerate(pair):
-                regress(model, 1000 * seed + k)
+                regress(model, 1000 * seed + k, settings.toy_steps)
             y = 0.5 + 0.1 * torch.randn(200, generator=torch.Generator().manual_seed(seed))
             points = {"red": torch.stack([0 * y, y], 1), "blue": torch.stack([y, 0 * y], 1)}
             atoms = [atom_layers(model)["conv"].atoms.detach().flatten() for model in pair]
@@ -164,13 +164,13 @@ def figure_9b(settings: Settings) -> dict[str, Any]:
     return {"numbers": numbers, "values": found}
 
 
-def regress(model: nn.Module, seed: int) -> None:
+def regress(model: nn.Module, seed: int, steps: int) -> None:
     """z = sin 3y + noise, 500 points where x = 0, Adam."""
     generator = torch.Generator().manual_seed(seed)
     y, noise = (0.5 + 0.1 * torch.randn(500, generator=generator) for _ in range(2))
     points, z = torch.stack([0 * y, y], 1), torch.sin(3 * y) + noise
     stepper = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 0.01)
-    for _ in range(300):
+    for _ in range(steps):
         loss = (model(points) - z).square().mean()
         stepper.zero_grad()
         loss.backward()
