@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
-from torch.nn import functional
+from torch.func import functional_call, vmap
 
 from ..data.attacks import Attack, open_attack
 from ..data.draws import derived
 from ..progress import Progress
 from .adversarial import floats
-from .loop import Schedule, optimiser_of, schedule_of, shuffled
+from .loop import Schedule, optimiser_of, schedule_of
+from .stack import Stack, State, evaluating, made, network, orders, stacked_state, without_numbers
 
-State = dict[str, Tensor]
 GROUP = 20
 
 
@@ -40,9 +36,7 @@ class Checkpoint:
         """Network k as a module of its own, in evaluation mode."""
         if not -len(self) <= k < len(self):
             raise IndexError(f"network {k} of {len(self)}")
-        model = copy.deepcopy(self.template)
-        model.load_state_dict({name: stacked[k] for name, stacked in self.state.items()})
-        return model.eval()
+        return network(self.template, self.state, k)
 
     def models(self) -> list[nn.Module]:
         return [self.model(k) for k in range(len(self))]
@@ -99,98 +93,50 @@ def fit_together(
     found: list[list[Checkpoint]] = []
     with Progress(task, steps * len(groups), "steps") as bar:
         for group in groups:
-            networks = _Stack.of(make, group, images.device)
-            stepper = optimiser_of(networks.parameters.values(), optimiser, rate, decay, momentum, fused=True)
+            seeded = _Seeded.of(make, group, images.device)
+            stepper = optimiser_of(seeded.networks.trained.values(), optimiser, rate, decay, momentum, fused=True)
             plan = schedule_of(stepper, schedule, rate, steps)
-            found.append([networks.checkpoint(0)] if 0 in kept else [])
-            for step, index in enumerate(_orders(group, images, epochs, batch)):
-                networks.learn(images[index], labels[index], index, step, attacker, stepper)
+            found.append([seeded.checkpoint(0)] if 0 in kept else [])
+            for step, index in enumerate(orders(group, len(images), epochs, batch, images.device)):
+                x, y = floats(images[index]), labels[index]
+                x = x if attacker is None else seeded.attacked(attacker, x, y, index, step)
+                seeded.networks.learn(x, y, stepper)
                 plan.step()
                 epoch, rest = divmod((step + 1) * epochs, steps)
                 if not rest and epoch in kept:
-                    found[-1].append(networks.checkpoint(epoch))
+                    found[-1].append(seeded.checkpoint(epoch))
                 bar.advance()
     return [_joined(parts) for parts in zip(*found, strict=True)]
 
 
 @dataclass(eq=False)
-class _Stack:
-    """Networks as one function of stacked parameters; `template` is the code, and holds no numbers."""
+class _Seeded:
+    """Networks made and trained from one seed each."""
 
-    template: nn.Module
+    networks: Stack
     own: nn.Module  # one of the networks, for checkpoints: its numbers are replaced
     seeds: tuple[int, ...]
-    parameters: State
-    buffers: State
 
     @staticmethod
-    def of(make: Callable[[], nn.Module], seeds: tuple[int, ...], device: torch.device) -> _Stack:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            models = [_made(make, seed).to(device).train() for seed in seeds]
+    def of(make: Callable[[], nn.Module], seeds: tuple[int, ...], device: torch.device) -> _Seeded:
+        models = [made(make, seed, device) for seed in seeds]
         _check_alike(models)
-        parameters, buffers = stack_module_state(models)
-        return _Stack(copy.deepcopy(models[0]).to("meta"), models[0].eval(), seeds, parameters, buffers)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        answer = vmap(lambda p, b, own: functional_call(self.template, (p, b), (own,)))
-        try:
-            return answer(self.parameters, self.buffers, x)
-        except RuntimeError as error:
-            error.add_note("networks trained together must not draw random numbers, and must answer by tensors alone")
-            raise
-
-    def learn(
-        self,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        step: int,
-        attacker: Attack | None,
-        stepper: torch.optim.Optimizer,
-    ) -> None:
-        """One step of every network, on its own batch."""
-        x = floats(x)
-        if attacker is not None:
-            x = self.attacked(attacker, x, y, index, step)
-        loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / index.shape[1]
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
+        networks = Stack.of(without_numbers(models[0]), stacked_state(models), draws=False)
+        return _Seeded(networks, models[0].eval(), seeds)
 
     def attacked(self, attack: Attack, x: Tensor, y: Tensor, index: Tensor, step: int) -> Tensor:
         seeds = torch.stack([derived(seed, step) for seed in self.seeds])[:, None]
-        with _evaluating(self.template):
-            return attack(self, x, y, seed=seeds, index=index)
+        with evaluating(self.networks.template):
+            return attack(self.networks, x, y, seed=seeds, index=index)
 
     def checkpoint(self, epoch: int) -> Checkpoint:
-        both = itertools.chain(self.parameters.items(), self.buffers.items())
-        state = {name: stacked.detach().clone() for name, stacked in both}
+        state = {name: stacked.clone() for name, stacked in self.networks.state().items()}
         return Checkpoint(epoch, self.seeds, state, self.own)
-
-
-def _orders(seeds: tuple[int, ...], images: Tensor, epochs: int, batch: int) -> Iterator[Tensor]:
-    """The numbers of the images of each step: (networks, batch)."""
-    for parts in zip(*(shuffled(len(images), epochs, batch, seed, images.device) for seed in seeds), strict=True):
-        yield torch.stack(parts)
 
 
 def _joined(parts: Sequence[Checkpoint]) -> Checkpoint:
     state = {name: torch.cat([part.state[name] for part in parts]) for name in parts[0].state}
     return Checkpoint(parts[0].epoch, tuple(seed for part in parts for seed in part.seeds), state, parts[0].template)
-
-
-def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return make()
-
-
-@contextmanager
-def _evaluating(template: nn.Module) -> Iterator[None]:
-    template.eval()
-    try:
-        yield
-    finally:
-        template.train()
 
 
 def _epochs_to_keep(keep: Iterable[int] | None, epochs: int) -> set[int]:
