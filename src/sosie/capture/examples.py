@@ -53,7 +53,7 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
     """Shapes of one input that a first convolution takes, the likeliest first."""
     axes = first.weight.ndim - 2
     sides: Sequence[int] = SIDES[axes]
-    if isinstance(first, nn.Conv2d):
+    if axes == 2:
         # Grey images are mostly MNIST's, images that the first layer makes smaller mostly ImageNet's.
         best = 28 if first.in_channels == 1 else 224 if first.stride[0] > 1 else 32
         sides = sorted(sides, key=lambda side: side != best)

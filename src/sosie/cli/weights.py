@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +34,12 @@ def weights(
     null: Annotated[str | None, typer.Option(help="weights: what shuffled weights give, and p-values.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Shuffled copies that p-values rest on.")] = 20,
     match: Annotated[str | None, typer.Option(help="weights: neurons are first put into matching order.")] = None,
-    base: Annotated[str | None, typer.Option(help="For measures of tensors: the model that both started from.")] = None,
+    joint: Annotated[
+        str | None, typer.Option(help="For measures of atoms: decompose the models together, into so many; or polar.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="For measures of tensors and atoms: the model that all started from.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs, of shuffles and of models without weights.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the maps, e.g. 8GiB.")] = None,
@@ -57,6 +62,7 @@ def weights(
         sites_a=split(sites_a or sites),
         sites_b=split(sites_b or (sites if len(models) == 2 else None)),
         match=match,
+        joint=_joint(joint),
         base=base,
         input_shape=None if shape is None else parse_shape(shape),
         probes=probes,
@@ -72,3 +78,12 @@ def weights(
     print_comparison(found, full=full)
     for path in written:
         typer.echo(f"wrote {path}")
+
+
+def _joint(text: str | None) -> Any:
+    if text is None or text == "polar":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--joint {text}: a number of atoms, or polar") from None

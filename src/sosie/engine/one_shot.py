@@ -43,7 +43,8 @@ def measure(
     ambiguous.
 
     For measures of weights x and y are (d, p) and (d, q), rows being the entries of the input, or lists of factors
-    (d, p₁), (p₁, p₂), … that are multiplied.
+    (d, p₁), (p₁, p₂), … that are multiplied; for measures of tensors two of one shape, and for measures of atoms those
+    of one layer of two models that share its coefficients, (m, height, width).
     """
     chosen = find(name)
     if options:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..factory import parse_call
 from ..stats import (
     Alignment,
+    Atoms,
     Covariances,
     LinearMaps,
     Neurons,
@@ -94,6 +95,8 @@ class Measure:
             return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
         if issubclass(self.reads, LinearMaps):
             return self(linear_maps(x, y, self.reads))
+        if self.reads is Atoms:
+            return self(Atoms(x.flatten(1)[None], y.flatten(1)[None])).squeeze()
         return self.from_sample(Sample.of(x, y, inputs=inputs))
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .atoms import with_atoms
 from .layers import initialise
-from .registry import State, architecture, dimension
+from .registry import State, architecture, count_atoms, dimension
 
 
 class AlexNet(nn.Module):
@@ -41,7 +41,7 @@ def _read_options(state: State) -> dict[str, Any]:
         "classes": dimension(state, "classifier.6.weight", 0),
         "hidden": dimension(state, "classifier.1.weight", 0),
         "channels": dimension(state, "features.0.weight", 1) or dimension(state, "features.0.coefficients", 1),
-        "atoms": dimension(state, "features.0.atoms", 0),
+        "atoms": count_atoms(state),
     }
 
 

@@ -90,6 +90,11 @@ def dimension(state: State, name: str, axis: int) -> int | None:
     return int(tensor.shape[axis]) if tensor is not None and tensor.dim() > axis else None
 
 
+def count_atoms(state: State) -> int | None:
+    """How many atoms convolutions are made of at most, or None if they are plain."""
+    return max((len(tensor) for name, tensor in state.items() if name.endswith(".atoms")), default=None)
+
+
 def count_blocks(state: State, prefix: str) -> int | None:
     """How many different numbers follow `prefix.` in the names."""
     numbers = {match[1] for name in state if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))}

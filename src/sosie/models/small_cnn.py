@@ -10,7 +10,7 @@ from torch import nn
 
 from .atoms import with_atoms
 from .layers import initialise
-from .registry import State, architecture, dimension
+from .registry import State, architecture, count_atoms, dimension
 
 POOLINGS = 3
 
@@ -23,7 +23,7 @@ def _read_options(state: State) -> dict[str, Any]:
         "width": dimension(state, f"conv1.{kernels}", 0),
         "channels": dimension(state, f"conv1.{kernels}", 1),
         "size": last and inputs and 2**POOLINGS * math.isqrt(inputs // last),
-        "atoms": dimension(state, "conv1.atoms", 0),
+        "atoms": count_atoms(state),
     }
 
 

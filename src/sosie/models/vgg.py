@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .atoms import with_atoms
 from .layers import initialise
-from .registry import State, architecture, dimension
+from .registry import State, architecture, count_atoms, dimension
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling follows each
 
@@ -53,7 +53,7 @@ def _read_options(state: State) -> dict[str, Any]:
         "size": inputs and 32 * max(1, math.isqrt(inputs // STAGES[-1][-1])),
         "hidden": dimension(state, "classifier.0.weight", 0),
         "channels": dimension(state, "features.0.weight", 1) or dimension(state, "features.0.coefficients", 1),
-        "atoms": dimension(state, "features.0.atoms", 0),
+        "atoms": count_atoms(state),
     }
 
 

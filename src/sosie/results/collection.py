@@ -21,10 +21,14 @@ class MadeWhenAsked(Mapping[Pair, Comparison]):
         pairs: Sequence[Pair],
         make: Callable[[int, int], Comparison],
         value: Callable[[int, int, str], Array] | None = None,
+        whole: Callable[[str], Array | None] | None = None,
     ) -> None:
-        """`value`: of a pair and a measure, where that is cheaper than all there is to say about the pair."""
+        """`value`: of a pair and a measure, where that is cheaper than all there is to say about the pair.
+
+        `whole`: model by model, where all pairs at once are cheaper; None for a measure of which they are not.
+        """
         self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
-        self._make, self._value = make, value
+        self._make, self._value, self._whole = make, value, whole
 
     def __getitem__(self, pair: Pair) -> Comparison:
         found = self._made[pair]
@@ -37,6 +41,10 @@ class MadeWhenAsked(Mapping[Pair, Comparison]):
         if self._made[pair] is None and self._value is not None:
             return self._value(*pair, measure)
         return self[pair][measure].value
+
+    def whole(self, measure: str) -> Array | None:
+        """Model by model at once, where that is known how."""
+        return None if self._whole is None else self._whole(measure)
 
     def __contains__(self, pair: object) -> bool:
         return pair in self._made
@@ -80,6 +88,9 @@ class Comparisons:
         """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
         import numpy as np
 
+        at_once = self.pairs.whole(measure) if isinstance(self.pairs, MadeWhenAsked) else None
+        if at_once is not None:
+            return at_once
         found = np.full((len(self.names), len(self.names)), np.nan)
         for i, j in self.pairs:
             mean = mean_at_same_depth(self._value((i, j), measure))

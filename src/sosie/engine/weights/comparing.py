@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ...measures import MEASURES, Measure, find
-from ...results import Comparison, Comparisons, MadeWhenAsked
-from ...stats import LinearMaps
+from ...results import Array, Comparison, Comparisons, MadeWhenAsked
+from ...stats import Atoms, LinearMaps
 from ..plan import MEMORY, parse_size
 from ..provenance import provenance
 from ..settings import draws_of
 from ..sources import tell_apart
+from .atoms import AtomComparison
 from .measuring import Plan, measure_all
+from .opened_atoms import POLAR, AtomOptions, Joint, open_atoms
 from .probing import BLOCK, FEWEST, PROBES
 from .sources import WeightSource, check_weights, open_weights
 
@@ -31,6 +33,7 @@ def compare_weights(
     sites_a: Any = None,
     sites_b: Any = None,
     match: str | None = None,
+    joint: Joint = None,
     base: Any = None,
     input_shape: Sequence[int] | None = None,
     probes: int | None = None,
@@ -56,7 +59,12 @@ def compare_weights(
     `null="weights"`: what chance gives, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
     comes along free. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
-    measures of tensors, a model that both started from; what is compared is how far they moved.
+    measures of tensors and atoms, a model that all started from; what is compared is how far they moved.
+
+    Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
+    mean over layers. `joint=m`: models that share nothing are decomposed together first, m atoms a layer on common
+    coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their kernels, with
+    what shuffled weights give. Asked beside them, `weight_cosine` reads the whole weights.
     """
     things, names = _things(model_a, model_b)
     chosen = _chosen(measures)
@@ -66,7 +74,9 @@ def compare_weights(
         raise ValueError(
             f"{', '.join(of_tensors)}: of single tensors; {of_maps}: of networks up to a layer; ask for them apart"
         )
-    _check_options(of_tensors, base=base, null=null, probes=probes)
+    _check_options(of_tensors, base=base, null=None if joint else null, probes=probes)
+    of_atoms = tuple(measure for measure in chosen if measure.reads is Atoms)
+    _check_joint(joint, of_atoms, match, base)
     if len(things) > 2 and sites_b is not None:
         raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
     if match not in (None, "weights"):
@@ -81,7 +91,11 @@ def compare_weights(
     matching = {"seed": seed, "input_shape": input_shape}
     if of_tensors:
         started = None if base is None else open_weights(base, None, None, None).model
-        return _of_tensors(sources, chosen, about, base=started, match=match, **(matching if match else {}))
+        # What polar factors give by chance is far from 0, so it is always told.
+        drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
+        options = AtomOptions(joint, started, match is not None, input_shape, drawn, seed)
+        atoms = open_atoms(sources, of_atoms, options) if of_atoms else None
+        return _of_tensors(sources, chosen, about, atoms, base=started, match=match, **(matching if match else {}))
     if match is not None:
         _match(sources, matching)
     size = parse_size(memory)
@@ -150,20 +164,61 @@ def _match(sources: list[WeightSource], matching: dict[str, Any]) -> None:
         source.model = match_weights(sources[0].model, source.model, **matching).model_b
 
 
+def _check_joint(joint: Joint, of_atoms: Sequence[Measure], match: str | None, base: Any) -> None:
+    names = ", ".join(measure.name for measure in of_atoms)
+    if joint is None:
+        if of_atoms and match is not None:
+            raise ValueError(f"match= with {names} is for joint=m: models that share coefficients are in one order")
+        return
+    if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
+        raise ValueError(f"joint={joint!r}: a number of atoms, or 'polar'")
+    if not of_atoms:
+        raise ValueError("joint= is for atom_cosine and atom_grassmann")
+    if joint == POLAR:
+        if others := [measure.name for measure in of_atoms if measure.base != "atom_cosine"]:
+            raise ValueError(f"joint='polar' has as many atoms as entries, for which {', '.join(others)} is always 1")
+        if base is not None:
+            raise ValueError("joint='polar' does not go with base=: what a factor moved by depends on all of a layer")
+        if match is not None:
+            raise ValueError("joint='polar' does not depend on the order of neurons: leave match out")
+
+
 def _of_tensors(
-    sources: list[WeightSource], measures: tuple[Measure, ...], about: dict[str, Any], **options: Any
+    sources: list[WeightSource],
+    measures: tuple[Measure, ...],
+    about: dict[str, Any],
+    atoms: AtomComparison | None,
+    **options: Any,
 ) -> Comparison | Comparisons:
-    """Measures that read one tensor of each model at a time."""
+    """Measures that read one tensor, or one layer's atoms, of each model at a time."""
     from .tensors import tensor_values
 
+    plain = [measure for measure in measures if measure.reads is not Atoms]
+    sites = [source.sites for source in sources] if atoms is None else [side.sites for side in atoms.sides]
+
     def found(i: int, j: int) -> Comparison:
-        a, b = sources[i], sources[j]
-        side_a, side_b, values = tensor_values(
-            a.model, b.model, measures, sites_a=a.sites, sites_b=b.sites, names=(a.name, b.name), **options
-        )
-        return Comparison(side_a, side_b, values, "tensors", about)
+        names = sources[i].name, sources[j].name
+        values = {} if atoms is None else atoms.values(i, j)
+        side_a, side_b = (None, None) if atoms is None else (atoms.sides[i].side, atoms.sides[j].side)
+        if plain:
+            models = sources[i].model, sources[j].model
+            side_a, side_b, more = tensor_values(
+                *models, plain, sites_a=sites[i], sites_b=sites[j], names=names, **options
+            )
+            values |= more
+        assert side_a is not None
+        assert side_b is not None
+        asked = [measure.name for measure in measures]
+        ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
+        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, "tensors", about)
 
     if len(sources) == 2:
         return found(0, 1)
+
+    def value(i: int, j: int, name: str) -> Array:
+        own = atoms is not None and name in {measure.name for measure in atoms.measures}
+        return atoms.value(i, j, name) if atoms is not None and own else found(i, j)[name].value
+
     pairs = list(itertools.combinations(range(len(sources)), 2))
-    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found))
+    whole = None if atoms is None else atoms.whole
+    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found, value, whole))

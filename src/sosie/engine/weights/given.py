@@ -11,12 +11,15 @@ from torch import Tensor
 
 from ...linalg import chain_products
 from ...measures import Measure, settled
-from ...stats import LinearMaps, TensorPair, linear_maps
+from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
 from .kernels import vanishes
 
 
 def of_weights(chosen: Measure, x: Any, y: Any) -> float:
-    """The value for two maps (d, p) and (d, q), each a matrix or a list of factors; or for two tensors of one shape."""
+    """The value for two maps (d, p) and (d, q), each a matrix or a list of factors; or for two tensors of one shape.
+
+    Of atoms, these are (m, height, width) of two models that share their coefficients.
+    """
     with torch.no_grad():
         if issubclass(chosen.reads, LinearMaps):
             a, b = _map(x, "x"), _map(y, "y")
@@ -28,12 +31,25 @@ def of_weights(chosen: Measure, x: Any, y: Any) -> float:
                     )
             return float(settled(chosen(view), chosen))
         a, b = _tensor(x, "x"), _tensor(y, "y")
+        if chosen.reads is Atoms:
+            return float(settled(chosen(_atoms(chosen, a, b)), chosen))
         if a.shape != b.shape:
             raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
         value = float(settled(chosen(TensorPair(a, b.to(a.device))), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
     return value
+
+
+def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
+    for label, side in (("x", a), ("y", b)):
+        if side.ndim not in (2, 3) or not side.numel():
+            raise ValueError(
+                f"{label}: atoms are (number, height, width), or (number, entries); got {tuple(side.shape)}"
+            )
+    if a.shape != b.shape:
+        raise ValueError(f"{chosen.name} compares as many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}")
+    return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
 
 
 def _map(given: Any, label: str) -> Tensor:

@@ -25,7 +25,7 @@ Found: TypeAlias = dict[str, Tensor | str]  # by site: its weights, or why there
 
 def tensor_sites(model: Model, sites: Sites = None) -> list[str]:
     """Names of the sites asked for; None: layers that hold a matrix of weights, as they are registered, and "all"."""
-    weights, modules = parameters_of(model), _modules(model)
+    weights, modules = weights_of(model), _modules(model)
     layers = [name.removesuffix(".weight") for name, tensor in weights.items() if tensor.ndim > 1]
     if sites is None:
         return [*layers, ALL]
@@ -60,21 +60,38 @@ def one_architecture(model_a: Model, model_b: Model) -> bool:
 
 def task_vector(model: Model, base: Model, names: tuple[str, str] = ("the model", "its base")) -> dict[str, Tensor]:
     """What training changed: each parameter less that of the base model, in float64."""
-    weights, start = parameters_of(model), parameters_of(base)
+    return _moved(parameters_of(model), parameters_of(base), names)
+
+
+def _moved(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], names: tuple[str, str]) -> dict[str, Tensor]:
     check_same_tensors(weights, start, names)
     check_finite(start, names[1])
     return {name: tensor.double() - start[name].to(tensor.device).double() for name, tensor in weights.items()}
 
 
+def weights_of(model: Model) -> dict[str, Tensor]:
+    """The same with the kernels of a convolution made of atoms put together: `.weight` for coefficients and atoms."""
+    found = parameters_of(model)
+    joined: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        layer, dot, part = name.rpartition(".")
+        other = found.get(f"{layer}{dot}{ {'coefficients': 'atoms', 'atoms': 'coefficients'}.get(part) }")
+        if other is None or {tensor.ndim, other.ndim} != {3}:
+            joined[name] = tensor
+        elif part == "coefficients":
+            joined[f"{layer}{dot}weight"] = torch.einsum("oim,mhw->oihw", tensor.double(), other.double())
+    return joined
+
+
 def tensors_at(model: Model, base: Model | None, sites: Sequence[str], label: str) -> Found:
     """For each site its weights in float64, or what became of them since the base; or, in words, why there are none."""
-    weights = parameters_of(model)
+    weights = weights_of(model)
     if not weights:
         raise ValueError(f"{label} has no weights")
     check_finite(weights, label)
     nothing = "all its weights are 0"
     if base is not None:
-        weights, nothing = task_vector(model, base, (label, "the base")), "its weights are those of the base"
+        weights, nothing = _moved(weights, weights_of(base), (label, "the base")), "its weights are those of the base"
     found: Found = {}
     for site in sites:
         tensor = _tensor_at(site, weights, _modules(model))

@@ -137,7 +137,7 @@ def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tupl
     first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))), None)
     if isinstance(first, nn.Linear):
         return [(first.in_features,)], False
-    if isinstance(first, nn.Conv2d):
+    if first is not None and first.weight.ndim == 4 and not first.transposed:
         return shapes_for(first), True
     kind = "no layer of weights" if first is None else type(first).__name__
     raise ValueError(f"{name}: {kind} does not say how large an input is; give input_shape=, as (3, 32, 32)")

@@ -1,7 +1,15 @@
 """Convolutions made of a few filter atoms and coefficients that models may share."""
 
-from .decompose import Decomposed, decompose, recompose
-from .layer import AtomConv2d
+from .decompose import (
+    Decomposed,
+    check_weight,
+    decompose,
+    recompose,
+    relative_error,
+    replace_convolutions,
+    why_not,
+)
+from .layer import AtomConv2d, check_count
 from .parts import Part, atom_layers, freeze, load_atoms, share_coefficients, with_atoms
 
 __all__ = [
@@ -9,10 +17,15 @@ __all__ = [
     "Decomposed",
     "Part",
     "atom_layers",
+    "check_count",
+    "check_weight",
     "decompose",
     "freeze",
     "load_atoms",
     "recompose",
+    "relative_error",
+    "replace_convolutions",
     "share_coefficients",
+    "why_not",
     "with_atoms",
 ]

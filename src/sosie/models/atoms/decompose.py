@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .layer import AtomConv2d
+from .layer import AtomConv2d, check_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +27,10 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
     """A copy whose convolutions are made of at most `atoms` atoms each, as near to the model as that allows.
 
     By the singular values of each weight as a matrix (kernels, height × width): the coefficients have orthonormal
-    columns, the first atom is the largest. A layer has no more atoms than its kernels have entries, with which it is
-    exact. 1 × 1 convolutions and linear layers have nothing to decompose and stay.
+    columns, the first atom is the largest. A layer has no more atoms than its kernels have entries, or than
+    there are kernels: then it is exact. 1 × 1 convolutions and linear layers have nothing to decompose and stay.
     """
-    if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
-        raise ValueError(f"atoms={atoms!r}: a whole number of at least 1")
+    check_count(atoms)
     counts: dict[str, int] = {}
     errors: dict[str, float] = {}
 
@@ -57,12 +56,18 @@ def replace_convolutions(
 ) -> tuple[nn.Module, dict[str, str]]:
     """A copy with `make(name, layer)` for every convolution that atoms can stand for; others, and why not."""
     left: dict[str, str] = {}
+    tied: dict[Tensor, AtomConv2d] = {}
 
     def replaced(name: str, layer: nn.Module) -> nn.Module:
         reason = why_not(layer)
         if reason is None:
             assert isinstance(layer, nn.Conv2d)
-            return make(name, layer)
+            made = make(name, layer)
+            if isinstance(made, AtomConv2d):
+                # Layers that share a weight go on sharing it.
+                first = tied.setdefault(layer.weight, made)
+                made.coefficients, made.atoms = first.coefficients, first.atoms
+            return made
         if reason:
             left[name] = reason
         return layer
@@ -77,12 +82,13 @@ def decomposed_layer(layer: nn.Conv2d, atoms: int) -> AtomConv2d:
     u, s, vh = torch.linalg.svd(flat, full_matrices=False)
     # A singular vector is known up to its sign: the largest entry of an atom is positive.
     sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-    made = AtomConv2d.like(layer, count)
+    made = AtomConv2d.like(layer, count, empty=True)
     with torch.no_grad():
         made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
         made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
         if made.bias is not None and layer.bias is not None:
             made.bias.copy_(layer.bias)
+            made.bias.requires_grad_(layer.bias.requires_grad)
     made.coefficients.requires_grad_(layer.weight.requires_grad)
     made.atoms.requires_grad_(layer.weight.requires_grad)
     return made
@@ -93,10 +99,12 @@ def why_not(layer: nn.Module) -> str | None:
     if isinstance(layer, AtomConv2d):
         return "is made of atoms already"
     if isinstance(layer, nn.Conv2d):
-        if is_parametrized(layer, "weight"):
+        if is_parametrized(layer, "weight") or not isinstance(layer._parameters.get("weight"), nn.Parameter):
             return "its weight is computed by a parametrisation"
         if type(layer) is not nn.Conv2d:
             return f"is a {type(layer).__name__}, not a plain Conv2d"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "has hooks, which would be lost"
         return "has kernels of one entry" if layer.kernel_size == (1, 1) else None
     weight = getattr(layer, "weight", None)
     if isinstance(weight, nn.Parameter) and weight.ndim > 1:
@@ -126,8 +134,9 @@ def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> 
     if done[made] is not made:
         return done[made]
     for parent in list(made.modules()):
-        for name, child in list(parent.named_children()):
-            if done.get(child, child) is not child:
+        # Not named_children, which leaves out a layer's second place.
+        for name, child in list(parent._modules.items()):
+            if child is not None and done.get(child, child) is not child:
                 setattr(parent, name, done[child])
     return made
 

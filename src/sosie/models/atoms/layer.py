@@ -7,10 +7,18 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn.common_types import _size_2_t
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.utils import _pair
+from torch.nn.utils import skip_init
 
 
-class AtomConv2d(nn.Module):
+def check_count(atoms: int) -> None:
+    """Refuse what is no number of atoms."""
+    if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
+        raise ValueError(f"a convolution is made of at least one atom, got atoms={atoms!r}")
+
+
+class AtomConv2d(_ConvNd):
     """A convolution with weight = coefficients × atoms (Qiu et al. 2018).
 
     `atoms` (m, height, width) are the small kernels, `coefficients` (outputs, inputs / groups, m) say how much of each
@@ -34,15 +42,16 @@ class AtomConv2d(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if atoms < 1:
-            raise ValueError(f"a convolution is made of at least one atom, got atoms={atoms}")
+        nn.Module.__init__(self)  # not that of a convolution, which would make a weight
+        check_count(atoms)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = _pair(kernel_size)
         self.stride, self.dilation = _pair(stride), _pair(dilation)
-        self.padding, self.padding_mode = padding if isinstance(padding, str) else _pair(padding), padding_mode
+        self.transposed, self.output_padding = False, (0, 0)
+        self.padding = padding if isinstance(padding, str) else _pair(padding)
+        self.padding_mode = padding_mode  # type: ignore[assignment]
         self.coefficients = nn.Parameter(
             torch.empty(out_channels, in_channels // groups, atoms, device=device, dtype=dtype)
         )
@@ -60,8 +69,8 @@ class AtomConv2d(nn.Module):
             nn.init.zeros_(self.bias)
 
     @classmethod
-    def like(cls, layer: nn.Conv2d, atoms: int) -> AtomConv2d:
-        """A layer of the same shape with parameters of its own."""
+    def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
+        """A layer of the same shape with parameters of its own, drawn afresh or (`empty`) yet to be set."""
         made = cls(
             layer.in_channels,
             layer.out_channels,
@@ -73,19 +82,20 @@ class AtomConv2d(nn.Module):
             groups=layer.groups,
             bias=layer.bias is not None,
             padding_mode=layer.padding_mode,
-            device=layer.weight.device,
+            device="meta" if empty else layer.weight.device,
             dtype=layer.weight.dtype,
         )
+        made = made.to_empty(device=layer.weight.device) if empty else made
         return made.train(layer.training)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]
         """The kernels, (outputs, inputs / groups, height, width)."""
         kernels = self.coefficients.flatten(0, 1) @ self.atoms.flatten(1)
         return kernels.view(*self.coefficients.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        padding = self.padding
+        padding: str | int | tuple[int, ...] = self.padding
         if self.padding_mode != "zeros":
             x = nn.functional.pad(x, self._both_sides(), mode=self.padding_mode)
             padding = 0
@@ -106,7 +116,8 @@ class AtomConv2d(nn.Module):
 
     def to_conv(self) -> nn.Conv2d:
         """A plain convolution that computes the same, with parameters of its own."""
-        made = nn.Conv2d(
+        made = skip_init(  # leaves the random state alone
+            nn.Conv2d,
             self.in_channels,
             self.out_channels,
             self.kernel_size,
@@ -115,14 +126,17 @@ class AtomConv2d(nn.Module):
             self.dilation,
             self.groups,
             self.bias is not None,
-            self.padding_mode,  # type: ignore[arg-type]
+            self.padding_mode,
             device=self.atoms.device,
             dtype=self.atoms.dtype,
         )
+        assert isinstance(made, nn.Conv2d)
         with torch.no_grad():
             made.weight.copy_(self.weight)
             if made.bias is not None and self.bias is not None:
                 made.bias.copy_(self.bias)
+                made.bias.requires_grad_(self.bias.requires_grad)
+        made.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
         return made.train(self.training)
 
     def extra_repr(self) -> str:

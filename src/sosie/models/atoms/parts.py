@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .decompose import replace_convolutions
-from .layer import AtomConv2d
+from .layer import AtomConv2d, check_count
 
 Part = Literal["atoms", "coefficients"]
 
@@ -17,12 +17,13 @@ Part = Literal["atoms", "coefficients"]
 def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
     """A copy whose convolutions are made of at most `atoms` atoms each, drawn afresh: a network to train.
 
-    As `decompose` counts them: no layer has more than its kernels have entries.
+    As `decompose` counts them: no layer has more than its kernels have entries, or than there are kernels.
     """
+    check_count(atoms)
 
     def fresh(name: str, layer: nn.Conv2d) -> nn.Module:
-        height, width = layer.kernel_size
-        return AtomConv2d.like(layer, min(atoms, height * width))
+        kernels = layer.weight.shape[0] * layer.weight.shape[1]
+        return AtomConv2d.like(layer, min(atoms, kernels, layer.weight[0, 0].numel()))
 
     made, _ = replace_convolutions(model, fresh)
     if not atom_layers(made):
@@ -37,6 +38,8 @@ def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
 
 def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
     """Hold one part of every layer as it is while the model is trained; `frozen=False` lets it go again."""
+    if part not in ("atoms", "coefficients"):
+        raise ValueError(f"there is no part {part!r} to freeze: 'atoms' or 'coefficients'")
     for layer in _layers(model).values():
         (layer.atoms if part == "atoms" else layer.coefficients).requires_grad_(not frozen)
     return model
