@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from data import Lessons, Pool, class_tasks, pool, probes
-from networks import State, atoms_of, copies, make, part, sites_of, stacked
+from networks import State, atoms_of, copies, make, part, sites_of
 from settings import Settings
 from similarity import Pairs, by_atoms, by_grassmann, by_stimulus, by_weights, correlation, look, mean
 from torch import Tensor, nn
 from training import accuracies, train
+
+from sosie.train import decorrelation
+from sosie.train.stack import stacked_state
 
 CLASSES = 10  # a task
 SAME, DIFFERENT = "same", "different"
@@ -26,7 +30,7 @@ def first_task(settings: Settings, atoms: int, images: Pool) -> nn.Module:
 
 
 def figure_2(settings: Settings) -> dict[str, Any]:
-    """Ten tasks: coefficients drawn at random or from the first task, six atoms or nine, and other atoms to start from."""
+    """Ten tasks: coefficients drawn at random or from the first task, six atoms or nine, other atoms at first."""
     images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
     tasks = class_tasks(settings.tasks, CLASSES)
     arms: dict[str, Any] = {}
@@ -49,7 +53,11 @@ def figure_2(settings: Settings) -> dict[str, Any]:
         for k, (source, start) in enumerate(plan):
             own = slice(k * len(tasks), (k + 1) * len(tasks))
             name = f"{source}_m{atoms}" + ("" if start == SAME else "_other_atoms")
-            base = {layer: x[0] for layer, x in atoms_of(stacked([bases[source]])).items()} if start == SAME else None
+            base = (
+                {layer: x[0] for layer, x in atoms_of(stacked_state([bases[source]])).items()}
+                if start == SAME
+                else None
+            )
             arms[name] = compared(settings, bases[source], part(found, own), base)
             arms[name]["accuracy"] = right[own].tolist()
             numbers |= {f"{name}_{key}": value for key, value in summary(arms[name]).items()}
@@ -59,7 +67,7 @@ def figure_2(settings: Settings) -> dict[str, Any]:
 
 
 def compared(settings: Settings, model: nn.Module, state: State, base: State | None) -> dict[str, Any]:
-    """Every measure for all pairs of networks, and how the cosine of atoms goes with each, mean over layers and by layer."""
+    """Every measure for all pairs of networks, and how the cosine of atoms goes with each: of networks, of layers."""
     pairs: dict[str, Pairs] = by_stimulus(look(settings, model, state, probes(settings)))
     pairs["grassmann"], pairs["weights"] = by_grassmann(state), by_weights(state)
     own = {"atoms": by_atoms(state)}
@@ -97,25 +105,9 @@ def summary(arm: dict[str, Any]) -> dict[str, float | None]:
 
 def penalties(activations: list[Tensor]) -> Tensor:
     """Σ_{i≠j} (ZᵀZ)²ᵢⱼ summed over layers: of Z over the root of its rows, and of Z with columns of length 1."""
-    found = []
-    for scale in (over_rows, unit_columns):
-        total = activations[0].new_zeros(())
-        for z in activations:
-            rows = scale(z.transpose(0, 1).flatten(1).T)
-            gram = rows.T @ rows
-            total = total + gram.square().sum() - gram.diagonal().square().sum()
-        found.append(total)
-    return torch.stack(found).float()
-
-
-def over_rows(z: Tensor) -> Tensor:
-    return z / len(z) ** 0.5
-
-
-def unit_columns(z: Tensor) -> Tensor:
-    """Channels that are 0 throughout stay so."""
-    squares = z.square().sum(0)
-    return z * torch.where(squares > 0, squares, 1).rsqrt()
+    printed = [decorrelation(z / (z.numel() / z.shape[1]) ** 0.5) for z in activations]
+    cosines = [decorrelation(z, normalised=True) * z.shape[1] * (z.shape[1] - 1) for z in activations]
+    return torch.stack([torch.stack(printed).sum(), torch.stack(cosines).sum()])
 
 
 def figure_4b(settings: Settings) -> dict[str, Any]:
@@ -151,7 +143,7 @@ def figure_4b(settings: Settings) -> dict[str, Any]:
         "without": printed[0],
         "strongest": printed[-1],
         "gain": printed[-1] - printed[0],
-        "steps_up": sum(b > a for a, b in zip(printed[:-1], printed[1:], strict=True)),
+        "steps_up": sum(b > a for a, b in itertools.pairwise(printed)),
         "normalised_strongest": r[f"cosines_{settings.cosine_weights[-1]:g}"],
         "channels_without": arms["0"]["squared_cosine_of_channels"],
         "channels_strongest": arms[f"{settings.weights[-1]:g}"]["squared_cosine_of_channels"],
@@ -171,5 +163,3 @@ def off_diagonal(rows: Tensor) -> float:
         count = squares.shape[0]
         found.append(float((squares.sum() - squares.diagonal().sum()) / (count * (count - 1))))
     return sum(found) / len(found)
-
-

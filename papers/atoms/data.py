@@ -103,7 +103,8 @@ def own_labels(labels: Tensor, tasks: Sequence[Sequence[int]]) -> Tensor:
 class Prepare:
     """Bytes to normalised floats, on their device; the constants are kept there, so that nothing waits for them."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, settings: Settings) -> None:
+        device = settings.device
         self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1) * 255
         self.scale = 1 / (torch.tensor(STD, device=device).view(3, 1, 1) * 255)
 

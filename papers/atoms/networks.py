@@ -23,7 +23,9 @@ class ProductConv2d(AtomConv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.groups == 1 and self.dilation == (1, 1) and not isinstance(self.padding, str)
+        assert self.groups == 1
+        assert self.dilation == (1, 1)
+        assert not isinstance(self.padding, str)
         (height, width), (down, across) = self.kernel_size, self.padding
         padded = nn.functional.pad(x, [across, across, down, down])
         patches = padded.unfold(2, height, self.stride[0]).unfold(3, width, self.stride[1])  # (b, c, h, w, kh, kw)
@@ -66,7 +68,7 @@ def sites_of(model: nn.Module) -> dict[str, str]:
 
 
 def copies(base: nn.Module, count: int, *, redraw: int | None = None) -> list[nn.Module]:
-    """Networks with the base's coefficients, held fixed, and its atoms; `redraw`: atoms of their own, from that seed."""
+    """Networks with the base's coefficients, held fixed, and its atoms; `redraw`: atoms of their own, from a seed."""
     found = [freeze(copy.deepcopy(base), "coefficients") for _ in range(count)]
     if redraw is not None:
         for k, model in enumerate(found):
@@ -82,12 +84,6 @@ def draw_atoms(model: nn.Module, seed: int) -> nn.Module:
             fresh = torch.randn(layer.atoms.shape, generator=generator).to(layer.atoms)
             layer.atoms.copy_(fresh * layer.atoms.norm() / fresh.norm())
     return model
-
-
-def stacked(models: Sequence[nn.Module]) -> State:
-    """Every parameter and buffer of networks of one architecture, (networks, …)."""
-    states = [model.state_dict() for model in models]
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def atoms_of(state: State) -> State:

@@ -9,6 +9,7 @@ turn, so the first 1,000 are five of each.
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def main(source: Path, target: Path) -> None:
         data, offsets, labels = packed["jpeg"], packed["offsets"], packed["labels"]
     images = np.stack([
         np.asarray(Image.open(io.BytesIO(data[a:b].tobytes())).convert("RGB").reduce(2))
-        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+        for a, b in itertools.pairwise(offsets)
     ])  # fmt: skip
     assert images.shape[1:] == (32, 32, 3), f"expected 64 × 64 images, got half of {images.shape[1:]}"
     np.savez_compressed(target / TINY, images=images, labels=labels.astype(np.int64))

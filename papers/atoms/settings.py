@@ -74,7 +74,8 @@ class Settings:
     toys: int = 10  # figure 9b
     toy_steps: int = 300
 
-    dynamics: Recipe = Recipe(epochs=30, batch=128)  # figure 5 [150 epochs of AlexNet, 20 of VGG-11 on ImageNet]
+    dynamics: Recipe = Recipe(epochs=30, batch=256)  # figure 5, AlexNet [150 epochs]
+    deep_dynamics: Recipe = Recipe(epochs=20, batch=256)  # VGG-11 [20 epochs on ImageNet]
     two_tasks: Recipe = Recipe(epochs=20)  # figures 12 and 13
 
     users: Recipe = Recipe(epochs=90, batch=50)  # figure 6
@@ -113,7 +114,8 @@ def small(full: Settings) -> Settings:
         untrained=tiny,
         toys=2,
         toy_steps=20,
-        dynamics=replace(tiny, epochs=2),
+        dynamics=replace(tiny, epochs=2, images=100),
+        deep_dynamics=replace(tiny, epochs=2, images=100),
         two_tasks=replace(tiny, epochs=2),
         users=Recipe(epochs=2, batch=8),
         users_at=(1, 2),

@@ -30,7 +30,7 @@ Pairs = dict[str, Tensor]  # layer → (networks, networks)
 
 @dataclass(eq=False)
 class Site:
-    """One layer of N networks: rows (N, r, channels) of positions for CCA, Gram matrices (N, n, n) of images for CKA."""
+    """One layer of N networks: rows (N, r, channels) of positions for CCA, Gram matrices (N, n, n) for CKA."""
 
     rows: Tensor
     grams: Tensor
@@ -43,7 +43,9 @@ class Site:
         products = (flat @ flat.T).double()
         norms = products.diagonal().sqrt()
         if not bool((norms > 0).all()):
-            raise ValueError(f"network {int((~(norms > 0)).nonzero()[0])} answers all probes alike: {name} is undefined")
+            raise ValueError(
+                f"network {int((~(norms > 0)).nonzero()[0])} answers all probes alike: {name} is undefined"
+            )
         return (products / norms[:, None] / norms[None, :]).cpu()
 
     @cached_property
@@ -83,7 +85,7 @@ def look(settings: Settings, model: nn.Module, state: State, images: Tensor, *, 
 
     Positions are drawn once for a layer, from the seed: the same for all networks. All of them where they are fewer.
     """
-    template, prepare = copy.deepcopy(model).eval(), Prepare(settings.device)
+    template, prepare = copy.deepcopy(model).eval(), Prepare(settings)
     sites = sites_of(model)
     rows: dict[str, list[Tensor]] = {layer: [] for layer in sites}
     grams: dict[str, list[Tensor]] = {layer: [] for layer in sites}

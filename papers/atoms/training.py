@@ -1,18 +1,18 @@
-"""Many networks trained at once, each on images of its own, as one function of stacked parameters."""
+"""Many networks trained at once, each on images of its own."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from data import Lessons, Pool, Prepare
-from networks import State, by_products, sites_of, stacked
+from networks import State, by_products, sites_of
 from settings import Recipe, Settings
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn import functional
+
+from sosie.train.stack import Stack, stacked_state, without_numbers
 
 Penalty = Callable[[list[Tensor]], Tensor]  # activations of one network (n, c, h, w) at its sites → penalties (k,)
 
@@ -36,32 +36,53 @@ def train(
     """
     if len(models) != len(lessons.index):
         raise ValueError(f"{len(models)} networks, but lessons for {len(lessons.index)}")
-    whole = stacked(models)
-    trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
-    moving = {name: whole[name].clone().requires_grad_() for name in trained}
-    fixed = {name: x for name, x in whole.items() if name not in trained}
-    answer = Answer(models[0], settings, penalty)
-    stepper = torch.optim.SGD(moving.values(), recipe.rate, recipe.momentum, fused=True)
+    stack, prepare = (
+        Stack.of(template(models[0], penalty), stacked_state(models), mixed=settings.mixed),
+        Prepare(settings),
+    )
+    stepper = torch.optim.SGD(stack.trained.values(), recipe.rate, recipe.momentum, fused=True)
     kept, found = {*keep, recipe.epochs}, {}
     count = lessons.index.shape[1]
     steps = max(1, count // recipe.batch)  # what is left over of an epoch is not seen in it
+    extra = 0 if weights is None else weights.shape[1]
     for epoch in range(recipe.epochs + 1):
         if epoch in kept:
-            found[epoch] = {name: moving[name].detach().clone() if name in moving else x for name, x in whole.items()}
+            found[epoch] = {name: value.clone() for name, value in stack.state().items()}
         if epoch == recipe.epochs:
             break
         order = orders(len(models), count, seed, epoch).to(lessons.index.device)
-        for chosen in order[:, : steps * recipe.batch].chunk(steps, 1):
+        for chosen in order[:, : steps * recipe.batch].split(recipe.batch, 1):
             x, y = (side.gather(1, chosen) for side in (lessons.index, lessons.labels))
-            logits, extra = answer(moving, fixed, images.images[x])
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="sum") / y.shape[1]
+            answer = stack(prepare(images.images[x]))
+            logits = answer[..., : answer.shape[-1] - extra].flatten(0, 1)
+            loss = functional.cross_entropy(logits, y.flatten(), reduction="sum") / y.shape[1]
             if weights is not None:
-                loss = loss + (extra * weights).sum()
+                loss = loss + (answer[:, 0, -extra:] * weights).sum()
             stepper.zero_grad()
             loss.backward()
             stepper.step()
-    check_finite(found[recipe.epochs], trained)
+    check_finite(found[recipe.epochs], stack.trained)
     return found
+
+
+def template(model: nn.Module, penalty: Penalty | None = None) -> nn.Module:
+    """The code of a network; with a penalty, its penalties are further columns of the answer."""
+    code = by_products(without_numbers(model))
+    if penalty is not None:
+        seen: list[Tensor] = []
+
+        def look(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            seen.append(output)
+
+        def append(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+            found = penalty(seen)
+            seen.clear()
+            return torch.cat([logits.float(), found.expand(len(logits), -1)], 1)
+
+        for site in sites_of(code).values():
+            code.get_submodule(site).register_forward_hook(look)
+        code.register_forward_hook(append)
+    return code
 
 
 def orders(networks: int, count: int, seed: int, epoch: int) -> Tensor:
@@ -70,42 +91,15 @@ def orders(networks: int, count: int, seed: int, epoch: int) -> Tensor:
     return torch.rand(networks, count, generator=generator).argsort(1)
 
 
-class Answer:
-    """All networks as one function; computes in bfloat16 where the settings say so."""
-
-    def __init__(self, model: nn.Module, settings: Settings, penalty: Penalty | None = None) -> None:
-        self.template = by_products(copy.deepcopy(model)).to("meta")
-        self.prepare, self.penalty = Prepare(settings.device), penalty
-        self.dtype = torch.bfloat16 if settings.mixed else torch.float32
-        self.seen: list[Tensor] = []
-        if penalty is not None:
-            for site in sites_of(self.template).values():
-                self.template.get_submodule(site).register_forward_hook(self._look)
-
-    def _look(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self.seen.append(output)
-
-    def __call__(self, moving: State, fixed: State, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (networks, n, classes) and penalties (networks, k) for images (networks, n, …)."""
-        return vmap(self._one)(moving, fixed, self.prepare(images).to(self.dtype))
-
-    def _one(self, moving: State, fixed: State, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.seen = []
-        state = {name: value.to(self.dtype) for name, value in (moving | fixed).items()}
-        logits = functional_call(self.template, state, (x,))
-        return logits, logits.new_zeros(1) if self.penalty is None else self.penalty(self.seen)
-
-
 @torch.no_grad()
 def accuracies(
     settings: Settings, model: nn.Module, state: State, images: Pool, lessons: Lessons, batch: int = 100
 ) -> Tensor:
     """Share of its own images that each network names rightly, (networks,)."""
-    answer = Answer(model, settings)
+    stack, prepare = Stack.of(template(model), state, trains=(), mixed=settings.mixed), Prepare(settings)
     right = torch.zeros(len(lessons.index), device=lessons.index.device)
     for index, labels in zip(lessons.index.split(batch, 1), lessons.labels.split(batch, 1), strict=True):
-        logits, _ = answer(state, {}, images.images[index])
-        right += (logits.argmax(2) == labels).sum(1)
+        right += (stack(prepare(images.images[index])).argmax(2) == labels).sum(1)
     return (right / lessons.index.shape[1]).cpu()
 
 

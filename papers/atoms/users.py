@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from data import Lessons, Pool, class_tasks, own_labels, pool, probes
-from networks import State, atoms_of, copies, make, part, stacked
+from networks import State, atoms_of, copies, make, part
 from settings import Settings
 from similarity import by_atoms, by_stimulus, by_weights, look, mean
 from torch import Tensor
 from training import accuracies, train
 
 from sosie.linalg import adjusted_rand_index, cluster
+from sosie.train.stack import stacked_state
 
 CLASSES = 5  # a task
 ATOMS = 9
@@ -58,7 +59,7 @@ def figure_6(settings: Settings) -> dict[str, Any]:
     )  # fmt: skip
     own = slice(0, count)
     right = accuracies(settings, base, part(found[recipe.epochs], own), test, Lessons.of(test, classes, 500))
-    start = {layer: atoms[0] for layer, atoms in atoms_of(stacked([base])).items()}
+    start = {layer: atoms[0] for layer, atoms in atoms_of(stacked_state([base])).items()}
     maps: dict[str, dict[str, Tensor]] = {}
     for epoch in settings.users_at:
         state = found[epoch]
@@ -66,7 +67,10 @@ def figure_6(settings: Settings) -> dict[str, Any]:
         maps[str(epoch)] = similarities(settings, base, part(state, own), start, stimulus=last)
         maps[str(epoch)]["other_start"] = mean(by_atoms(part(state, slice(count, 2 * count))))
     scores = {epoch: {name: judged(m, groups) for name, m in each.items()} for epoch, each in maps.items()}
-    numbers: dict[str, float] = {"accuracy": float(right.mean()), "digits_accuracy": float(right[groups.max() == groups].mean())}
+    numbers: dict[str, float] = {
+        "accuracy": float(right.mean()),
+        "digits_accuracy": float(right[groups.max() == groups].mean()),
+    }
     for name, score in scores[str(recipe.epochs)].items():
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
     early = str(settings.users_at[0])
@@ -116,4 +120,6 @@ def nearest_share(similarity: Tensor, tasks: Tensor) -> float:
 
 def rounded(maps: dict[str, Tensor]) -> dict[str, Tensor]:
     """For the figures: five digits, and only what they show."""
-    return {name: (m * 1e5).round() / 1e5 for name, m in maps.items() if name in ("atoms", "updates", "cca", "other_start")}
+    return {
+        name: (m * 1e5).round() / 1e5 for name, m in maps.items() if name in ("atoms", "updates", "cca", "other_start")
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import Lessons, pool, probes
-from networks import copies, draw_atoms, joined, make, part, stacked
+from networks import copies, draw_atoms, joined, make, part
 from settings import Settings
 from similarity import by_atoms, by_stimulus, look, mean
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from training import accuracies, train
 
 import sosie
 from sosie.models.atoms import AtomConv2d, atom_layers, freeze
+from sosie.train.stack import stacked_state
 
 PROBES = ("cifar100", "mnist", "tiny-imagenet")  # [CIFAR-100 and SVHN]
 
@@ -105,7 +106,7 @@ def figure_9a(settings: Settings) -> dict[str, Any]:
     base = make(settings, settings.network, 100, 9, settings.seed)
     models = [*copies(base, 4), *copies(base, 4, redraw=100)]
     state = train(settings, models, images, lessons.repeat(2), recipe, seed=settings.seed)[recipe.epochs]
-    fresh = stacked([base, *(draw_atoms(copy.deepcopy(base), 500 + k) for k in range(3))])
+    fresh = stacked_state([base, *(draw_atoms(copy.deepcopy(base), 500 + k) for k in range(3))])
     cosines = mean(by_atoms(joined([part(state, slice(0, 8)), fresh]))).tolist()
     names = [*(f"CIFAR-100 {k}" for k in (1, 2)), *(f"CIFAR-10 {k}" for k in (1, 2))]
     names = [*names, *(f"{name}, other start" for name in names), "their start", *(f"untrained {k}" for k in (1, 2, 3))]
@@ -175,5 +176,3 @@ def regress(model: nn.Module, seed: int, steps: int) -> None:
         stepper.zero_grad()
         loss.backward()
         stepper.step()
-
-
