@@ -10,10 +10,12 @@ import numpy as np
 from data import Lessons, Pool, Prepare, class_tasks, pool
 from networks import make
 from settings import Recipe, Settings
-from torch import nn
+from sosie.results.dynamics import rank_correlation
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 import sosie
-from sosie.models.atoms import freeze
+from sosie.models.atoms import atom_layers, freeze
 from sosie.train import Recorder, accuracy, fit
 
 ATOMS = 9
@@ -21,12 +23,19 @@ THRESHOLDS = (0.99, 0.999)
 
 
 def learn(
-    settings: Settings, kind: str, images: Pool, tasks: list[list[int]], recipe: Recipe, *, trains: str, name: str
+    settings: Settings,
+    kind: str,
+    images: Pool,
+    tasks: list[list[int]],
+    recipe: Recipe,
+    *,
+    trains: str,
+    name: str,
+    kernels: list[dict[str, Tensor]] | None = None,
 ) -> tuple[Path, nn.Module]:
-    """Train a network on the first of some tasks, and record it after every epoch; the folder, and the network.
+    """Train a network on the first of some tasks, and record its atoms after every epoch; the folder, and the network.
 
-    `trains`: "atoms" (and the linear layers) on random coefficients, or "all". What is recorded are atoms, or where
-    the coefficients move as well, the whole kernels.
+    `trains`: "atoms" (and the linear layers) on random coefficients, or "all". `kernels` gets α × D of every layer.
     """
     model = make(settings, kind, len(tasks[0]), ATOMS, settings.seed)
     if trains == "atoms":
@@ -34,6 +43,12 @@ def learn(
     lessons = Lessons.of(images, tasks[:1], recipe.images)
     folder = settings.cache / "runs" / f"{kind}-{name}"
     shutil.rmtree(folder, ignore_errors=True)
+
+    def after_epoch(epoch: int) -> None:
+        recorder.record(epoch)
+        if kernels is not None:
+            kernels.append({layer: conv.weight.detach() for layer, conv in atom_layers(model).items()})
+
     with Recorder(folder, model, "atoms") as recorder:
         fit(
             model,
@@ -48,7 +63,7 @@ def learn(
             schedule="constant",  # a rate that falls to nothing would settle every layer at the same time
             prepare=Prepare(settings),
             mixed=settings.mixed,
-            after_epoch=recorder.record,
+            after_epoch=after_epoch,
             task=name,
         )
     return folder, model
@@ -66,12 +81,16 @@ def figure_5(settings: Settings) -> dict[str, Any]:
     ):
         for trains in ("atoms", "all"):
             name = f"{label}_{trains}"
-            folder, model = learn(settings, kind, images, whole, recipe, trains=trains, name=name)
+            kernels: list[dict[str, Tensor]] = []
+            folder, model = learn(settings, kind, images, whole, recipe, trains=trains, name=name, kernels=kernels)
             found = sosie.dynamics(folder, measures=["atom_cosine"])
             right = accuracy(model, test.images, test.labels, prepare=Prepare(settings))
             runs[name] = {**described(found), "accuracy": right}
             numbers |= {f"{name}_{key}": value for key, value in settling(found, recipe.epochs).items()}
             numbers[f"{name}_accuracy"] = right
+            steps = settled_kernels(kernels, THRESHOLDS[0])
+            runs[name]["kernels_settled"] = steps
+            numbers[f"{name}_kernels_depth"] = rank_correlation(list(enumerate(steps)))
     return {"numbers": numbers, "runs": runs}
 
 
@@ -90,6 +109,17 @@ def settling(found: Any, epochs: int) -> dict[str, float | None]:
     start = found.matrix()[:, 0, -1]
     numbers["least_start_to_end"] = float(start.min())
     return numbers
+
+
+def settled_kernels(kernels: list[dict[str, Tensor]], threshold: float) -> list[int]:
+    """The epoch from which on each layer's whole kernels stay that near their last state."""
+    found = []
+    for layer, last in kernels[-1].items():
+        near = [
+            float(cosine_similarity(each[layer].flatten(), last.flatten(), 0)) >= threshold for each in kernels[:-1]
+        ]
+        found.append(0 if all(near) else len(near) - near[::-1].index(False))
+    return found
 
 
 def described(found: Any) -> dict[str, Any]:

@@ -85,7 +85,8 @@ class Settings:
     digit_clients: int = 20
 
     federation: Federation = field(default_factory=Federation)
-    continual: Recipe = Recipe(epochs=15)
+    continual: Recipe = Recipe(epochs=15, batch=128)
+    continual_head_epochs: int = 50
     continual_seeds: tuple[int, ...] = (0, 1, 2)
     cost_probes: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)
 
@@ -136,6 +137,7 @@ def small(full: Settings) -> Settings:
             settings=(("cifar100", 5), ("cifar10", 2)),
         ),
         continual=tiny,
+        continual_head_epochs=2,
         continual_seeds=(0, 1),
         cost_probes=(8, 16),
     )
