@@ -14,7 +14,7 @@ from similarity import by_atoms, by_stimulus, look, mean
 from sosie.train.continual import Continual, Task, learn_tasks
 from torch import Tensor
 
-from sosie.train import features, nearest_members, refit_head
+from sosie.train.heads import features, nearest_members, refit_head
 from sosie.train.stack import stacked_state
 
 CLASSES, ATOMS, MEMBERS = 10, 9, 3
