@@ -43,7 +43,9 @@ def figure_3(settings: Settings) -> dict[str, Any]:
         row = {"probes": count, "atoms": atoms, "cca": forward * count + cca_flops(shapes, count)}
         row |= {"linear_cka": forward * count + cka_flops(shapes, count), "paper": paper_flops(base, shapes, count)}
         asked = replace(settings, probes=replace(settings.probes, images=count))
-        row["seconds"] = {name: timed(asked, base, state, images[:count], name) for name in ("atoms", "cca", "linear_cka")}
+        row["seconds"] = {
+            name: timed(asked, base, state, images[:count], name) for name in ("atoms", "cca", "linear_cka")
+        }
         rows.append(row)
     last = rows[-1]
     numbers = {

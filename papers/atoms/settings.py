@@ -37,10 +37,9 @@ class Federation:
     rate: float = 0.01
     seeds: tuple[int, ...] = (0, 1)  # of 5 classes a client; one for the other settings
     pretrained_epochs: int = 20  # of the coefficients of "Pretrain"
-    local_epochs: int = 15  # of "Pretrain" and "Local": what a client of the others trains for, 30 × .1 × 5
     members: int = 3
-    head_epochs: int = 100
-    random_members: int = 5  # drawings of members at random
+    head_epochs: int = 40  # [100]
+    random_members: int = 2  # drawings of members at random
     settings: tuple[tuple[str, int], ...] = (("cifar100", 5), ("cifar100", 20), ("cifar10", 2), ("cifar10", 5))
 
 
@@ -131,7 +130,6 @@ def small(full: Settings) -> Settings:
             batch=5,
             seeds=(0,),
             pretrained_epochs=1,
-            local_epochs=1,
             head_epochs=2,
             random_members=2,
             settings=(("cifar100", 5), ("cifar10", 2)),
