@@ -20,7 +20,7 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     linear = [each for each, module in model.named_modules() if isinstance(module, nn.Linear)]
     if name is None and linear:
         return linear[-1]
-    if name not in linear:
+    if name is None or name not in linear:
         asked = "the model has no linear layer" if name is None else f"no linear layer is called {name!r}"
         raise ValueError(f"{asked}; there are {', '.join(linear) or 'none'}: head= names the one that answers")
     return name
@@ -37,7 +37,7 @@ def features(
 
     def keep(module: nn.Module, args: tuple[Any, ...], answer: Tensor) -> None:
         found.append(args[0].detach())
-        answers[:] = [answer]
+        answers.append(answer)
 
     handle = layer.register_forward_hook(keep)
     try:
@@ -45,14 +45,18 @@ def features(
             for part in images.split(batch):
                 x = floats(part)
                 answer = model(x if prepare is None else prepare(x))
-                if not (answers and answer.shape == answers[0].shape and torch.equal(answer, answers[0])):
-                    raise ValueError(
-                        f"the model answers something else than its last linear layer {find_head(model, head)!r}; "
-                        "head= names the layer that answers"
-                    )
+                if len(answers) == 1:
+                    _check_answer(answer, answers[0], find_head(model, head))
+            if len(answers) != len(images.split(batch)):
+                raise ValueError(f"{find_head(model, head)!r} was called {len(answers)} times, not once a batch")
     finally:
         handle.remove()
     return torch.cat(found)
+
+
+def _check_answer(answer: Tensor, of_head: Tensor, name: str) -> None:
+    if answer.shape != of_head.shape or not torch.equal(answer, of_head):
+        raise ValueError(f"the model answers something else than its linear layer {name!r}: head= names the one")
 
 
 @contextmanager
