@@ -1,9 +1,10 @@
-"""Centring, Gram matrices, spectra with a stated tolerance, assignments, fits of one site to another."""
+"""Centring, Gram matrices, spectra with a stated tolerance, assignments, fits of one site to another, groups."""
 
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .chains import chain_products, unit
+from .clusters import adjusted_rand_index, cluster, most_similar
 from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_for, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
@@ -32,12 +33,14 @@ __all__ = [
     "Invariants",
     "JointMoments",
     "Spectrum",
+    "adjusted_rand_index",
     "best_assignment",
     "block_stacks",
     "centred",
     "centred_diagonal",
     "chain_products",
     "cholesky",
+    "cluster",
     "column_squares",
     "cross_product",
     "diagonal_part",
@@ -54,6 +57,7 @@ __all__ = [
     "gram_stack",
     "inverse_root",
     "lock_of",
+    "most_similar",
     "nuclear_norm",
     "once",
     "permuted_moments",

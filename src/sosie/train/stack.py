@@ -44,10 +44,11 @@ class Stack:
         """From the networks' own parameters and buffers (networks, …) and those they share; none is changed.
 
         `template`: a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own.
-        `trains`: the names of what is trained, be it
-        shared before (None: all that requires gradients there). Buffers are each network's own: batch norm writes to
-        them.
+        `trains`: the names of what is trained, be it shared before (None: all that requires gradients there). Buffers
+        are each network's own: batch norm writes to them.
         """
+        if mixed:
+            _check_no_batch_norm(template)
         shared = {} if shared is None else shared
         networks = len(next(iter(own.values()))) if count is None else count
         wanted = {name for name, p in template.named_parameters() if p.requires_grad} if trains is None else set(trains)
@@ -67,9 +68,6 @@ class Stack:
         for name, _ in template.named_buffers():
             held[name] = copied(name)
         return Stack(template, trained, held, common, mixed, draws)
-
-    def __len__(self) -> int:
-        return len(next(iter({**self.trained, **self.held}.values())))
 
     def __call__(self, x: Tensor) -> Tensor:
         """What every network answers to its own inputs (networks, batch, …)."""
@@ -117,14 +115,24 @@ class Stack:
 
     def _pull(self, weight: float, towards: State) -> None:
         # The gradient of the square, added by hand: autograd would keep a difference for every parameter.
-        moved = {name: p for name, p in self.trained.items() if p.grad is not None and name in towards}
-        with torch.no_grad():
-            away = torch._foreach_sub(list(moved.values()), [towards[name].expand_as(p) for name, p in moved.items()])
-            torch._foreach_add_([p.grad for p in moved.values()], away, alpha=weight)
+        pulled = [(p, p.grad, towards[name]) for name, p in self.trained.items() if p.grad is not None]
+        if pulled:
+            here, gradients, there = (list(part) for part in zip(*pulled, strict=True))
+            with torch.no_grad():
+                torch._foreach_add_(gradients, torch._foreach_sub(here, there), alpha=weight)
 
     def _lowered(self, state: State) -> State:
         parameters = {name for name, _ in self.template.named_parameters()}
         return {name: t.to(torch.bfloat16) if name in parameters else t for name, t in state.items()}
+
+
+def _check_no_batch_norm(template: nn.Module) -> None:
+    for name, module in template.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
+                "train such networks with mixed=False"
+            )
 
 
 def without_numbers(model: nn.Module) -> nn.Module:

@@ -1,0 +1,68 @@
+"""Groups of things that are alike, from a matrix of similarities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def cluster(similarity: Tensor, count: int) -> Tensor:
+    """`count` groups of N things by average linkage on 1 − similarity (N, N): the group of each, (N,).
+
+    Groups are numbered by their first member.
+    """
+    from scipy.cluster.hierarchy import linkage
+
+    n = _checked(similarity)
+    if not 1 <= count <= n:
+        raise ValueError(f"{n} things cannot be put into {count} groups")
+    if n == 1:
+        return torch.zeros(1, dtype=torch.long)
+    first, second = torch.triu_indices(n, n, 1)
+    both = similarity.detach().cpu().double()
+    merges = linkage((1 - (both + both.T) / 2)[first, second].numpy(), "average")
+    groups = {k: [k] for k in range(n)}
+    # The merges come nearest first: without the last `count` − 1 of them there are `count` groups, ties or not.
+    for k, (a, b) in enumerate(merges[: n - count, :2].astype(int).tolist()):
+        groups[n + k] = groups.pop(a) + groups.pop(b)
+    found = torch.empty(n, dtype=torch.long)
+    for number, group in enumerate(sorted(groups.values(), key=min)):
+        found[group] = number
+    return found
+
+
+def most_similar(similarity: Tensor, count: int) -> Tensor:
+    """The `count` things most like each of N, itself left out, nearest first: (N, count); ties by number."""
+    n = _checked(similarity)
+    if not 1 <= count < n:
+        raise ValueError(f"count={count}: each of {n} things has {n - 1} others")
+    others = similarity.detach().clone().fill_diagonal_(-torch.inf)
+    return others.argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
+def adjusted_rand_index(labels: Tensor, others: Tensor) -> float:
+    """How far two groupings of the same things agree on pairs: 1 the same, 0 by chance on average.
+
+    Hubert and Arabie 1985. Two groupings that are both one group, or both groups of one, agree: 1.
+    """
+    if labels.shape != others.shape or labels.ndim != 1 or not len(labels):
+        raise ValueError(f"need one label a thing, twice: got {tuple(labels.shape)} and {tuple(others.shape)}")
+    a, b = (given.cpu().unique(return_inverse=True)[1] for given in (labels, others))
+    width = int(b.max()) + 1
+    table = (a * width + b).bincount(minlength=(int(a.max()) + 1) * width).view(-1, width)
+    same, rows, columns = (int((c * (c - 1) // 2).sum()) for c in (table, table.sum(1), table.sum(0)))
+    pairs = len(labels) * (len(labels) - 1) // 2
+    # Whole numbers as long as possible: (same − rows columns / pairs) / ((rows + columns)/2 − rows columns / pairs).
+    above, below = 2 * (same * pairs - rows * columns), (rows + columns) * pairs - 2 * rows * columns
+    return above / below if below else 1.0
+
+
+def _checked(similarity: Tensor) -> int:
+    if similarity.ndim != 2 or similarity.shape[0] != similarity.shape[1] or not len(similarity):
+        raise ValueError(f"need the similarities of all pairs, (N, N), got {tuple(similarity.shape)}")
+    if not bool(torch.isfinite(similarity).all()):
+        raise ValueError(f"{int((~torch.isfinite(similarity)).sum())} similarities are NaN or infinite")
+    uneven = float((similarity - similarity.T).abs().max())
+    if uneven > 1e-4 * float(similarity.abs().max()):
+        raise ValueError(f"similarities are not symmetric: those of two things differ by {uneven:g}")
+    return len(similarity)

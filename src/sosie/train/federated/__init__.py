@@ -1,0 +1,22 @@
+"""Federated learning in one process: clients, methods, a simulation, and ensembles of similar clients."""
+
+from .clients import Clients, Parts, split_classes, split_tasks
+from .ensemble import Ensemble, ensemble_accuracy
+from .methods import METHODS, Method, Phase, open_method
+from .result import Federated
+from .simulation import simulate
+
+__all__ = [
+    "METHODS",
+    "Clients",
+    "Ensemble",
+    "Federated",
+    "Method",
+    "Parts",
+    "Phase",
+    "ensemble_accuracy",
+    "open_method",
+    "simulate",
+    "split_classes",
+    "split_tasks",
+]

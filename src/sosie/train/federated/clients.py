@@ -1,0 +1,189 @@
+"""Whose images are whose: a pool of images, and which of them each client trains and is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Parts(NamedTuple):
+    """Numbers of images, training images first: `Clients(images, labels, *parts)` with the test images behind them."""
+
+    train: Tensor  # (clients, n)
+    test: Tensor  # (clients, t)
+    tasks: Tensor  # (clients,): clients of one number have the same classes
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """A pool of images with labels, and the numbers of those that each client has; all have equally many."""
+
+    images: Tensor  # (N, channels, height, width), uint8 or floating point
+    labels: Tensor  # (N,)
+    train: Tensor  # (clients, n): numbers of images
+    test: Tensor  # (clients, t)
+    tasks: Tensor  # (clients,): which data a client has
+
+    def __post_init__(self) -> None:
+        for what in ("train", "test"):
+            object.__setattr__(self, what, _table(what, getattr(self, what), len(self.images)))
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"need one label an image, got {len(self.images)} images and {len(self.labels)} labels")
+        object.__setattr__(self, "labels", self.labels.long() if not self.labels.is_floating_point() else self.labels)
+        if self.labels.ndim != 1 or self.labels.is_floating_point():
+            raise ValueError(f"labels are whole numbers (N,), got {self.labels.dtype} {tuple(self.labels.shape)}")
+        if int(self.labels.min()) < 0:
+            raise ValueError(f"labels are numbered from 0, got {int(self.labels.min())}")
+        if not len(self.train) == len(self.test) == len(self.tasks):
+            raise ValueError(
+                f"training images of {len(self.train)} clients, test images of {len(self.test)}, tasks of "
+                f"{len(self.tasks)}: need those of the same clients"
+            )
+        both = torch.isin(self.test.flatten(), self.train.flatten())
+        if bool(both.any()):
+            number = int(self.test.flatten()[both][0])
+            raise ValueError(f"image {number} is used for training and for testing: no client may be tested on it")
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the labels of the pool number."""
+        return int(self.labels.max()) + 1
+
+    def to(self, device: torch.device | str) -> Clients:
+        """The same with everything on a device."""
+        names = ("images", "labels", "train", "test", "tasks")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def joined(self, other: Clients) -> Clients:
+        """Both, ours first; the other's classes and tasks are numbered after ours."""
+        if self.images.shape[1:] != other.images.shape[1:] or self.images.dtype != other.images.dtype:
+            mine, theirs = (f"{tuple(c.images.shape[1:])} {c.images.dtype}" for c in (self, other))
+            raise ValueError(f"need images alike, got {mine} and {theirs}")
+        for what in ("train", "test"):
+            n, m = getattr(self, what).shape[1], getattr(other, what).shape[1]
+            if n != m:
+                raise ValueError(
+                    f"clients with {n} and with {m} {what} images: give all as many (`per_class` of a split)"
+                )
+        return Clients(
+            torch.cat([self.images, other.images]),
+            torch.cat([self.labels, other.labels + self.classes]),
+            torch.cat([self.train, other.train + len(self.images)]),
+            torch.cat([self.test, other.test + len(self.images)]),
+            torch.cat([self.tasks, other.tasks + int(self.tasks.max()) + 1]),
+        )
+
+
+def split_classes(
+    labels: Tensor,
+    clients: int = 100,
+    classes: int = 5,
+    *,
+    test_labels: Tensor,
+    seed: int,
+    per_class: int | None = None,
+    test_per_class: int | None = None,
+) -> Parts:
+    """Images of `classes` classes for each client, as many of each; no image goes to two clients.
+
+    Classes are dealt so that each goes to as many clients as any other, or to one more. A client has `per_class`
+    training and `test_per_class` test images of each class (None: as many as go round).
+    """
+    known = labels.unique()
+    if not 1 <= classes <= len(known):
+        raise ValueError(f"classes={classes}: there are {len(known)} to deal out")
+    generator = torch.Generator().manual_seed(seed)
+    used = torch.zeros(len(known), dtype=torch.long)
+    dealt = []
+    for _ in range(clients):
+        # Those dealt least often so far, in random order.
+        own = (used + torch.rand(len(known), generator=generator, dtype=torch.float64)).argsort()[:classes]
+        used[own] += 1
+        dealt.append(known.cpu()[own].sort().values)
+    return _dealt(labels, test_labels, dealt, per_class, test_per_class, generator)
+
+
+def split_tasks(
+    labels: Tensor,
+    tasks: int = 20,
+    sharing: int = 5,
+    *,
+    test_labels: Tensor,
+    seed: int,
+    per_class: int | None = None,
+    test_per_class: int | None = None,
+) -> Parts:
+    """Classes in their order cut into tasks; `sharing` clients divide the images of each, class by class.
+
+    Further arguments as of `split_classes`.
+    """
+    known = labels.unique().cpu()
+    if tasks < 1 or len(known) % tasks:
+        raise ValueError(f"{len(known)} classes cannot be cut into {tasks} tasks of equally many")
+    dealt = [own for own in known.chunk(tasks) for _ in range(sharing)]
+    return _dealt(labels, test_labels, dealt, per_class, test_per_class, torch.Generator().manual_seed(seed))
+
+
+def _dealt(
+    labels: Tensor,
+    test_labels: Tensor,
+    dealt: Sequence[Tensor],
+    per_class: int | None,
+    test_per_class: int | None,
+    generator: torch.Generator,
+) -> Parts:
+    if not dealt:
+        raise ValueError("no clients: at least one is needed")
+    train = _divided(labels.cpu(), dealt, per_class, generator, "training")
+    test = _divided(test_labels.cpu(), dealt, test_per_class, generator, "test")
+    sets = [tuple(own.tolist()) for own in dealt]
+    numbers = {own: k for k, own in enumerate(dict.fromkeys(sets))}
+    return Parts(train, test + len(labels), torch.tensor([numbers[own] for own in sets]))
+
+
+def _divided(
+    labels: Tensor, dealt: Sequence[Tensor], per_class: int | None, generator: torch.Generator, what: str
+) -> Tensor:
+    """Numbers of each client's images, (clients, classes × images of each)."""
+    clients_of = torch.cat(list(dealt)).bincount(minlength=int(labels.max()) + 1)
+    there = labels.bincount(minlength=len(clients_of))
+    wanted = clients_of > 0
+    goes_round = int((there[wanted] // clients_of[wanted]).min())
+    count = goes_round if per_class is None else per_class
+    if not 1 <= count <= goes_round:
+        scarce = int((there / clients_of).where(wanted, torch.inf).argmin())
+        raise ValueError(
+            f"class {scarce} has {int(there[scarce])} {what} images for {int(clients_of[scarce])} clients: "
+            f"{goes_round} for each, but {max(count, 1)} are wanted; take fewer clients, or fewer classes for each"
+        )
+    piles = {
+        int(c): (labels == c).nonzero().flatten()[torch.randperm(int(there[c]), generator=generator)].split(count)
+        for c in wanted.nonzero().flatten()
+    }
+    left = {c: iter(pile) for c, pile in piles.items()}
+    return torch.stack([torch.cat([next(left[int(c)]) for c in own]) for own in dealt])
+
+
+def _table(what: str, given: Tensor | Sequence[Tensor], pool: int) -> Tensor:
+    """Numbers of images as (clients, n), whatever was given."""
+    if not len(given):
+        raise ValueError(f"{what}: there are no clients")
+    sizes = [len(own) for own in given]
+    if odd := [k for k, size in enumerate(sizes) if size != sizes[0]]:
+        raise ValueError(
+            f"{what}: client 0 has {sizes[0]} images, client {odd[0]} has {sizes[odd[0]]}; clients are trained "
+            "together and need equally many: drop some images"
+        )
+    table = given if isinstance(given, Tensor) else torch.stack([torch.as_tensor(own) for own in given])
+    if table.ndim != 2 or not table.numel() or table.is_floating_point():
+        raise ValueError(f"{what}: need the numbers of images as (clients, n), got {table.dtype} {tuple(table.shape)}")
+    if int(table.min()) < 0 or int(table.max()) >= pool:
+        raise ValueError(f"{what}: images {int(table.min())} to {int(table.max())} are named, the pool has {pool}")
+    return table

@@ -1,0 +1,119 @@
+"""What came of federated learning."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.atoms import atom_layers
+from ...results import DamagedFile, write_atomically
+from ...stats import AtomTable
+from ..stack import State, network, state_of
+
+FORMAT = "sosie-federated"
+_VALUES = ("accuracy", "before", "global_accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """Every client's model, and how it came about."""
+
+    method: str
+    state: State = field(repr=False)  # every client's model at the end, (clients, …); what is shared is expanded
+    shared: State = field(repr=False)  # the server's part
+    accuracy: Tensor = field(repr=False)  # (clients,) on their own test images, at the end
+    before: Tensor = field(repr=False)  # the same, ahead of the last local training
+    global_accuracy: Tensor | None = field(repr=False)  # of the server's model alone, where it has a whole one
+    history: list[dict[str, Any]] = field(repr=False)  # a round: who took part, who was dropped and why
+    head: tuple[str, ...]  # modules
+    template: nn.Module = field(repr=False)  # the model they all started from
+
+    def __len__(self) -> int:
+        return len(self.accuracy)
+
+    def model(self, client: int) -> nn.Module:
+        """A client's model, in evaluation mode."""
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        return network(self.template, self.state, client)
+
+    def atoms(self, *, require_shared: bool = True) -> AtomTable:
+        """The atoms of all clients, for similarities of all pairs; refused where their coefficients differ."""
+        layers = atom_layers(self.template)
+        if not layers:
+            raise ValueError("the clients' models have no layer of atoms")
+        for layer in layers if require_shared else ():
+            coefficients = self.state[_inside(layer, "coefficients")]
+            if coefficients.stride(0) and not bool((coefficients == coefficients[:1]).all()):
+                raise ValueError(
+                    f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
+                    "with simulate(…, last='own'), freeze the coefficients, or ask for require_shared=False"
+                )
+        return AtomTable.stacked({layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers})
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a safetensors file, which `Federated.load` reads."""
+        from safetensors.torch import save_file
+
+        tensors = {f"shared/{name}": t.contiguous() for name, t in self.shared.items()}
+        for name, t in self.state.items():
+            # What all clients have in common is written once.
+            tensors[f"{'state' if t.stride(0) else 'common'}/{name}"] = (
+                (t if t.stride(0) else t[0]).clone().contiguous()
+            )
+        tensors |= {name: t.contiguous() for name in _VALUES if (t := getattr(self, name)) is not None}
+        text = {
+            "format": FORMAT,
+            "about": json.dumps({"method": self.method, "history": self.history, "head": self.head}),
+        }
+        return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], make: Callable[[], nn.Module]) -> Federated:
+        """Read what `save` wrote; `make` is the function that made the clients' model."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as opened:
+                text = opened.metadata() or {}
+                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
+        if text.get("format") != FORMAT:
+            raise DamagedFile(f"{path} is a safetensors file, but holds no federated learning of sosie's")
+        with torch.random.fork_rng(devices=[]):
+            template = make().eval()
+        about, count = json.loads(text["about"]), len(tensors["accuracy"])
+        state = _under("state", tensors)
+        state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
+        for name, t in state_of(template).items():
+            if name not in state or state[name].shape[1:] != t.shape:
+                there = tuple(state[name].shape[1:]) if name in state else "not there"
+                raise ValueError(f"{path} is of another model: {name} is {there}, make() has {tuple(t.shape)}")
+        for entry in about["history"]:
+            entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
+        values = {name: tensors.get(name) for name in _VALUES}
+        return Federated(
+            about["method"],
+            state,
+            _under("shared", tensors),
+            **values,  # type: ignore[arg-type]
+            history=about["history"],
+            head=tuple(about["head"]),
+            template=template,
+        )
+
+
+def _under(folder: str, tensors: dict[str, Tensor]) -> State:
+    return {key.removeprefix(f"{folder}/"): t for key, t in tensors.items() if key.startswith(f"{folder}/")}
+
+
+def _inside(layer: str, name: str) -> str:
+    return f"{layer}.{name}" if layer else name
