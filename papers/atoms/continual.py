@@ -37,7 +37,6 @@ def table_2(settings: Settings) -> dict[str, Any]:
             momentum=settings.continual.momentum,
             schedule="constant",
             prepare=Prepare(settings),
-            mixed=settings.mixed,
         )
         seconds, pairs = similarities(settings, found)
         own, others = answers(settings, found, tasks, seed)
@@ -117,9 +116,8 @@ def answers(settings: Settings, found: Continual, tasks: list[Task], seed: int) 
     prepare = Prepare(settings)
     own, others = [], []
     for k, (images, labels, test, _) in enumerate(tasks):
-        with torch.autocast(test.device.type, torch.bfloat16, enabled=settings.mixed):
-            seen = torch.stack([features(model, images, prepare=prepare) for model in models]).float()
-            asked = torch.stack([features(model, test, prepare=prepare) for model in models]).float()
+        seen = torch.stack([features(model, images, prepare=prepare) for model in models])
+        asked = torch.stack([features(model, test, prepare=prepare) for model in models])
         heads = refit_head(seen, labels, CLASSES, epochs=settings.continual_head_epochs, batch=500, seed=seed)
         others.append(heads(asked).softmax(2))
         layer = models[k].get_submodule(found.head)

@@ -56,8 +56,8 @@ def learn(
 
     def fresh() -> nn.Module:
         if method == "pretrain":
-            return by_products(copy.deepcopy(pretrained(settings, seed)))
-        return by_products(make(settings, "small_cnn", CLASSES[data], ATOMS, seed))
+            return by_products(copy.deepcopy(pretrained(settings, seed)), settings.mixed)
+        return by_products(make(settings, "small_cnn", CLASSES[data], ATOMS, seed), settings.mixed)
 
     return simulate(
         fresh,
@@ -70,7 +70,6 @@ def learn(
         batch=f.batch,
         rate=f.rate,
         prepare=Prepare(settings),
-        mixed=settings.mixed,
         last=last,  # type: ignore[arg-type]
     )
 
@@ -167,7 +166,7 @@ def share_of_classes(similarity: dict[str, Tensor], count: int) -> dict[str, flo
 
 
 def numbers_of(rows: list[dict[str, Any]], costs: dict[str, Any]) -> dict[str, float]:
-    """Means over clients and seeds; differences with standard errors over clients, which are the same for all choices."""
+    """Means over clients and seeds; differences with standard errors over clients."""
     numbers: dict[str, float] = {}
     methods = list(dict.fromkeys(row["method"] for row in rows))
     of = {

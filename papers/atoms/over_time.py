@@ -62,7 +62,6 @@ def learn(
             momentum=recipe.momentum,
             schedule="constant",  # a rate that falls to nothing would settle every layer at the same time
             prepare=Prepare(settings),
-            mixed=settings.mixed,
             after_epoch=after_epoch,
             task=name,
         )

@@ -51,7 +51,7 @@ class Settings:
     results: Path
     cache: Path  # networks that several experiments use
     seed: int = 0
-    mixed: bool = True  # trains in bfloat16; weights stay float32, and all comparisons are made in float32
+    mixed: bool = True  # stacked networks convolve in bfloat16 when trained; all else is float32
     limit: int | None = None  # images of a data set, at most
     network: str = "alexnet"
     deep: str = "vgg11"

@@ -93,7 +93,8 @@ def look(settings: Settings, model: nn.Module, state: State, images: Tensor, *, 
     x = prepare(images)
     for k in range(len(next(iter(state.values())))):
         template.load_state_dict({name: value[k] for name, value in state.items()})
-        with watch(template, list(sites.values())) as seen:
+        # Similarities near 1 differ in late digits.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), watch(template, list(sites.values())) as seen:
             template(x)
             found = {layer: seen[site] for layer, site in sites.items()}
         for layer, z in found.items():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         compare_outputs,
         compare_unpaired,
         compare_weights,
+        dynamics,
         list_measures,
         measure,
         sketch,
@@ -37,6 +38,7 @@ _HOME = {
     "transfer": "engine",
     "compare_unpaired": "engine",
     "compare_weights": "engine",
+    "dynamics": "engine",
     "load": "results",
     "write_report": "report",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "compare_outputs",
     "compare_unpaired",
     "compare_weights",
+    "dynamics",
     "list_measures",
     "load",
     "measure",

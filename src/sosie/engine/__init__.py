@@ -1,6 +1,7 @@
 """From models and data to results, in one pass."""
 
 from .comparing import compare, open_source
+from .dynamics import dynamics
 from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
@@ -34,6 +35,7 @@ __all__ = [
     "compare_outputs",
     "compare_unpaired",
     "compare_weights",
+    "dynamics",
     "fisher_rao_norm",
     "is_sketch",
     "linear_probe",

@@ -41,17 +41,20 @@ def by_pair(
     widths: Widths,
     defined_a: np.ndarray,
     defined_b: np.ndarray,
+    *,
+    once: bool = False,
 ) -> dict[str, Found]:
     """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
 
     On a CPU several pairs at a time.
 
-    `widths` are those of the sites: rows that were projected no longer tell.
+    `widths` are those of the sites: rows that were projected no longer tell. `once`: only pairs i ≤ j.
     """
     found = {measure.name: Found() for measure in measures}
     if not measures:
         return found
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
+    pairs = [(i, j) for i, j in pairs if i <= j or not once]
 
     def of_pair(pair: tuple[int, int]) -> None:
         i, j = pair

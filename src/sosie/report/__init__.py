@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .dynamics import print_dynamics
     from .leaderboard import print_leaderboard
     from .lists import print_measures, print_numbers, print_sites
     from .page import write_report
@@ -16,6 +17,7 @@ __all__ = [
     "plot_curves",
     "plot_heatmap",
     "print_comparison",
+    "print_dynamics",
     "print_leaderboard",
     "print_measures",
     "print_numbers",
@@ -28,6 +30,7 @@ _HOME = {
     "plot_curves": "plots",
     "plot_heatmap": "plots",
     "print_comparison": "text",
+    "print_dynamics": "dynamics",
     "print_leaderboard": "leaderboard",
     "print_measures": "lists",
     "print_numbers": "lists",

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..results import Comparison, Comparisons, Leaderboard, write_atomically
+from ..results import Comparison, Comparisons, Dynamics, Leaderboard, write_atomically
 from .contents import contents, question, sentences, title
 
 _FOLDER = Path(__file__).with_name("page")
@@ -40,14 +40,20 @@ _SCRIPTS = (
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_report(result: Comparison | Comparisons | Leaderboard, path: str | os.PathLike[str]) -> Path:
-    """Write one self-contained HTML file about a comparison, all pairs of several models, or a leaderboard."""
+def write_report(result: Comparison | Comparisons | Dynamics | Leaderboard, path: str | os.PathLike[str]) -> Path:
+    """Write one self-contained HTML file about a comparison, all pairs of several models, dynamics, or a leaderboard."""
     if isinstance(result, Leaderboard):
         from .leaderboard import render_leaderboard
 
         return write_atomically(path, render_leaderboard(result))
+    if isinstance(result, Dynamics):
+        from .dynamics import render_dynamics
+
+        return write_atomically(path, render_dynamics(result))
     if not isinstance(result, (Comparison, Comparisons)):
-        raise TypeError(f"write_report shows a Comparison, Comparisons or Leaderboard, not a {type(result).__name__}")
+        raise TypeError(
+            f"write_report shows a Comparison, Comparisons, Dynamics or Leaderboard, not a {type(result).__name__}"
+        )
     return write_atomically(path, render(result))
 
 

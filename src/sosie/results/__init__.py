@@ -3,6 +3,7 @@
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
+from .dynamics import THRESHOLDS, Dynamics, Order
 from .files import check_writable, write_atomically
 from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
@@ -23,6 +24,7 @@ __all__ = [
     "ARRAYS",
     "LEVEL",
     "MEAN_EMBEDDING",
+    "THRESHOLDS",
     "TRANSFER",
     "Array",
     "Caveat",
@@ -30,9 +32,11 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "DamagedFile",
+    "Dynamics",
     "Entry",
     "Leaderboard",
     "MadeWhenAsked",
+    "Order",
     "Side",
     "Summary",
     "Values",

@@ -6,6 +6,7 @@ from html import escape
 
 from .chance import by_chance, decisive_p, stars, written_p
 from .comparison import Comparison, Values
+from .dynamics import THRESHOLDS, Dynamics
 from .summary import summarise
 from .transfer import MEAN_EMBEDDING, is_transfer, sites_least_first
 
@@ -51,6 +52,27 @@ def _scores(comparison: Comparison) -> str:
         f"<p>{escape(summarise(comparison, MEAN_EMBEDDING).sentence)}</p><table><thead><tr>"
         f"<th>{'</th><th>'.join(map(escape, titles))}</th></tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def dynamics_as_html(found: Dynamics) -> str:
+    """A small table a measure: when each site settles; of two runs, how alike their last states are."""
+    parts = []
+    for measure in found.values:
+        ends = found.to_end(measure)
+        if found.two_runs:
+            titles, columns = ["first", "last"], [[f"{v:.3f}" for v in ends[:, k]] for k in (0, -1)]
+        else:
+            titles = ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)]
+            steps = [found.settled(threshold, measure).values() for threshold in THRESHOLDS]
+            columns = [[f"{v:.3f}" for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in steps)]
+        rows = list(zip(found.sites, *columns, strict=True))[:MOST_ROWS]
+        if len(found.sites) > MOST_ROWS:
+            rows.append((f"and {len(found.sites) - MOST_ROWS} more: see rows() or write_report",))
+        body = "".join(f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in rows)
+        heads = "</th><th>".join(map(escape, (found.name_a, *titles)))
+        parts.append(f"<p>{escape(measure)} to the last state</p><table><thead><tr><th>{heads}</th></tr></thead>"
+                     f"<tbody>{body}</tbody></table>")  # fmt: skip
+    return "".join(parts)
 
 
 def _doubt_titles(values: Values) -> list[str]:

@@ -7,13 +7,16 @@ import math
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .collection import Comparisons
 from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
 from .files import write_atomically
+
+if TYPE_CHECKING:
+    from .dynamics import Dynamics
 
 FORMAT = "sosie-comparison"
 VERSION = 1
@@ -28,17 +31,19 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
     return write_atomically(path, text + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons:
-    """Read what `Comparison.save` wrote."""
-    found = read_json(path, FORMAT, VERSION, "comparison")
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Dynamics:
+    """Read what `save` of a `Comparison`, `Comparisons` or `Dynamics` wrote."""
+    from .dynamics import DYNAMICS, dynamics_from_json
+
+    found = read_json(path, (FORMAT, DYNAMICS), VERSION, "comparison")
     try:
-        return from_json(found)
+        return dynamics_from_json(found) if found["format"] == DYNAMICS else from_json(found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def read_json(path: str | os.PathLike[str], form: str, newest: int, what: str) -> dict[str, Any]:
-    """A file of this format and no newer version, whole; refused in words otherwise."""
+def read_json(path: str | os.PathLike[str], form: str | tuple[str, ...], newest: int, what: str) -> dict[str, Any]:
+    """A file of this format (or of one of these) and no newer version, whole; refused in words otherwise."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
@@ -50,8 +55,9 @@ def read_json(path: str | os.PathLike[str], form: str, newest: int, what: str) -
         raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
     except RecursionError as error:
         raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
-    if not isinstance(found, dict) or found.get("format") != form:
-        raise DamagedFile(f"{path} is JSON, but not a saved {what} (no format {form!r} in it)")
+    forms = (form,) if isinstance(form, str) else form
+    if not isinstance(found, dict) or found.get("format") not in forms:
+        raise DamagedFile(f"{path} is JSON, but not a saved {what} (no format {forms[0]!r} in it)")
     version = found.get("version")
     if not isinstance(version, int) or version < 1:
         raise DamagedFile(f"{path} has no valid version number: {version!r}")

@@ -3,6 +3,8 @@
 from .attached import Attached
 from .decorrelation import Decorrelation, decorrelation
 from .loop import Augment, accuracy, fit
+from .recorder import Recorder
+from .run_folder import Run, open_run
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -10,8 +12,11 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Decorrelation",
+    "Recorder",
+    "Run",
     "accuracy",
     "decorrelation",
     "fit",
     "fit_together",
+    "open_run",
 ]

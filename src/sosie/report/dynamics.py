@@ -1,0 +1,189 @@
+"""Dynamics: a table on the terminal, and a page with a slider."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..results import THRESHOLDS, Dynamics
+from .colour import data_scale, full_scale, ramp
+from .contents import packed
+from .page import render_page
+from .text import NARROWEST, _bullets, _number, _shown, safe_text
+from .words import direction, extent, flat, in_a_sentence, shorten, visible
+
+_SCRIPTS = ("dom", "labels", "scale", "tip", "chance", "scroll", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
+BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
+SPARK = 24  # letters a small curve takes
+RULE = (
+    "settled: the first step from which on the similarity to the last state stays at or above the threshold; of a "
+    "distance, from which on at most that share of the way from the first state to the last is left"
+)
+
+
+def print_dynamics(found: Dynamics, console: Console | None = None, *, full: bool = False) -> None:
+    """A sentence and a table for each measure: when each site settles, and how alike each time is to the last."""
+    console = console or Console()
+    for k, measure in enumerate(found.values):
+        if k:
+            console.print()
+        console.print(safe_text(console, sentence(found, measure), "bold"))
+        console.print(_table(found, measure, console, full))
+        if not found.two_runs:
+            console.print(safe_text(console, f"{RULE}.", "dim"))
+        _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
+
+
+def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table:
+    ends = found.to_end(measure)
+    heads = ["first", "last"] if found.two_runs else ["first", *(f"{t:g}" for t in THRESHOLDS)]
+    if found.two_runs:
+        columns = [[_number(v) for v in ends[:, k]] for k in (0, -1)]
+    else:
+        settled = [found.settled(t, measure).values() for t in THRESHOLDS]
+        columns = [[_number(v) for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in settled)]
+    small = min(SPARK, ends.shape[1])
+    taken = small + 2 + sum(max(len(h), *map(len, c)) + 2 for h, c in zip(heads, columns, strict=True))
+    room = max(console.width - taken - 2, NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("site", no_wrap=True, overflow="crop")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("to the end", no_wrap=True, overflow="crop")
+    bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
+    low, high = _ends(ends, found[measure].closer)
+    for s in _shown(len(found.sites), full):
+        if s is None:
+            table.add_row(f"… {len(found.sites) - len(_shown(len(found.sites), full)) + 1} more")
+            continue
+        name = safe_text(console, shorten(visible(found.sites[s]), room))
+        table.add_row(name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars))
+    return table
+
+
+def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
+    """The least and the most alike value of a table, so that small curves can be held against each other."""
+    known = ends[np.isfinite(ends)]
+    if not known.size:
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    return (low, high) if closer == "up" else (high, low)
+
+
+def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS) -> str:
+    """One letter a time, higher being nearer; at most `SPARK` of them, at even distances."""
+    picked = values[np.unique(np.linspace(0, len(values) - 1, min(SPARK, len(values))).round().astype(int))]
+    if far == near:
+        return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)
+    heights = (picked - far) / (near - far)
+    return "".join(bars[round(float(h) * (len(bars) - 1))] if np.isfinite(h) else " " for h in heights)
+
+
+def sentence(found: Dynamics, measure: str) -> str:
+    """What was found, in one sentence."""
+    name = visible(measure)
+    ends = found.to_end(measure)
+    if found.two_runs:
+        last = ends[:, -1]
+        if np.isnan(last).all():
+            return f"{name} of the last states is undefined at every site."
+        key = last if found[measure].closer == "up" else -last
+        near, far = int(np.nanargmax(key)), int(np.nanargmin(key))
+        text = f"At the end {in_a_sentence(found.name_a)} and {in_a_sentence(found.name_b)} are most alike at "
+        text += f"{in_a_sentence(found.sites[near])} ({_number(last[near])})"
+        return f"{text}, by {name}." if near == far else (
+            f"{text} and least at {in_a_sentence(found.sites[far])} ({_number(last[far])}), by {name}."
+        )  # fmt: skip
+    order = found.order(measure=measure)
+    known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
+    if not known:
+        return f"By {name}, no site settles: the last state is undefined."
+    (first, start), (last_site, end) = known[0], known[-1]
+    if start == end:
+        return f"By {name}, all sites have settled (0.99 of the last state) from step {start} on."
+    text = f"By {name}, {in_a_sentence(first)} settles first (0.99 of its last state from step {start} on) and "
+    text += f"{in_a_sentence(last_site)} last (step {end})"
+    if order.correlation is None:
+        return f"{text}."
+    way = "bottom-up" if order.correlation > 0 else "top-down" if order.correlation < 0 else "neither way"
+    return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
+
+
+def _caveats(found: Dynamics, measure: str) -> list[tuple[str, str]]:
+    """Each text once, with the sites that it concerns."""
+    grouped: dict[str, list[str]] = {}
+    for caveat in found[measure].caveats:
+        grouped.setdefault(visible(caveat.text), []).extend([caveat.site_a] if caveat.site_a is not None else [])
+    texts = []
+    for text, sites in grouped.items():
+        unique = list(dict.fromkeys(map(visible, sites)))
+        reach = "concerns all sites" if not unique or len(unique) == len(found.sites) else _listed(unique)
+        texts.append((f"{text} ({reach})", reach))
+    return texts
+
+
+def _listed(sites: list[str]) -> str:
+    more = f" and {len(sites) - 4} more" if len(sites) > 4 else ""
+    return ", ".join(shorten(site, 40) for site in sites[:4]) + more
+
+
+def render_dynamics(found: Dynamics) -> str:
+    """The page: one file that loads nothing."""
+    lines = [sentence(found, measure) for measure in found.values]
+    names = [in_a_sentence(found.name_a)] + ([in_a_sentence(found.name_b)] if found.two_runs else [])
+    return render_page(
+        title=" and ".join(names),
+        question="How do they change alike?" if found.two_runs else "Which layer settles when?",
+        lead=lines[0] if lines else "Nothing was measured.",
+        others=lines[1:],
+        kind="measures",
+        data=_contents(found),
+        scripts=_SCRIPTS,
+        styles=("figures", "dynamics", "page"),
+    )
+
+
+def _contents(found: Dynamics) -> dict[str, Any]:
+    return {
+        "ramp": list(ramp()),
+        "twoRuns": found.two_runs,
+        "what": visible(found.what),
+        "names": [visible(found.name_a), visible(found.name_b)],
+        "sites": [visible(site) for site in found.sites],
+        "stepsA": list(found.steps_a),
+        "stepsB": list(found.steps_b),
+        "thresholds": [] if found.two_runs else list(THRESHOLDS),
+        "rule": "" if found.two_runs else f"{RULE[0].upper()}{RULE[1:]}.",
+        "measures": [_measure(found, name) for name in found.values],
+        "provenance": [list(line) for line in flat(found.provenance)],
+    }
+
+
+def _measure(found: Dynamics, name: str) -> dict[str, Any]:
+    values = found[name]
+    full, data = full_scale(values), data_scale(values)
+    ends = data_scale(replace(values, value=found.to_end(name)))
+    place = {step: k for k, step in enumerate(found.steps_a)}
+    settled = [] if found.two_runs else [found.settled(t, name).values() for t in THRESHOLDS]
+    return {
+        "name": visible(name),
+        "sentence": sentence(found, name),
+        "value": packed(values.value),
+        "n": values.n,
+        "statistic": visible(values.statistic),
+        "closer": values.closer,
+        "direction": direction(values.closer),
+        "extent": extent(values.bounds),
+        "same": values.same,
+        "full": [full.far, full.alike],
+        "clipped": full.clipped,
+        "data": [data.far, data.alike],
+        "ends": [ends.far, ends.alike],
+        "settled": [[None if step is None else place[step] for step in steps] for steps in settled],
+        "caveats": [text for text, _ in _caveats(found, name)],
+    }

@@ -1,0 +1,155 @@
+// Curves: how alike each time is to the last one, a line for each layer; and all layers at one time.
+
+const HEIGHT = 220; // px
+
+// From the first layer to the last, in colours that are seen on the ground they are on.
+function depthColour(s) {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const [from, to] = dark ? [0.35, 1] : [0, 0.78];
+  const share = DATA.sites.length > 1 ? s / (DATA.sites.length - 1) : 0;
+  return palette[Math.round((from + share * (to - from)) * (LEVELS - 1))];
+}
+
+function plot(width, ends, { left, foot, count }) {
+  const [far, near] = ends;
+  const ticks = ticksBetween(Math.min(far, near), Math.max(far, near), 5);
+  const start = Math.max(left, Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12);
+  const span = width - start - 10;
+  return {
+    width, ticks, left: start, top: 26, foot, span, height: 26 + HEIGHT + foot,
+    at: (k) => start + (count > 1 ? (span * k) / (count - 1) : span / 2),
+    y: (value) => 26 + HEIGHT * (1 - clamp((value - far) / (near - far), -0.02, 1.02)),
+  };
+}
+
+function gridOfTicks(plan) {
+  return shape("g", { class: "grid" }, [
+    ...plan.ticks.flatMap(({ value, text }) => [
+      shape("line", { x1: plan.left, x2: plan.width - 8, y1: plan.y(value), y2: plan.y(value) }),
+      shape("text", { class: "label", x: plan.left - 8, y: plan.y(value) + 4, "text-anchor": "end" }, text),
+    ]),
+    shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
+  ]);
+}
+
+// A line that undefined values interrupt; one between two of them is still a point.
+function broken(points, attributes) {
+  const runs = [[]];
+  for (const point of points) {
+    if (point === null) runs.push([]);
+    else runs.at(-1).push(point);
+  }
+  return runs.filter((run) => run.length).map((run) => (run.length > 1
+    ? shape("path", { ...attributes, d: `M${run.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` })
+    : shape("circle", { cx: run[0][0], cy: run[0][1], r: 2, fill: attributes.stroke ?? "currentColor" })));
+}
+
+// Recorded times lie at equal distances, whatever steps they are of; as many are labelled as have room.
+function timeLabels(plan, steps) {
+  const room = Math.max(...steps.map((step) => widthOf(String(step)))) + 14;
+  const step = every(plan.span / Math.max(steps.length - 1, 1), room);
+  const last = steps.length - 1;
+  return shape("g", { class: "labels" }, steps.flatMap((text, k) => {
+    if (k !== last && (k % step || last - k < step)) return [];
+    const anchor = k === last && last ? "end" : k ? "middle" : "start";
+    return [
+      shape("line", { class: "tick", x1: plan.at(k), x2: plan.at(k), y1: 26 + HEIGHT, y2: 30 + HEIGHT }),
+      shape("text", { class: "label", x: plan.at(k), y: 26 + HEIGHT + LABEL + 7, "text-anchor": anchor }, String(text)),
+    ];
+  }));
+}
+
+function overTime(found) {
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const plan = plot(width, found.curveEnds, { left: 30, foot: 42, count: DATA.stepsA.length });
+    const lines = DATA.sites.map((_, s) => shape("g", { class: "site-line", "data-site": s }, [
+      ...broken(DATA.stepsA.map((__, k) => {
+        const value = found.toEnd(s, k);
+        return value === null ? null : [plan.at(k), plan.y(value)];
+      }), { class: "stroke", stroke: depthColour(s) }),
+      ...found.settledDots(s).map((k) =>
+        shape("circle", { class: "settled-dot", cx: plan.at(k), cy: plan.y(found.toEnd(s, k)), r: 3, fill: depthColour(s) })),
+    ]));
+    const cursor = shape("line", { class: "cursor", y1: plan.top - 4, y2: plan.top + HEIGHT });
+    host.follow = () => filled(cursor, { x1: plan.at(state.a), x2: plan.at(state.a) });
+    const svg = shape("svg", {
+      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
+      "aria-label": `${found.measure.name} with the last state over time, a line for each layer; the table has the numbers`,
+    }, [
+      gridOfTicks(plan), ...lines, cursor, timeLabels(plan, DATA.stepsA),
+      shape("text", { class: "label axis", x: plan.left, y: plan.height - 4 }, `step${DATA.twoRuns ? " of A" : ""} →`),
+    ]);
+    host.replaceChildren(svg);
+    host.follow();
+    pointAtLines(svg, found, plan);
+  });
+  return host;
+}
+
+// The line nearest to the pointer stands out, and is named.
+function pointAtLines(svg, found, plan) {
+  const leave = () => {
+    svg.classList.remove("pointed");
+    hideTip();
+  };
+  const nearest = (event) => {
+    const area = svg.getBoundingClientRect();
+    const last = DATA.stepsA.length - 1;
+    const k = clamp(Math.round(((event.clientX - area.left - plan.left) / plan.span) * last), 0, last);
+    const distance = (s) => {
+      const value = found.toEnd(s, k);
+      return value === null ? Infinity : Math.abs(plan.y(value) - (event.clientY - area.top));
+    };
+    const s = DATA.sites.map((_, i) => i).reduce((one, other) => (distance(other) < distance(one) ? other : one), 0);
+    return [s, k];
+  };
+  svg.addEventListener("pointermove", (event) => {
+    const [s, k] = nearest(event);
+    svg.classList.add("pointed");
+    svg.querySelectorAll(".site-line").forEach((line) => line.classList.toggle("near", Number(line.dataset.site) === s));
+    showTip([tipValue(written(found.toEnd(s, k))), element("p", {}, named(DATA.sites[s])),
+      element("p", { class: "quiet" }, `step ${DATA.stepsA[k]} and the last, ${DATA.stepsB.at(-1)}`)], event.clientX, event.clientY);
+  });
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("click", (event) => move({ a: nearest(event)[1] }));
+}
+
+function overLayers(found) {
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const foot = axisOf(DATA.sites, clamp(width * 0.25, 64, 130));
+    const count = DATA.sites.length;
+    const under = footRoom(foot, (width - 60) / count);
+    const plan = plot(width, found.ends, { left: Math.ceil(Math.min(under.overhang, width * 0.3)), foot: under.height + 6, count });
+    const pitch = plan.span / count;
+    const x = (s) => plan.left + (s + 0.5) * pitch;
+    const lines = shape("g", {});
+    host.follow = () => {
+      const points = (column) => DATA.sites.map((_, s) => {
+        const value = found.at(s, state.a, column);
+        return value === null ? null : [x(s), plan.y(value)];
+      });
+      const chosen = points(state.b);
+      lines.replaceChildren(
+        ...(state.b === DATA.stepsB.length - 1 ? []
+          : [shape("g", { class: "line-best" }, broken(points(DATA.stepsB.length - 1), { class: "stroke" }))]),
+        shape("g", { class: "line-depth profile" }, [
+          ...broken(chosen, { class: "stroke" }),
+          ...chosen.flatMap((point) => (point === null ? [] : [shape("circle", { class: "dot", cx: point[0], cy: point[1], r: 2.75 })])),
+        ]),
+      );
+    };
+    const svg = shape("svg", {
+      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
+      "aria-label": `${found.measure.name} of two times, layer by layer`,
+    }, [gridOfTicks(plan), lines, footLabels(foot, { left: plan.left, top: 26 + HEIGHT, pitch, leaning: under.leaning })]);
+    host.replaceChildren(svg);
+    host.follow();
+    svg.addEventListener("pointermove", (event) => {
+      const s = clamp(Math.floor((event.clientX - svg.getBoundingClientRect().left - plan.left) / pitch), 0, count - 1);
+      showTip([tipValue(written(found.at(s, state.a, state.b))), element("p", {}, named(DATA.sites[s])),
+        element("p", { class: "quiet" }, between())], event.clientX, event.clientY);
+    });
+    svg.addEventListener("pointerleave", hideTip);
+  });
+  return host;
+}

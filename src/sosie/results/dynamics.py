@@ -1,0 +1,252 @@
+"""How alike a network is at one time and at another, site by site: of one run, or of two."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .comparison import Array, Caveat, Values
+from .files import write_atomically
+from .storage import DamagedFile, _list, _real, _text, read_json
+
+if TYPE_CHECKING:
+    import pandas
+
+DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 1
+THRESHOLDS = (0.99, 0.999)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Sites by when they settle, the first first; those that settle together by depth, those that never do last."""
+
+    sites: tuple[str, ...]
+    steps: tuple[int | None, ...]
+    correlation: float | None  # Spearman's, of step with depth: 1 is bottom-up; None where all settle together
+
+    @property
+    def bottom_up(self) -> bool | None:
+        """Whether sites near the input settle earlier on the whole; None where nothing speaks for either."""
+        return None if not self.correlation else self.correlation > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Dynamics:
+    """Every recorded time against every other, for each site and measure.
+
+    With two runs rows are the times of A and columns those of B.
+    """
+
+    name_a: str
+    name_b: str  # the same name where there is one run
+    what: str  # atoms, weights or activations
+    sites: tuple[str, ...]
+    steps_a: tuple[int, ...]
+    steps_b: tuple[int, ...]
+    values: dict[str, Values]  # of each measure: value (sites, times of A, times of B), caveats by site_a
+    two_runs: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.sites), len(self.steps_a), len(self.steps_b))
+        for name, values in self.values.items():
+            if values.value.shape != shape:
+                raise ValueError(f"{name}: values of shape {values.value.shape}, sites and steps make it {shape}")
+        for steps in (self.steps_a, self.steps_b):
+            if any(one >= other for one, other in zip(steps, steps[1:], strict=False)):
+                raise ValueError(f"steps must increase: {steps}")
+        if not self.two_runs and self.steps_a != self.steps_b:
+            raise ValueError(f"one run has one list of steps, got {self.steps_a} and {self.steps_b}")
+
+    @property
+    def steps(self) -> list[int]:
+        """The recorded steps (of A, where there are two runs)."""
+        return list(self.steps_a)
+
+    @property
+    def measures(self) -> list[str]:
+        return list(self.values)
+
+    def __getitem__(self, measure: str) -> Values:
+        if measure in self.values:
+            return self.values[measure]
+        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}")
+
+    def _only(self, measure: str | None) -> str:
+        if measure is not None:
+            return measure
+        if not self.values:
+            raise ValueError("nothing was measured")
+        return next(iter(self.values))
+
+    def matrix(self, measure: str | None = None) -> Array:
+        """The values, (sites, times of A, times of B); of the first measure unless another is named."""
+        return self[self._only(measure)].value.copy()
+
+    def to_end(self, measure: str | None = None) -> Array:
+        """How alike each time is to the last one (of B, where there are two runs): (sites, times of A)."""
+        return self[self._only(measure)].value[:, :, -1].copy()
+
+    def settled(
+        self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None
+    ) -> dict[str, int | None]:
+        """For each site the first step from which on it stays as near its last state as the threshold says.
+
+        Near is a similarity to the last state of at least `threshold`, at that step and at all later ones. Of a
+        distance (lower is closer) `threshold` is the share of the way from the first state to the last: 0.99 is a
+        hundredth of their distance left; `within` gives a distance instead. An undefined value is not near. None
+        where a site never settles before an undefined last state.
+        """
+        if self.two_runs:
+            raise ValueError("settling is towards a run's own end: take dynamics of one run")
+        values, near = self[self._only(measure)], self.to_end(measure)
+        if within is not None and (values.closer == "up" or not within >= 0):
+            raise ValueError(f"within={within!r}: a distance of at least 0, for measures where lower is closer")
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold={threshold!r}: from 0 to 1; within= gives a distance")
+        found: dict[str, int | None] = {}
+        for site, row in zip(self.sites, near, strict=True):
+            if values.closer == "up":
+                reached = row >= threshold - 1e-12  # rounding is no reason to be late
+            else:
+                reached = row <= ((1 - threshold) * row[0] if within is None else within) + 1e-12
+            late = np.flatnonzero(~reached)
+            first = 0 if not late.size else int(late[-1]) + 1
+            found[site] = self.steps_a[first] if first < len(self.steps_a) else None
+        return found
+
+    def order(self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None) -> Order:
+        """Which sites settle first, and whether that goes with depth."""
+        found = self.settled(threshold, measure, within=within)
+        place = {site: k for k, site in enumerate(self.sites)}
+        sites = sorted(found, key=lambda site: (math.inf if found[site] is None else found[site], place[site]))
+        known = [(place[site], step) for site, step in found.items() if step is not None]
+        return Order(tuple(sites), tuple(found[site] for site in sites), rank_correlation(known))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each measure, site and pair of times."""
+        return [
+            {
+                "measure": name,
+                "site": site,
+                "step_a": a,
+                "step_b": b,
+                "value": float(values.value[s, i, j]),
+                "n": values.n,
+                "caveats": [c.text for c in values.caveats if c.site_a in (None, site)],
+            }
+            for name, values in self.values.items()
+            for s, site in enumerate(self.sites)
+            for i, a in enumerate(self.steps_a)
+            for j, b in enumerate(self.steps_b)
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows()` as a data frame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install 'sosie[pandas]'") from error
+        return pandas.DataFrame(self.rows())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write JSON that `sosie.load` reads back exactly."""
+        text = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return write_atomically(path, text + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
+        steps = {name: list(getattr(self, name)) for name in ("sites", "steps_a", "steps_b")}
+        values = {name: _values_as_json(values) for name, values in self.values.items()}
+        return {"format": DYNAMICS, "version": DYNAMICS_VERSION, **plain, **steps, "values": values}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Dynamics:
+        """What `save` wrote."""
+        found = read_json(path, DYNAMICS, DYNAMICS_VERSION, "record of dynamics")
+        try:
+            return dynamics_from_json(found)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+    def __repr__(self) -> str:
+        name = f"{self.name_a} x {self.name_b}" if self.two_runs else self.name_a
+        return f"<Dynamics of {self.what}, {name}: {len(self.sites)} sites, {len(self.steps_a)} steps>"
+
+    def _repr_html_(self) -> str:
+        from .notebook import dynamics_as_html
+
+        return dynamics_as_html(self)
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's, with mean ranks for ties; None for fewer than two pairs, or where one side does not vary."""
+    if len(pairs) < 2:
+        return None
+    x, y = (_ranks(np.array(side, dtype=np.float64)) for side in zip(*pairs, strict=True))
+    size = math.sqrt(float((x @ x) * (y @ y)))
+    return float(x @ y) / size if size else None
+
+
+def _ranks(values: Array) -> Array:
+    """Centred."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
+    return ranks - ranks.mean()
+
+
+def _values_as_json(values: Values) -> dict[str, Any]:
+    array = [[[float(v) if math.isfinite(v) else None for v in row] for row in site] for site in values.value]
+    return {
+        "value": array,
+        "n": values.n,
+        "statistic": values.statistic,
+        "closer": values.closer,
+        "bounds": list(values.bounds),
+        "same": values.same,
+        "caveats": [asdict(caveat) for caveat in values.caveats],
+    }
+
+
+def dynamics_from_json(found: dict[str, Any]) -> Dynamics:
+    sites, steps_a, steps_b = tuple(map(_text, _list(found["sites"]))), _steps(found["steps_a"]), _steps(found["steps_b"])
+    if not isinstance(found["two_runs"], bool):
+        raise TypeError(f"two_runs is {found['two_runs']!r}")
+    shape = (len(sites), len(steps_a), len(steps_b))
+    values = {_text(name): _values(given, shape) for name, given in found["values"].items()}
+    names = (_text(found[key]) for key in ("name_a", "name_b", "what"))
+    return Dynamics(*names, sites, steps_a, steps_b, values, found["two_runs"], dict(found["provenance"]))
+
+
+def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
+    if isinstance(found["n"], bool) or not isinstance(found["n"], int) or found["n"] < 0:
+        raise ValueError(f"n is {found['n']!r}")
+    if found["closer"] not in ("up", "down"):
+        raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
+    nested = [[[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(s)] for s in _list(found["value"])]
+    array = np.array(nested, dtype=np.float64)
+    if array.shape != shape:
+        raise ValueError(f"values of shape {array.shape}, sites and steps make it {shape}")
+    low, high = (None if bound is None else _real(bound) for bound in _list(found["bounds"]))
+    caveats = tuple(
+        Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
+        for c in _list(found["caveats"])
+    )
+    same = None if found["same"] is None else _real(found["same"])
+    return Values(
+        array, found["n"], _text(found["statistic"]), found["closer"], (low, high), same, caveats=caveats
+    )  # fmt: skip
+
+
+def _steps(found: Any) -> tuple[int, ...]:
+    steps = tuple(_list(found))
+    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
+        raise TypeError(f"steps are whole numbers, got {steps[:8]}")
+    return steps

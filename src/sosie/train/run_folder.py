@@ -1,0 +1,258 @@
+"""What a recorder wrote, to be read again: run.json says what it is, records holds a frame for each step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..capture import nearest
+from ..results import DamagedFile, write_atomically
+from .frames import Frame, Scanned, mapped, scan
+
+ABOUT, RECORDS = "run.json", "records"
+FORMAT, VERSION = "sosie-run", 1
+KINDS = ("atoms", "weights", "activations")
+SUMS = ".coefficients"  # beside atoms: sum and sum of squares of each layer's coefficients; no module is called so
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run is a record of; a recorder that goes on with it must agree."""
+
+    what: str
+    sites: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of what is kept at each site
+    dtype: str  # F32, F64, F16, BF16
+    model: str  # in words
+    parameters: dict[str, tuple[int, ...]]
+    rows: str | None = None  # the row rule of activations
+    probe: dict[str, Any] | None = None  # inputs and digest of what activations are of
+
+    def as_json(self) -> dict[str, Any]:
+        found = {key: value for key, value in vars(self).items() if not key.startswith("_")}
+        found = {"format": FORMAT, "version": VERSION, **found}
+        return {**found, "hash": _digest(found)}
+
+    def layout(self) -> tuple[bytes, int]:
+        """The head of each record as safetensors has it, which is the same for all, and the bytes of the tensors."""
+        places: dict[str, Any] = {}
+        end = 0
+        for name, shape, code in self.tensors():
+            start, end = end, end + math.prod(shape) * DTYPES[code].itemsize
+            places[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(places, ensure_ascii=True, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text, end
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type of each tensor of a record, in order."""
+        found = [(site, shape, self.dtype) for site, shape in zip(self.sites, self.shapes, strict=True)]
+        return [*found, (SUMS, (len(self.sites), 2), "F32")] if self.what == "atoms" else found
+
+
+@dataclass(eq=False)
+class Run:
+    """A recorded run, read piece by piece."""
+
+    folder: Path
+    about: About
+    frames: list[Frame]
+    note: str | None  # what an interruption cost, in words
+    _checked: set[int] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        self._head, self._size = self.about.layout()
+        self._places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
+        start = len(self._head)
+        for name, shape, code in self.about.tensors():
+            self._places[name] = start, shape, DTYPES[code]
+            start += math.prod(shape) * DTYPES[code].itemsize
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def steps(self) -> list[int]:
+        return [frame.step for frame in self.frames]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.about.sites
+
+    def shape(self, site: str) -> tuple[int, ...]:
+        return self.about.shapes[self.sites.index(site)]
+
+    def tensor(self, k: int, site: str) -> Tensor:
+        """What the k-th record holds of a site."""
+        if site not in self._places:
+            raise KeyError(f"no site {site!r} in {self.folder}{nearest(site, self.sites)}")
+        frame, (start, shape, dtype) = self.frames[k], self._places[site]
+        with mapped(self.folder / RECORDS) as whole:
+            if k not in self._checked:
+                self._check(frame, whole)
+                self._checked.add(k)
+            place = frame.start + start
+            content = bytearray(whole[place : place + math.prod(shape) * dtype.itemsize])
+        return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+
+    def _check(self, frame: Frame, whole: memoryview) -> None:
+        """That a record is whole and laid out as run.json says, before anything in it is believed."""
+        if frame.size != len(self._head) + self._size:
+            fault = f"has {frame.size} bytes where {ABOUT} makes it {len(self._head) + self._size}"
+        elif frame.ends > len(whole) or zlib.crc32(whole[frame.start : frame.ends]) != frame.checksum:
+            fault = "is damaged (wrong checksum)"
+        elif bytes(whole[frame.start : frame.start + len(self._head)]) != self._head:
+            fault = f"is not laid out as {ABOUT} says"
+        else:
+            return
+        raise DamagedFile(f"{self.folder}: the record of step {frame.step} {fault}")
+
+    def coefficient_sums(self) -> Tensor:
+        """(steps, layers, 2)"""
+        return torch.stack([self.tensor(k, SUMS) for k in range(len(self.frames))])
+
+    def coefficients_moved(self) -> list[str]:
+        """Beside atoms: the layers whose coefficients changed on the way."""
+        sums = self.coefficient_sums()
+        return [site for site, moved in zip(self.sites, differ(sums, sums[:1]), strict=True) if moved]
+
+
+def differ(one: Tensor, other: Tensor) -> list[bool]:
+    """Of sums (steps, layers, 2): whether the coefficients of each layer are ever others; not NaN, not rounding."""
+    return (~torch.isclose(one, other, rtol=1e-5, atol=0)).any(2).any(0).tolist()
+
+
+def is_run(thing: Any) -> bool:
+    return isinstance(thing, (str, os.PathLike)) and (Path(thing) / ABOUT).is_file()
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """A folder that a `Recorder` wrote. A record that was cut off by a kill is left out, and `note` says so."""
+    folder = Path(folder)
+    about = read_about(folder)
+    if about is None:
+        raise FileNotFoundError(f"{folder} is no recorded run: it has no {ABOUT}")
+    found: Scanned = scan(folder / RECORDS)
+    return Run(folder, about, found.frames, found.torn)
+
+
+def write_about(folder: Path, about: About) -> None:
+    write_atomically(folder / ABOUT, json.dumps(about.as_json(), ensure_ascii=False, indent=1) + "\n")
+
+
+def read_about(folder: Path) -> About | None:
+    """What run.json says; None where there is none."""
+    path = folder / ABOUT
+    if not path.is_file():
+        if (folder / RECORDS).exists():
+            raise DamagedFile(f"{folder} has {RECORDS} but no {ABOUT}: without it they cannot be read")
+        return None
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise DamagedFile(f"{path} is not whole JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DamagedFile(f"{path} is JSON, but not of a recorded run (no format {FORMAT!r} in it)")
+    if not isinstance(found.get("version"), int) or not 1 <= found["version"] <= VERSION:
+        raise DamagedFile(f"{path} has version {found.get('version')!r}, this sosie reads up to {VERSION}: upgrade sosie")
+    if found.get("hash") != _digest({key: value for key, value in found.items() if key != "hash"}):
+        raise DamagedFile(f"{path} was changed: its hash is not that of its content")
+    try:
+        return _about(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _about(found: dict[str, Any]) -> About:
+    sites, shapes = tuple(map(_text, found["sites"])), tuple(map(_shape, found["shapes"]))
+    if found["what"] not in KINDS or found["dtype"] not in DTYPES:
+        raise ValueError(f"what {found['what']!r}, dtype {found['dtype']!r}")
+    if len(sites) != len(shapes) or len(set(sites)) != len(sites) or not sites:
+        raise ValueError(f"{len(sites)} sites, {len(shapes)} shapes")
+    parameters = {_text(name): _shape(shape) for name, shape in found["parameters"].items()}
+    rows, probe = found["rows"], found["probe"]
+    if probe is not None and not (isinstance(probe["inputs"], int) and isinstance(probe["digest"], str)):
+        raise ValueError(f"probe {probe!r}")
+    return About(
+        found["what"], sites, shapes, found["dtype"], _text(found["model"]), parameters,
+        None if rows is None else _text(rows), None if probe is None else dict(probe),
+    )  # fmt: skip
+
+
+def check_same(old: About, new: About, folder: Path) -> None:
+    """Refuse to go on with a run of something else; the error says of what."""
+    faults = []
+    if old.what != new.what:
+        faults.append(f"it holds {old.what}, not {new.what}")
+    then, now = (dict(zip(a.sites, a.shapes, strict=True)) for a in (old, new))
+    faults += _differences("site", then, now) if old.what == new.what else []
+    faults += _differences("parameter", old.parameters, new.parameters)
+    if not faults and old.sites != new.sites:
+        faults.append(f"its sites are in another order: {', '.join(old.sites[:4])}")
+    for key, word in (("dtype", "numbers are stored as"), ("rows", "rows are made by")):
+        if getattr(old, key) != getattr(new, key) and old.what == new.what:
+            faults.append(f"{word} {getattr(old, key)} there, {getattr(new, key)} here")
+    if old.probe != new.probe and old.what == new.what and old.probe is not None and new.probe is not None:
+        faults.append(
+            f"it was probed with {old.probe['inputs']} inputs ({old.probe['digest'][:8]}), not with these "
+            f"{new.probe['inputs']} ({new.probe['digest'][:8]})"
+        )
+    if faults:
+        raise ValueError(
+            f"{folder} is a run of something else ({old.model}; here {new.model}): {'; '.join(faults)}. "
+            "Name another folder"
+        )
+
+
+def _differences(word: str, then: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> list[str]:
+    found = []
+    for name in [*then, *(name for name in now if name not in then)]:
+        if then.get(name) != now.get(name):
+            was, is_now = (str(side[name]) if name in side else "missing" for side in (then, now))
+            found.append(f"{word} {name} is {was} there and {is_now} here")
+    return [*found[:3], *([f"and {len(found) - 3} more"] if len(found) > 3 else [])]
+
+
+def chosen_sites(run: Run, sites: str | Sequence[str] | None) -> list[str]:
+    """The recorded sites that names and globs ask for, in the order they are kept in."""
+    if sites is None:
+        return list(run.sites)
+    wanted: set[str] = set()
+    for asked in [sites] if isinstance(sites, str) else sites:
+        found = {asked} & set(run.sites) or {site for site in run.sites if fnmatchcase(site, str(asked))}
+        if not found:
+            raise ValueError(f"no site {asked!r} was recorded in {run.folder}{nearest(str(asked), run.sites)}")
+        wanted |= found
+    return [site for site in run.sites if site in wanted]
+
+
+def _digest(found: dict[str, Any]) -> str:
+    text = json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"expected text, got {found!r}")
+    return found
+
+
+def _shape(found: Any) -> tuple[int, ...]:
+    sizes = tuple(found)
+    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
+        raise ValueError(f"no shape: {found!r}")
+    return sizes
