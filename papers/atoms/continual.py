@@ -11,9 +11,9 @@ from data import Lessons, Prepare, class_tasks, pool, probes
 from networks import make
 from settings import Settings
 from similarity import by_atoms, by_stimulus, look, mean
-from sosie.train.continual import Continual, Task, learn_tasks
 from torch import Tensor
 
+from sosie.train.continual import Continual, Task, learn_tasks
 from sosie.train.heads import features, nearest_members, refit_head
 from sosie.train.stack import stacked_state
 

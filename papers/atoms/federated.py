@@ -14,13 +14,13 @@ from data import Lessons, Prepare, pool, probes
 from networks import by_products, make
 from settings import Recipe, Settings
 from similarity import by_stimulus, look, mean
-from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate, split_classes
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from training import train
 
 from sosie.linalg import most_similar
 from sosie.models.atoms import freeze
+from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate, split_classes
 
 ATOMS = 9
 TABLE_1 = ("fedavg", "ditto", "fedrep", "fedprox", "fedper", "pretrain")

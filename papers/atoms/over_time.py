@@ -10,12 +10,12 @@ import numpy as np
 from data import Lessons, Pool, Prepare, class_tasks, pool
 from networks import make
 from settings import Recipe, Settings
-from sosie.results.dynamics import rank_correlation
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import sosie
 from sosie.models.atoms import atom_layers, freeze
+from sosie.results.dynamics import rank_correlation
 from sosie.train import Recorder, accuracy, fit
 
 ATOMS = 9

@@ -62,20 +62,20 @@ class Settings:
 
     tasks: int = 10
     atoms: tuple[int, ...] = (6, 9)
-    task: Recipe = Recipe(epochs=10, images=2450)  # figure 2; half of a task's images
-    first: Recipe = Recipe(epochs=15)  # coefficients from the first task
+    task: Recipe = Recipe(epochs=15, rate=0.02, images=2450)  # figure 2; half of a task's images
+    first: Recipe = Recipe(epochs=15, rate=0.02)  # coefficients from the first task
     weights: tuple[float, ...] = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)  # figure 4b: of the penalty as it is printed
     cosine_weights: tuple[float, ...] = (3e-4, 3e-3)  # of the penalty of normalised channels
-    decorrelated: Recipe = Recipe(epochs=8, images=2450)
-    pair: Recipe = Recipe(epochs=8, images=25_000)  # figure 4's table
+    decorrelated: Recipe = Recipe(epochs=10, rate=0.02, images=2450)
+    pair: Recipe = Recipe(epochs=8, rate=0.02, images=25_000)  # figure 4's table
     bound_draws: int = 500
-    untrained: Recipe = Recipe(epochs=8, images=10_000)  # figure 9a
+    untrained: Recipe = Recipe(epochs=8, rate=0.02, images=10_000)  # figure 9a
     toys: int = 10  # figure 9b
     toy_steps: int = 300
 
-    dynamics: Recipe = Recipe(epochs=30, batch=256)  # figure 5, AlexNet [150 epochs]
-    deep_dynamics: Recipe = Recipe(epochs=20, batch=256)  # VGG-11 [20 epochs on ImageNet]
-    two_tasks: Recipe = Recipe(epochs=20)  # figures 12 and 13
+    dynamics: Recipe = Recipe(epochs=30, batch=256, rate=0.02)  # figure 5, AlexNet [150 epochs]
+    deep_dynamics: Recipe = Recipe(epochs=20, batch=256, rate=0.02)  # VGG-11 [20 epochs on ImageNet]
+    two_tasks: Recipe = Recipe(epochs=20, rate=0.02)  # figures 12 and 13
 
     users: Recipe = Recipe(epochs=90, batch=50)  # figure 6
     users_at: tuple[int, ...] = (1, 5, 15, 30, 90)  # epochs that are looked at
@@ -84,7 +84,7 @@ class Settings:
     digit_clients: int = 20
 
     federation: Federation = field(default_factory=Federation)
-    continual: Recipe = Recipe(epochs=15, batch=128)
+    continual: Recipe = Recipe(epochs=15, batch=128, rate=0.02)
     continual_head_epochs: int = 50
     continual_seeds: tuple[int, ...] = (0, 1, 2)
     cost_probes: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)
