@@ -96,7 +96,7 @@ def small(full: Settings) -> Settings:
     return replace(
         full,
         mixed=False,
-        limit=2000,
+        limit=800,
         network="small_cnn",
         deep="small_cnn",
         width=4,

@@ -17,6 +17,7 @@ from sosie.train.stack import stacked_state
 
 CLASSES = 5  # a task
 ATOMS = 9
+SHOWN = ("atoms", "updates", "cca")
 
 
 def clients(settings: Settings, images: Pool) -> tuple[Lessons, Tensor, list[list[int]]]:
@@ -75,7 +76,11 @@ def figure_6(settings: Settings) -> dict[str, Any]:
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
     early = str(settings.users_at[0])
     numbers |= {f"early_{key}": value for key, value in scores[early]["atoms"].items()}
-    kept = {epoch: {name: m.tolist() for name, m in rounded(each).items()} for epoch, each in maps.items()}
+    shown = {
+        str(epoch) for epoch in (settings.users_at[0], settings.users_at[len(settings.users_at) // 2], recipe.epochs)
+    }
+    kept = {epoch: {name: upper(m) for name, m in each.items() if name in SHOWN} for epoch, each in maps.items()
+            if epoch in shown}  # fmt: skip
     return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept}
 
 
@@ -118,8 +123,7 @@ def nearest_share(similarity: Tensor, tasks: Tensor) -> float:
     return float((tasks[others.argmax(1)] == tasks).double().mean())
 
 
-def rounded(maps: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For the figures: five digits, and only what they show."""
-    return {
-        name: (m * 1e5).round() / 1e5 for name, m in maps.items() if name in ("atoms", "updates", "cca", "other_start")
-    }
+def upper(similarity: Tensor) -> list[float]:
+    """What is above the diagonal, row by row, for the figures."""
+    rows, columns = torch.triu_indices(len(similarity), len(similarity), 1)
+    return [round(value, 5) for value in similarity[rows, columns].tolist()]

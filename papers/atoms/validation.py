@@ -118,6 +118,7 @@ def figure_9a(settings: Settings) -> dict[str, Any]:
         "across": at[:2, 2:4].mean(),
         "with_untrained": np.abs(at[:4, 9:]).max(),
         "with_their_start": at[:4, 8].mean(),
+        "start_less_trained": at[:4, 8].mean() - at[:4, :4][off].mean(),
         "other_starts": np.abs(at[4:8, 4:8][off]).max(),
         "least_trained": at[:4, :4][off].min(),
     }
