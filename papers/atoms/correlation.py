@@ -127,7 +127,7 @@ def figure_4b(settings: Settings) -> dict[str, Any]:
     for k, (printed, normalised) in enumerate(plan):
         own = slice(k * len(tasks), (k + 1) * len(tasks))
         name = f"cosines_{normalised:g}" if normalised else f"{printed:g}"
-        sites = look(settings, base, part(state, own), probes(settings))
+        sites = look(settings, base, part(state, own), probes(settings), ("cca",))
         cca, atoms = mean({layer: site.cca for layer, site in sites.items()}), mean(by_atoms(part(state, own)))
         squares = [off_diagonal(site.rows) for site in sites.values()]
         upper = torch.triu_indices(len(tasks), len(tasks), 1).unbind()

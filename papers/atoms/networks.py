@@ -52,6 +52,13 @@ def by_products(model: nn.Module, half: bool) -> nn.Module:
     return model
 
 
+def by_convolutions(model: nn.Module) -> nn.Module:
+    """Undoes `by_products`."""
+    for layer in atom_layers(model).values():
+        layer.__class__ = AtomConv2d
+    return model
+
+
 def make(settings: Settings, kind: str, classes: int, atoms: int, seed: int) -> nn.Module:
     """A network on the device, its parameters drawn from the seed alone.
 

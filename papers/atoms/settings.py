@@ -124,7 +124,7 @@ def small(full: Settings) -> Settings:
         digit_clients=4,
         federation=Federation(
             clients=10,
-            rounds=2,
+            rounds=1,
             epochs=1,
             share=0.3,
             batch=5,
@@ -132,7 +132,6 @@ def small(full: Settings) -> Settings:
             pretrained_epochs=1,
             head_epochs=2,
             random_members=2,
-            settings=(("cifar100", 5), ("cifar10", 2)),
         ),
         continual=tiny,
         continual_head_epochs=2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import Prepare
-from networks import State, atoms_of, sites_of
+from networks import State, atoms_of, by_convolutions, sites_of
 from settings import Settings
 from torch import Tensor, nn
 
@@ -80,12 +80,21 @@ class Site:
 
 
 @torch.no_grad()
-def look(settings: Settings, model: nn.Module, state: State, images: Tensor, *, seed: int = 0) -> dict[str, Site]:
+def look(
+    settings: Settings,
+    model: nn.Module,
+    state: State,
+    images: Tensor,
+    names: Sequence[str] = STIMULUS,
+    *,
+    seed: int = 0,
+) -> dict[str, Site]:
     """What stacked networks represent after each layer of atoms (behind its ReLU), of the same images.
 
+    `names` are the measures that it is for: rows are kept for CCA, Gram matrices for the others.
     Positions are drawn once for a layer, from the seed: the same for all networks. All of them where they are fewer.
     """
-    template, prepare = copy.deepcopy(model).eval(), Prepare(settings)
+    template, prepare = by_convolutions(copy.deepcopy(model)).eval(), Prepare(settings)
     sites = sites_of(model)
     rows: dict[str, list[Tensor]] = {layer: [] for layer in sites}
     grams: dict[str, list[Tensor]] = {layer: [] for layer in sites}
@@ -103,10 +112,16 @@ def look(settings: Settings, model: nn.Module, state: State, images: Tensor, *, 
                 generator = torch.Generator().manual_seed(seed)
                 order = torch.randperm(places, generator=generator)[: settings.probes.positions]
                 chosen[layer] = order.sort().values.to(z.device)
-            rows[layer].append(z.permute(0, 2, 3, 1).reshape(places, -1)[chosen[layer]])
-            flat = z.flatten(1) - z.flatten(1).mean(0)  # all that follows is of centred kernels or of distances
-            grams[layer].append(flat @ flat.T)
-    return {layer: Site(torch.stack(rows[layer]), torch.stack(grams[layer])) for layer in sites}
+            if "cca" in names:
+                rows[layer].append(z.permute(0, 2, 3, 1).reshape(places, -1)[chosen[layer]])
+            if set(names) - {"cca"}:
+                flat = centred(z.flatten(1))  # all that follows is of centred kernels or of distances
+                grams[layer].append(flat @ flat.T)
+    return {layer: Site(*(stack_of(kept[layer]) for kept in (rows, grams))) for layer in sites}
+
+
+def stack_of(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(tensors) if tensors else torch.empty(0)
 
 
 def by_stimulus(sites: Mapping[str, Site], names: tuple[str, ...] = STIMULUS) -> dict[str, Pairs]:
