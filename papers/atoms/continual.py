@@ -100,7 +100,7 @@ def similarities(settings: Settings, found: Continual) -> tuple[dict[str, float]
         if name == "atoms":
             pairs[name] = mean(by_atoms(state))
         else:
-            pairs[name] = mean(by_stimulus(look(settings, models[0], state, probes(settings)), (name,))[name])
+            pairs[name] = mean(by_stimulus(look(settings, models[0], state, probes(settings), (name,)), (name,))[name])
         wait(settings)
         seconds[name] = time.perf_counter() - start
     return seconds, pairs

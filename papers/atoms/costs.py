@@ -102,7 +102,7 @@ def timed(settings: Settings, model: nn.Module, state: Any, images: torch.Tensor
         if name == "atoms":
             mean(by_atoms(state))
         else:
-            mean(by_stimulus(look(settings, model, state, images), (name,))[name])
+            mean(by_stimulus(look(settings, model, state, images, (name,)), (name,))[name])
         wait(settings)
         best = min(best, time.perf_counter() - start)
         if on_gpu:

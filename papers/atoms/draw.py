@@ -137,8 +137,8 @@ def figure_6(found: dict[str, Any]) -> Any:
         matrix = np.maximum(matrix, matrix.T) if min(values) >= 0 else matrix + matrix.T - np.eye(count)
         axis.imshow(matrix, vmin=min(values), vmax=max(values))
         score = found["scores"][epoch][name]
-        axis.set(title=f"{NAMES.get(name, name)}, epoch {epoch}\nARI {score['tasks_ari']:.2f}, {score['kinds_ari']:.2f}",
-                 xticks=[], yticks=[])  # fmt: skip
+        title = f"{NAMES.get(name, name)}, epoch {epoch}\nARI {score['tasks_ari']:.2f}, {score['kinds_ari']:.2f}"
+        axis.set(title=title, xticks=[], yticks=[])
     return figure
 
 

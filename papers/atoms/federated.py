@@ -131,7 +131,7 @@ def similarities(settings: Settings, found: Federated) -> tuple[dict[str, float]
 def by_measure(settings: Settings, found: Federated, name: str) -> Tensor:
     if name == "atoms":
         return found.atoms(require_shared=False).cosines()
-    sites = look(settings, found.template, found.state, probes(settings))
+    sites = look(settings, found.template, found.state, probes(settings), (name,))
     return mean(by_stimulus(sites, (name,))[name])
 
 

@@ -17,6 +17,7 @@ from sosie.train.stack import stacked_state
 
 CLASSES = 5  # a task
 ATOMS = 9
+STIMULUS = ("cca", "linear_cka")
 SHOWN = ("atoms", "updates", "cca")
 
 
@@ -76,9 +77,7 @@ def figure_6(settings: Settings) -> dict[str, Any]:
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
     early = str(settings.users_at[0])
     numbers |= {f"early_{key}": value for key, value in scores[early]["atoms"].items()}
-    shown = {
-        str(epoch) for epoch in (settings.users_at[0], settings.users_at[len(settings.users_at) // 2], recipe.epochs)
-    }
+    shown = {early, str(settings.users_at[len(settings.users_at) // 2]), str(recipe.epochs)}
     kept = {epoch: {name: upper(m) for name, m in each.items() if name in SHOWN} for epoch, each in maps.items()
             if epoch in shown}  # fmt: skip
     return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept}
@@ -91,8 +90,8 @@ def similarities(settings: Settings, model: Any, state: State, start: State, sti
         "weights": mean(by_weights(state)),
     }
     if stimulus:
-        sites = look(settings, model, state, probes(settings))
-        found |= {name: mean(pairs) for name, pairs in by_stimulus(sites, ("cca", "linear_cka")).items()}
+        sites = look(settings, model, state, probes(settings), STIMULUS)
+        found |= {name: mean(pairs) for name, pairs in by_stimulus(sites, STIMULUS).items()}
     return found
 
 
