@@ -1,0 +1,123 @@
+"""The networks: AlexNet, VGG-11 and the clients' small one, made of atoms, in copies that share what they should."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from settings import Settings
+from torch import Tensor, nn
+
+from sosie.models import alexnet, small_cnn, vgg11
+from sosie.models.atoms import AtomConv2d, atom_layers, freeze
+
+State = dict[str, Tensor]
+
+
+class ProductConv2d(AtomConv2d):
+    """The same convolution as one matrix product with patches, in bfloat16 where `half` says so.
+
+    Many networks at once would be a convolution in groups, which GPUs do slowly; their matrix products are one batched
+    product. Patches take a kernel's size times the memory of the image. Only the product is made in bfloat16: were
+    atoms rounded to its eight bits before they are put together, most of what they learn would be lost.
+    """
+
+    half = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.groups == 1
+        assert self.dilation == (1, 1)
+        assert not isinstance(self.padding, str)
+        dtype = torch.bfloat16 if self.half else x.dtype
+        (height, width), (down, across) = self.kernel_size, self.padding
+        padded = nn.functional.pad(x.to(dtype), [across, across, down, down])
+        patches = padded.unfold(2, height, self.stride[0]).unfold(3, width, self.stride[1])  # (b, c, h, w, kh, kw)
+        shape = patches.shape[2:4]
+        columns = patches.permute(1, 4, 5, 0, 2, 3).flatten(0, 2).flatten(1)  # (c kh kw, b h w)
+        answer = (self.weight.flatten(1).to(dtype) @ columns).to(x.dtype)
+        if self.bias is not None:
+            answer = answer + self.bias[:, None]
+        return answer.unflatten(1, (len(x), *shape)).transpose(0, 1)
+
+
+class HalfProductConv2d(ProductConv2d):
+    half = True
+
+
+def by_products(model: nn.Module, half: bool) -> nn.Module:
+    """The same model, with its convolutions as products of patches; parameters and their names stay."""
+    for layer in atom_layers(model).values():
+        layer.__class__ = HalfProductConv2d if half else ProductConv2d
+    return model
+
+
+def by_convolutions(model: nn.Module) -> nn.Module:
+    """Undoes `by_products`."""
+    for layer in atom_layers(model).values():
+        layer.__class__ = AtomConv2d
+    return model
+
+
+def make(settings: Settings, kind: str, classes: int, atoms: int, seed: int) -> nn.Module:
+    """A network on the device, its parameters drawn from the seed alone.
+
+    Atoms are drawn with a length of about 1, and coefficients larger by as much: that is the same network, but the
+    shorter atoms are, the further training turns them.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "alexnet":
+            model = alexnet(classes=classes, hidden=settings.hidden, dropout=0, atoms=atoms)
+        elif kind == "vgg11":
+            model = vgg11(classes=classes, dropout=0, atoms=atoms)
+        else:  # the clients', and all of the smoke run
+            model = small_cnn(classes=classes, width=settings.width, channels=3, size=32, atoms=atoms)
+    with torch.no_grad():
+        for layer in atom_layers(model).values():
+            length = layer.atoms[0].numel() ** 0.5
+            layer.atoms.div_(length)
+            layer.coefficients.mul_(length)
+    return model.to(settings.device)
+
+
+def sites_of(model: nn.Module) -> dict[str, str]:
+    """The ReLU that follows each layer of atoms, by the layer's name: where representations are read."""
+    names = [name for name, _ in model.named_modules()]
+    after = {}
+    for name in atom_layers(model):
+        after[name] = names[names.index(name) + 1]
+        assert isinstance(model.get_submodule(after[name]), nn.ReLU)
+    return after
+
+
+def copies(base: nn.Module, count: int, *, redraw: int | None = None) -> list[nn.Module]:
+    """Networks with the base's coefficients, held fixed, and its atoms; `redraw`: atoms of their own, from a seed."""
+    found = [freeze(copy.deepcopy(base), "coefficients") for _ in range(count)]
+    if redraw is not None:
+        for k, model in enumerate(found):
+            draw_atoms(model, redraw + k)
+    return found
+
+
+def draw_atoms(model: nn.Module, seed: int) -> nn.Module:
+    """New atoms of the size of the old ones, layer by layer: only their directions are other."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in atom_layers(model).values():
+            fresh = torch.randn(layer.atoms.shape, generator=generator).to(layer.atoms)
+            layer.atoms.copy_(fresh * layer.atoms.norm() / fresh.norm())
+    return model
+
+
+def atoms_of(state: State) -> State:
+    """Atoms of all networks by layer, (networks, m, height, width)."""
+    return {name.removesuffix(".atoms"): x for name, x in state.items() if name.endswith(".atoms")}
+
+
+def part(state: State, which: slice | list[int]) -> State:
+    return {name: x[which] for name, x in state.items()}
+
+
+def joined(states: Sequence[State]) -> State:
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}

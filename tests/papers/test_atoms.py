@@ -1,0 +1,117 @@
+"""Every experiment of the atoms paper runs, on a handful of images; what is written down of it fits together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PAPERS = Path(__file__).resolve().parents[2] / "papers"
+PAPER = PAPERS / "atoms"
+sys.path.insert(0, str(PAPERS))
+
+from claims import read_claims, read_number  # noqa: E402
+
+VERDICTS = PAPER / "results" / "verdicts.json"
+after_the_run = pytest.mark.skipif(not VERDICTS.is_file(), reason="the paper's run has not been made yet")
+
+
+def run(*arguments: str, **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pack(folder: Path) -> None:
+    """Random images under the names that the study asks for."""
+    random = np.random.default_rng(0)
+    for name, classes, shape in (("cifar100", 100, (32, 32, 3)), ("cifar10", 10, (32, 32, 3)), ("mnist", 10, (28, 28))):
+        for split in ("train", "test"):
+            images = random.integers(0, 256, (800, *shape), dtype=np.uint8)
+            np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(800) % classes)
+    np.savez(folder / "tiny-imagenet-32.npz", images=random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8))
+
+
+def test_the_smoke_run(tmp_path: Path) -> None:
+    pack(tmp_path)
+    results = tmp_path / "results"
+    arguments = (str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results))
+    run(*arguments, SOSIE_DATA=str(tmp_path))
+    verdicts = {each["name"]: each for each in json.loads((results / "verdicts.json").read_text())}
+    measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
+    stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
+    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    # Proposition 1 is a theorem, and atoms of other starts have nothing in common however they are trained.
+    assert verdicts["figure-4a-bound"]["verdict"] == "reproduced"
+    assert verdicts["figure-9a-untrained"]["verdict"] == "reproduced"
+    kept = run(*arguments, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
+    assert "figure-4a: kept" in kept
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    assert {Path(path).stem for path in run(str(PAPER / "draw.py"), str(results)).splitlines()} == stored
+
+
+def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PAPER)!r})\n"
+        "import torch, sosie; from similarity import Site, BANDWIDTH\n"
+        "torch.manual_seed(0); x = torch.randn(3, 40, 6); x[1] = x[0] + 0.3 * x[1]; x[2, :, 5] = 0\n"
+        "centred = (x - x.mean(1, keepdim=True)).double(); site = Site(x, centred @ centred.mT)\n"
+        "for name in ('cca', 'linear_cka', 'debiased_cka', 'rbf_cka'):\n"
+        "    ours = site.measured(name)\n"
+        "    for i, j in ((0, 1), (1, 2)):\n"
+        "        theirs = sosie.measure('cca_r2' if name == 'cca' else name, x[i].double(), x[j].double())\n"
+        "        theirs = theirs**0.5 if name == 'cca' else theirs\n"
+        "        assert abs(float(ours[i, j]) - theirs) < 1e-6, (name, i, j, float(ours[i, j]), theirs)\n"
+        "    assert abs(float(ours[0, 0]) - 1) < 1e-9\n"
+        "print('alike')"
+    )
+    assert run("-c", code).strip() == "alike"
+
+
+def test_products_of_patches_are_the_convolution() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PAPER)!r})\n"
+        "import copy, torch; from pathlib import Path\n"
+        "from networks import by_convolutions, by_products, make, sites_of\n"
+        "from settings import Settings\n"
+        "s = Settings('cpu', Path('r'), Path('c')); x = torch.randn(2, 3, 32, 32)\n"
+        "for kind in ('alexnet', 'vgg11', 'small_cnn'):\n"
+        "    model = make(s, kind, 10, 6, 0); plain = model(x)\n"
+        "    products = by_products(copy.deepcopy(model), False)\n"
+        "    assert torch.allclose(plain, products(x), atol=1e-5)\n"
+        "    assert not torch.equal(plain, by_products(copy.deepcopy(model), True)(x))\n"
+        "    assert torch.equal(plain, by_convolutions(products)(x))\n"
+        "print(len(sites_of(make(s, 'alexnet', 10, 6, 0))), len(sites_of(make(s, 'vgg11', 10, 6, 0))))"
+    )
+    assert run("-c", code).strip() == "5 8"
+
+
+def test_every_claim_can_fail() -> None:
+    claims = read_claims(PAPER / "expected.toml")
+    assert len({claim.name for claim in claims}) == len(claims) == 92
+    for claim in claims:
+        outside = [edge + step for edge, step in ((claim.low, -1.0), (claim.high, 1.0)) if edge is not None]
+        assert {claim.judge(value) for value in outside} == {"not reproduced"}
+
+
+@after_the_run
+def test_every_claim_was_judged_by_the_number_that_is_there() -> None:
+    verdicts = {each["name"]: each for each in json.loads(VERDICTS.read_text())}
+    for claim in read_claims(PAPER / "expected.toml"):
+        value = read_number(PAPER / "results", claim.measured)
+        assert verdicts[claim.name]["value"] == value
+        assert verdicts[claim.name]["verdict"] == claim.judge(value)
+
+
+@after_the_run
+def test_the_readme_counts_as_the_verdicts_do() -> None:
+    verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
+    text = " ".join((PAPER / "README.md").read_text().split())
+    assert f"Of {len(verdicts)} claims" in text
+    assert f"{verdicts.count('reproduced')} were reproduced and {verdicts.count('not reproduced')} were not" in text
