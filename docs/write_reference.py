@@ -50,6 +50,11 @@ BESIDE = {
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features", "nearest_members"),
     "sosie.train.callbacks": ("lightning_callback", "hf_callback"),
+    "sosie.train.federated": (
+        *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),
+        *("Method", "Phase"),
+    ),
+    "sosie.linalg": ("cluster", "most_similar", "adjusted_rand_index"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 
