@@ -2,8 +2,8 @@
 
     python papers/atoms/pack.py folder/with/tiny-imagenet-val2k.npz [folder to write to]
 
-Writes tiny-imagenet-32.npz, 6 MB, to papers/atoms/nets (which git ignores) if no folder is named: 2,000 images, each the
-mean of 2 × 2 pixels. The packed file holds its 200 classes in turn, so the first 1,000 are five of each.
+Writes tiny-imagenet-32.npz, 6 MB, to papers/atoms/nets (which git ignores) if no folder is named: 2,000 images, each
+the mean of 2 × 2 pixels. The packed file holds its 200 classes in turn, so the first 1,000 are five of each.
 """
 
 from __future__ import annotations
