@@ -32,6 +32,11 @@ BESIDE = {
     "sosie.models": ("open_model", "list_models", "NamedModel"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
     "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy"),
+    "sosie.train.federated": (
+        *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),
+        *("Method", "Phase"),
+    ),
+    "sosie.linalg": ("cluster", "most_similar", "adjusted_rand_index"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 

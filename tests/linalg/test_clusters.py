@@ -51,6 +51,7 @@ def test_the_most_similar_are_others() -> None:
     assert most_similar(s, 1).tolist() == [[2], [0], [0]]
     assert most_similar(s, 2).tolist() == [[2, 1], [0, 2], [0, 1]]
     assert torch.equal(s.diagonal(), torch.ones(3))
+    assert most_similar(s - 1, 1).tolist() == [[2], [0], [0]]
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -66,8 +66,10 @@ def test_networks_with_batches_of_their_own_are_trained_as_if_alone(trains: str,
     models = [model(seed, norm=norm) for seed in range(3)]
     x, y = batches()
     wanted = {name for name, _ in models[0].named_parameters()} if trains == "all" else {trains}
-    stack = Stack.of(without_numbers(models[0]), stacked_state(models), trains=wanted)
+    given = stacked_state(models)
+    stack = Stack.of(without_numbers(models[0]), given, trains=wanted)
     learnt(stack, x, y)
+    assert all(torch.equal(given[name], stacked) for name, stacked in stacked_state(models).items())
     for k, start in enumerate(models):
         found = network(start, stack.state(), k)
         assert apart(found, alone(start, x[k], y[k], wanted)) < 1e-12

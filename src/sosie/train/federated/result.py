@@ -56,7 +56,9 @@ class Federated:
                     f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
                     "with simulate(…, last='own'), freeze the coefficients, or ask for require_shared=False"
                 )
-        return AtomTable.stacked({layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers})
+        # Early in training cosines are 1 up to the last digits of float32.
+        stacked = {layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers}
+        return AtomTable.stacked(stacked, dtype=torch.float64)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which `Federated.load` reads."""
