@@ -17,6 +17,7 @@ from sosie.factory import listed_folders
 
 MEAN, STD = (0.5075, 0.4867, 0.4411), (0.2673, 0.2565, 0.2762)  # of CIFAR-100; for all, since networks see others too
 TINY = "tiny-imagenet-32.npz"  # pack.py makes it
+NETS = Path(__file__).parent / "nets"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,11 @@ def probes(settings: Settings, name: str = "cifar100") -> Tensor:
 
 
 def tiny_imagenet(settings: Settings) -> Tensor:
-    for folder in [*listed_folders("SOSIE_DATA"), Path(__file__).parent]:
+    for folder in [*listed_folders("SOSIE_DATA"), NETS]:
         if (folder / TINY).is_file():
             with np.load(folder / TINY, allow_pickle=False) as found:
                 return torch.from_numpy(found["images"]).permute(0, 3, 1, 2).contiguous().to(settings.device)
-    raise FileNotFoundError(f"{TINY} is in no folder of SOSIE_DATA: papers/atoms/pack.py makes it")
+    raise FileNotFoundError(f"{TINY} is in no folder of SOSIE_DATA, nor in {NETS}: papers/atoms/pack.py makes it")
 
 
 @dataclass(frozen=True, eq=False)
