@@ -48,7 +48,7 @@ BESIDE = {
         "Recorder",
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
-    "sosie.train.heads": ("refit_head", "Heads", "features", "nearest_members"),
+    "sosie.train.heads": ("refit_head", "Heads", "features"),
     "sosie.train.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.train.federated": (
         *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),

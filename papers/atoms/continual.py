@@ -13,8 +13,9 @@ from settings import Settings
 from similarity import by_atoms, by_stimulus, look, mean
 from torch import Tensor
 
+from sosie.linalg import most_similar
 from sosie.train.continual import Continual, Task, learn_tasks
-from sosie.train.heads import features, nearest_members, refit_head
+from sosie.train.heads import features, refit_head
 from sosie.train.stack import stacked_state
 
 CLASSES, ATOMS, MEMBERS = 10, 9, 3
@@ -44,8 +45,9 @@ def table_2(settings: Settings) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)
         count = min(MEMBERS, len(tasks) - 1)
         for name in CHOICES:
-            right[name] = scores(helped(own, others, nearest_members(pairs[name], count)), tasks)
-        drawn = [nearest_members(torch.rand(len(tasks), len(tasks), generator=generator), count) for _ in range(5)]
+            right[name] = scores(helped(own, others, most_similar(pairs[name], count)), tasks)
+        noise = torch.rand(5, len(tasks), len(tasks), generator=generator)
+        drawn = [most_similar(each + each.T, count) for each in noise]
         right["random"] = np.mean([scores(helped(own, others, members), tasks) for members in drawn], 0)
         themselves = torch.arange(len(tasks))[:, None]
         right["refitted"] = scores(helped(own, others, themselves), tasks)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from continual import wait
 from data import Lessons, Prepare, pool, probes
-from networks import by_products, make
+from networks import make
 from settings import Recipe, Settings
 from similarity import by_stimulus, look, mean
 from torch import Tensor, nn
@@ -56,8 +56,8 @@ def learn(
 
     def fresh() -> nn.Module:
         if method == "pretrain":
-            return by_products(copy.deepcopy(pretrained(settings, seed)), settings.mixed)
-        return by_products(make(settings, "small_cnn", CLASSES[data], ATOMS, seed), settings.mixed)
+            return copy.deepcopy(pretrained(settings, seed))
+        return make(settings, "small_cnn", CLASSES[data], ATOMS, seed)
 
     return simulate(
         fresh,

@@ -10,53 +10,9 @@ from settings import Settings
 from torch import Tensor, nn
 
 from sosie.models import alexnet, small_cnn, vgg11
-from sosie.models.atoms import AtomConv2d, atom_layers, freeze
+from sosie.models.atoms import atom_layers, freeze
 
 State = dict[str, Tensor]
-
-
-class ProductConv2d(AtomConv2d):
-    """The same convolution as one matrix product with patches, in bfloat16 where `half` says so.
-
-    Many networks at once would be a convolution in groups, which GPUs do slowly; their matrix products are one batched
-    product. Patches take a kernel's size times the memory of the image. Only the product is made in bfloat16: were
-    atoms rounded to its eight bits before they are put together, most of what they learn would be lost.
-    """
-
-    half = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.groups == 1
-        assert self.dilation == (1, 1)
-        assert not isinstance(self.padding, str)
-        dtype = torch.bfloat16 if self.half else x.dtype
-        (height, width), (down, across) = self.kernel_size, self.padding
-        padded = nn.functional.pad(x.to(dtype), [across, across, down, down])
-        patches = padded.unfold(2, height, self.stride[0]).unfold(3, width, self.stride[1])  # (b, c, h, w, kh, kw)
-        shape = patches.shape[2:4]
-        columns = patches.permute(1, 4, 5, 0, 2, 3).flatten(0, 2).flatten(1)  # (c kh kw, b h w)
-        answer = (self.weight.flatten(1).to(dtype) @ columns).to(x.dtype)
-        if self.bias is not None:
-            answer = answer + self.bias[:, None]
-        return answer.unflatten(1, (len(x), *shape)).transpose(0, 1)
-
-
-class HalfProductConv2d(ProductConv2d):
-    half = True
-
-
-def by_products(model: nn.Module, half: bool) -> nn.Module:
-    """The same model, with its convolutions as products of patches; parameters and their names stay."""
-    for layer in atom_layers(model).values():
-        layer.__class__ = HalfProductConv2d if half else ProductConv2d
-    return model
-
-
-def by_convolutions(model: nn.Module) -> nn.Module:
-    """Undoes `by_products`."""
-    for layer in atom_layers(model).values():
-        layer.__class__ = AtomConv2d
-    return model
 
 
 def make(settings: Settings, kind: str, classes: int, atoms: int, seed: int) -> nn.Module:

@@ -51,7 +51,6 @@ class Settings:
     results: Path
     cache: Path  # networks that several experiments use
     seed: int = 0
-    mixed: bool = True  # stacked networks convolve in bfloat16 when trained; all else is float32
     limit: int | None = None  # images of a data set, at most
     network: str = "alexnet"
     deep: str = "vgg11"
@@ -95,7 +94,6 @@ def small(full: Settings) -> Settings:
     tiny = Recipe(epochs=1, batch=8, images=16)
     return replace(
         full,
-        mixed=False,
         limit=800,
         network="small_cnn",
         deep="small_cnn",

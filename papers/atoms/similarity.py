@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import Prepare
-from networks import State, atoms_of, by_convolutions, sites_of
+from networks import State, atoms_of, sites_of
 from settings import Settings
 from torch import Tensor, nn
 
@@ -94,7 +94,7 @@ def look(
     `names` are the measures that it is for: rows are kept for CCA, Gram matrices for the others.
     Positions are drawn once for a layer, from the seed: the same for all networks. All of them where they are fewer.
     """
-    template, prepare = by_convolutions(copy.deepcopy(model)).eval(), Prepare(settings)
+    template, prepare = copy.deepcopy(model).eval(), Prepare(settings)
     sites = sites_of(model)
     rows: dict[str, list[Tensor]] = {layer: [] for layer in sites}
     grams: dict[str, list[Tensor]] = {layer: [] for layer in sites}

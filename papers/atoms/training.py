@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from data import Lessons, Pool, Prepare
-from networks import State, by_products, sites_of
+from networks import State, sites_of
 from settings import Recipe, Settings
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,7 +37,7 @@ def train(
     if len(models) != len(lessons.index):
         raise ValueError(f"{len(models)} networks, but lessons for {len(lessons.index)}")
     stack, prepare = (
-        Stack.of(template(models[0], settings, penalty), stacked_state(models)),
+        Stack.of(template(models[0], penalty), stacked_state(models)),
         Prepare(settings),
     )
     stepper = torch.optim.SGD(stack.trained.values(), recipe.rate, recipe.momentum, fused=True)
@@ -65,9 +65,9 @@ def train(
     return found
 
 
-def template(model: nn.Module, settings: Settings, penalty: Penalty | None = None) -> nn.Module:
+def template(model: nn.Module, penalty: Penalty | None = None) -> nn.Module:
     """The code of a network; with a penalty, its penalties are further columns of the answer."""
-    code = by_products(without_numbers(model), settings.mixed)
+    code = without_numbers(model)
     if penalty is not None:
         seen: list[Tensor] = []
 
@@ -96,7 +96,7 @@ def accuracies(
     settings: Settings, model: nn.Module, state: State, images: Pool, lessons: Lessons, batch: int = 100
 ) -> Tensor:
     """Share of its own images that each network names rightly, (networks,)."""
-    stack, prepare = Stack.of(template(model, settings), state, trains=()), Prepare(settings)
+    stack, prepare = Stack.of(template(model), state, trains=()), Prepare(settings)
     right = torch.zeros(len(lessons.index), device=lessons.index.device)
     for index, labels in zip(lessons.index.split(batch, 1), lessons.labels.split(batch, 1), strict=True):
         right += (stack(prepare(images.images[index])).argmax(2) == labels).sum(1)

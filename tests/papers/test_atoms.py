@@ -74,19 +74,11 @@ def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
     assert run("-c", code).strip() == "alike"
 
 
-def test_products_of_patches_are_the_convolution() -> None:
+def test_a_site_follows_every_layer_of_atoms() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(PAPER)!r})\n"
-        "import copy, torch; from pathlib import Path\n"
-        "from networks import by_convolutions, by_products, make, sites_of\n"
-        "from settings import Settings\n"
-        "s = Settings('cpu', Path('r'), Path('c')); x = torch.randn(2, 3, 32, 32)\n"
-        "for kind in ('alexnet', 'vgg11', 'small_cnn'):\n"
-        "    model = make(s, kind, 10, 6, 0); plain = model(x)\n"
-        "    products = by_products(copy.deepcopy(model), False)\n"
-        "    assert torch.allclose(plain, products(x), atol=1e-5)\n"
-        "    assert not torch.equal(plain, by_products(copy.deepcopy(model), True)(x))\n"
-        "    assert torch.equal(plain, by_convolutions(products)(x))\n"
+        "from pathlib import Path; from networks import make, sites_of; from settings import Settings\n"
+        "s = Settings('cpu', Path('r'), Path('c'))\n"
         "print(len(sites_of(make(s, 'alexnet', 10, 6, 0))), len(sites_of(make(s, 'vgg11', 10, 6, 0))))"
     )
     assert run("-c", code).strip() == "5 8"

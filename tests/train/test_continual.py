@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from sosie.linalg import most_similar
 from sosie.models import small_cnn
 from sosie.models.atoms import with_atoms
 from sosie.train import accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
-from sosie.train.heads import nearest_members
 
 GIVEN = {"epochs": 8, "seed": 0, "batch": 32, "rate": 1e-2}
 
@@ -133,7 +133,7 @@ def test_the_nearest_earlier_task_is_where_atoms_may_start(tasks: list[Task]) ->
 
 
 def test_an_ensemble_of_members(found: Continual, tasks: list[Task]) -> None:
-    members = nearest_members(found.atoms().cosines(), 2)
+    members = most_similar(found.atoms().cosines(), 2)
     helped = ensemble(found, tasks, members, epochs=20, rate=1e-2)
     assert helped.alone.tolist() == found.accuracy[2].tolist()
     assert float(helped.accuracy.min()) > 0.8

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from sosie.models import alexnet, small_cnn
-from sosie.train.heads import Heads, features, find_head, nearest_members, refit_head
+from sosie.train.heads import Heads, features, find_head, refit_head
 
 
 def problem(heads: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,10 +77,3 @@ def test_bad_shapes_and_labels_are_refused() -> None:
         refit_head(x, y[1:], 3)
     with pytest.raises(ValueError, match="labels from 0 to 2 are not of 2 classes"):
         refit_head(x, y, 2)
-
-
-def test_the_nearest_members_are_others() -> None:
-    similarity = torch.tensor([[1.0, 0.2, 0.9], [0.2, 1.0, -0.5], [0.9, -0.5, 1.0]])
-    assert nearest_members(similarity, 2).tolist() == [[2, 1], [0, 2], [0, 1]]
-    with pytest.raises(ValueError, match=r"3 members .* \(3, 3\)"):
-        nearest_members(similarity, 3)

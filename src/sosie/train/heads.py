@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..capture.quiet import evaluating
 from .adversarial import Prepare, floats
-from .loop import Schedule, optimiser_of, schedule_of, shuffled
+from .loop import Schedule, optimiser_of, schedule_of
+from .stack import orders
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
@@ -21,8 +22,9 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     if name is None and linear:
         return linear[-1]
     if name is None or name not in linear:
-        asked = "the model has no linear layer" if name is None else f"no linear layer is called {name!r}"
-        raise ValueError(f"{asked}; there are {', '.join(linear) or 'none'}: head= names the one that answers")
+        if not linear:
+            raise ValueError("the model has no linear layer to be its head: head= names the one that answers")
+        raise ValueError(f"no linear layer is called {name!r}; there are {', '.join(linear)}")
     return name
 
 
@@ -59,18 +61,6 @@ def _check_answer(answer: Tensor, of_head: Tensor, name: str) -> None:
         raise ValueError(f"the model answers something else than its linear layer {name!r}: head= names the one")
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; afterwards each in its own again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 @dataclass(frozen=True, eq=False)
 class Heads:
     """Last layers of many networks: weight (heads, classes, features), bias (heads, classes)."""
@@ -88,8 +78,9 @@ def refit_head(
     labels: Tensor,
     classes: int,
     *,
+    start: Heads | None = None,
     epochs: int = 100,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     batch: int = 50,
     rate: float = 1e-3,
     optimiser: Literal["adam", "sgd"] = "adam",
@@ -97,10 +88,10 @@ def refit_head(
     decay: float = 0.0,
     schedule: Schedule = "one_cycle",
 ) -> Heads:
-    """A linear layer for each of many sets of features, by cross-entropy from zero; each as if it were alone.
+    """A linear layer for each of many sets of features, by cross-entropy; each as if it were alone.
 
-    features (heads, rows, features) with labels (heads, rows), or (rows,) where all have the same. All heads see the
-    rows in one order, which comes from `seed`.
+    features (heads, rows, features) with labels (heads, rows), or (rows,) where all have the same. Heads start from
+    zero, or from `start`. All see the rows in one order, which comes from `seed`, or each in its own, from one of many.
     """
     if features.ndim != 3 or labels.shape not in (features.shape[:2], features.shape[1:2]):
         raise ValueError(
@@ -111,26 +102,24 @@ def refit_head(
         raise ValueError(f"labels from {int(labels.min())} to {int(labels.max())} are not of {classes} classes")
     count, rows, width = features.shape
     labels = labels.expand(count, rows)
-    heads = Heads(
-        features.new_zeros(count, classes, width).requires_grad_(), features.new_zeros(count, classes).requires_grad_()
-    )
+    if start is None:
+        start = Heads(features.new_zeros(count, classes, width), features.new_zeros(count, classes))
+    if start.weight.shape != (count, classes, width):
+        raise ValueError(f"heads of {tuple(start.weight.shape)} to start from, not {(count, classes, width)}")
+    heads = Heads(*(part.detach().clone().requires_grad_() for part in (start.weight, start.bias)))
     stepper = optimiser_of([heads.weight, heads.bias], optimiser, rate, decay, momentum)
     plan = schedule_of(stepper, schedule, rate, epochs * -(-rows // batch))
-    for index in shuffled(rows, epochs, batch, seed, features.device):
-        logits = heads(features[:, index])
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    if len(seeds) not in (1, count):
+        raise ValueError(f"need one seed, or one a head: {len(seeds)} seeds for {count} heads")
+    each = torch.arange(count, device=features.device)[:, None]
+    for index in orders(seeds, rows, epochs, batch, features.device):  # (1 or heads, batch)
+        logits = heads(features[each, index])
         # The sum over heads: none sees the others.
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, index].flatten(), reduction="sum") / len(index)
+        right = labels[each, index].flatten()
+        loss = functional.cross_entropy(logits.flatten(0, 1), right, reduction="sum") / index.shape[1]
         stepper.zero_grad()
         loss.backward()
         stepper.step()
         plan.step()
     return Heads(heads.weight.detach(), heads.bias.detach())
-
-
-def nearest_members(similarity: Tensor, count: int) -> Tensor:
-    """(N, count): for each of N models the most similar others, nearest first, from similarities (N, N)."""
-    size = len(similarity)
-    if similarity.shape != (size, size) or not 1 <= count < size:
-        raise ValueError(f"{count} members cannot be chosen from similarities {tuple(similarity.shape)} (N, N)")
-    own = torch.eye(size, dtype=torch.bool, device=similarity.device)
-    return similarity.masked_fill(own, -torch.inf).topk(count, dim=1).indices

@@ -91,7 +91,9 @@ class AtomConv2d(_ConvNd):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The kernels, (outputs, inputs / groups, height, width)."""
-        kernels = self.coefficients.flatten(0, 1) @ self.atoms.flatten(1)
+        # Under autocast atoms would be rounded before they are put together, and most of what they learn be lost.
+        with torch.autocast(self.atoms.device.type, enabled=False):
+            kernels = self.coefficients.flatten(0, 1) @ self.atoms.flatten(1)
         return kernels.view(*self.coefficients.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ def ensemble(
 ) -> Ensemble:
     """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
 
-    `nearest_members(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its features of the
-    task's training images, once, and a last layer is fitted on them; other options are those of `refit_head`.
+    `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
+    features of the task's training images, once, and a last layer is fitted on them; other options are those of
+    `refit_head`.
     """
     count = len(found)
     own = torch.arange(count)[:, None]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...capture.quiet import evaluating
 from ...models.atoms import atom_layers, freeze
 from ..adversarial import Prepare, floats
-from ..heads import evaluating, features, find_head, refit_head
+from ..heads import features, find_head, refit_head
 from ..loop import fit
 from .result import Continual, replace_head
 

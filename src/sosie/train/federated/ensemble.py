@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..adversarial import Prepare, floats
-from ..loop import optimiser_of
-from ..stack import Stack, State, orders, without_numbers
+from ..heads import Heads, refit_head
+from ..stack import State
 from .clients import Clients
 from .local import order_seed
 from .result import Federated
@@ -51,15 +51,23 @@ def ensemble_accuracy(
     train, test, own = _features(found, clients, pupils, teachers, prepare, at_once)
     labels = clients.labels[clients.train[pupils]]
     where = f"{found.head[0]}." if found.head[0] else ""
-    start = {name: found.state[where + name][teachers] for name, _ in head.named_parameters()}
-    heads = Stack.of(without_numbers(head), start, trains=start)
-    stepper = optimiser_of(heads.trained.values(), "sgd", rate, 0.0, momentum, fused=True)
-    # A client's members see its images in one order.
-    seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]
+    weight = found.state[f"{where}weight"][teachers]
+    bias = weight.new_zeros(weight.shape[:2]) if head.bias is None else found.state[f"{where}bias"][teachers]
     with torch.enable_grad():
-        for index in orders(seeds, train.shape[1], epochs, batch, train.device):
-            places = index[:, :, None].expand(-1, -1, train.shape[2])
-            heads.learn(train.gather(1, places), labels.gather(1, index), stepper)
+        heads = refit_head(
+            train,
+            labels,
+            weight.shape[1],
+            start=Heads(weight, bias),
+            epochs=epochs,
+            # A client's members see its images in one order.
+            seed=[order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()],
+            batch=batch,
+            rate=rate,
+            optimiser="sgd",
+            momentum=momentum,
+            schedule="constant",
+        )
     theirs = heads(test).softmax(2).unflatten(0, members.shape).sum(1)
     truth = clients.labels[clients.test]
     both = (own.softmax(2) + theirs).argmax(2)

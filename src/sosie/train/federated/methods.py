@@ -12,6 +12,7 @@ from torch import nn
 
 from ...factory import parse_call
 from ...models.atoms import atom_layers
+from ..heads import find_head
 from ..stack import state_of
 
 # head: the last layer; body: all but that; coefficients: of layers of atoms; own: all but those.
@@ -99,12 +100,7 @@ def open_method(given: str | Method) -> Method:
 def head_of(model: nn.Module, head: str | Sequence[str] | None) -> tuple[str, ...]:
     """The names of the modules of the head: those given, else of the last linear layer."""
     if head is None:
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if not linear:
-            raise ValueError(
-                "the model has no linear layer to be its head: name the head's modules (head='classifier')"
-            )
-        return (linear[-1],)
+        return (find_head(model),)
     given = (head,) if isinstance(head, str) else tuple(head)
     modules = dict(model.named_modules())
     for name in given:
