@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "figure-6": users.figure_6,  # 8 too
     "table-1": federated.table_1,
     "table-3": federated.table_3,
+    "table-3-cifar10": federated.table_3_cifar10,
 }
 
 if __name__ == "__main__":

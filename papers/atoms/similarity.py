@@ -42,10 +42,7 @@ class Site:
         flat = kernels.flatten(1)
         products = (flat @ flat.T).double()
         norms = products.diagonal().sqrt()
-        if not bool((norms > 0).all()):
-            raise ValueError(
-                f"network {int((~(norms > 0)).nonzero()[0])} answers all probes alike: {name} is undefined"
-            )
+        norms = torch.where(norms > 0, norms, 1)  # a network that died answers all probes alike: 0 with every other
         return (products / norms[:, None] / norms[None, :]).cpu()
 
     @cached_property
@@ -59,7 +56,7 @@ class Site:
         count, rank = len(rows), good.sum(1)
         others = white.transpose(0, 1).flatten(1)  # (r, N channels)
         squares = torch.stack([(one.mT @ others).square().sum(0).view(count, -1).sum(1) for one in white])
-        return (squares / torch.minimum(rank[:, None], rank[None, :])).sqrt().cpu()
+        return (squares / torch.minimum(rank[:, None], rank[None, :]).clamp_min(1)).sqrt().cpu()
 
     def _centred(self) -> Tensor:
         return torch.stack([double_centred(gram) for gram in self.grams])

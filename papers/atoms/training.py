@@ -60,9 +60,20 @@ def train(
                 loss = loss + (answer[:, 0, -extra:] * weights).sum()
             stepper.zero_grad()
             loss.backward()
+            if recipe.clip is not None:
+                clip(stack.trained.values(), recipe.clip)
             stepper.step()
     check_finite(found[recipe.epochs], stack.trained)
     return found
+
+
+def clip(stacked: Iterable[Tensor], length: float) -> None:
+    """Shorten the gradient of every network to at most this length; each is one network's own."""
+    grads = [x.grad for x in stacked if x.grad is not None]
+    norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)
+    share = (length / norms).clamp(max=1)
+    for grad in grads:
+        grad.mul_(share.view(-1, *[1] * (grad.ndim - 1)))
 
 
 def template(model: nn.Module, penalty: Penalty | None = None) -> nn.Module:
