@@ -82,3 +82,63 @@ def test_an_unknown_optimiser_is_refused() -> None:
     x, y = images()
     with pytest.raises(ValueError, match="'adam' and 'sgd'"):
         fit(convolution(), x, y, epochs=1, seed=0, optimiser="lion")  # type: ignore[arg-type]
+
+
+def test_only_what_requires_gradients_is_trained() -> None:
+    x, y = problem()
+    model = network()
+    model[0].requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fit(model, x, y, epochs=2, seed=0, decay=0.1)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"2.weight", "2.bias"}
+    with pytest.raises(ValueError, match="nothing to train"):
+        fit(model.requires_grad_(False), x, y, epochs=1, seed=0)
+
+
+def test_a_penalty_is_added_after_each_forward() -> None:
+    x, y = problem()
+    given = {"epochs": 1, "seed": 0, "optimiser": "sgd", "momentum": 0.0, "rate": 0.01, "schedule": "constant"}
+    model, calls = network(), []
+
+    def sums() -> torch.Tensor:
+        calls.append(1)
+        return 3 * model[2].weight.sum()
+
+    fit(model, x, y, batch=len(x), penalty=sums, **given)
+    plain = fit(network(), x, y, batch=len(x), **given)
+    assert torch.allclose(model[2].weight, plain[2].weight - 0.01 * 3)  # one step along the penalty's gradient
+    assert torch.equal(model[0].weight, plain[0].weight)
+    fit(model, x, y, batch=100, penalty=sums, **given)
+    assert len(calls) == 1 + 3
+
+
+def test_epochs_are_told_and_the_mode_is_restored() -> None:
+    x, y = images()
+    model, told, modes = convolution(), [], []
+
+    def look(epoch: int) -> None:
+        told.append((epoch, float(model[0].weight.sum())))
+        accuracy(model.eval(), x[:4], y[:4])
+
+    model[2].register_forward_hook(lambda module, args, out: modes.append(module.training))
+    plain = fit(convolution(), x, y, epochs=3, seed=0)
+    fit(model, x, y, epochs=3, seed=0, after_epoch=look)
+    assert [epoch for epoch, _ in told] == [0, 1, 2, 3]
+    assert len({value for _, value in told}) == 4
+    assert told[0][1] == float(convolution()[0].weight.sum())
+    steps = [True] * 4
+    assert modes == [False, *steps, False, *steps, False, *steps, False]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("batch", [10, 100])
+def test_a_loss_that_is_no_number_names_its_step(batch: int) -> None:
+    x, y = problem()
+    steps = iter(range(1, 10**6))
+
+    def breaks() -> torch.Tensor:
+        return torch.tensor(float("nan") if next(steps) == 5 else 0.0)
+
+    with pytest.raises(ValueError, match=rf"step 5 \(epoch {1 if batch == 10 else 2}\) is NaN"):
+        fit(network(), x, y, epochs=3, seed=0, batch=batch, penalty=breaks)

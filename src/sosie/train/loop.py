@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +16,7 @@ from ..progress import track
 from .adversarial import Attacked, Prepare, floats
 
 Schedule = Literal["one_cycle", "constant"]
+LOOKS = 50  # steps between looks at the losses: each look waits for the device
 
 
 @dataclass(frozen=True)
@@ -58,37 +59,48 @@ def fit(
     augment: Augment | None = None,
     prepare: Prepare | None = None,
     mixed: bool = False,
+    penalty: Callable[[], Tensor] | None = None,
+    after_epoch: Callable[[int], None] | None = None,
     task: str = "training",
 ) -> nn.Module:
-    """Train; the order of the images, and how they are changed, come from `seed` alone.
+    """Train what requires gradients; the order of the images, and how they are changed, come from `seed` alone.
 
     Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch and go through
     `prepare` (a normalisation). Model and images are on one device. `decay` is the weight decay (with Adam, apart
     from the gradient); SGD has Nesterov `momentum` (0: plain). `schedule`: the rate rises and falls once ("one_cycle"),
     or is "constant". `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, on the model as it is
     then and before `prepare`; the clean images are not shown. `mixed` computes in bfloat16 with channels last: much
-    faster on a recent GPU, and the weights stay float32.
+    faster on a recent GPU, and the weights stay float32. `penalty()` is called after each forward and added to the
+    loss. `after_epoch` is called with 0 before training and with each epoch's number after it; it may look at the model
+    in any mode, and must leave its weights. A loss that is no number ends the training.
     """
     device = images.device
-    steps = epochs * -(-len(images) // batch)
-    stepper = optimiser_of(model.parameters(), optimiser, rate, decay, momentum)
+    an_epoch = -(-len(images) // batch)
+    steps = epochs * an_epoch
+    stepper = optimiser_of(_trained(model), optimiser, rate, decay, momentum)
     plan = schedule_of(stepper, schedule, rate, steps)
     attacked = None if attack is None else Attacked(model, open_attack(attack), prepare, seed)
     changes = torch.Generator(device).manual_seed(seed)
     source = augment.padded(images) if augment else images
     if mixed:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.train()
-    for index in track(shuffled(len(images), epochs, batch, seed, device), task, steps, "steps"):
+    losses = _Losses(an_epoch, device)
+    _tell(after_epoch, 0, model.train())
+    for step, index in enumerate(track(shuffled(len(images), epochs, batch, seed, device), task, steps, "steps"), 1):
         x = augment(source, index, changes) if augment else source[index]
         with _precision(mixed, device):
             if attacked is not None:
                 x = attacked(x, labels[index], index)
             loss = functional.cross_entropy(model(_prepared(x, prepare, mixed)), labels[index])
+        if penalty is not None:
+            loss = loss + penalty()
         stepper.zero_grad()
         loss.backward()
         stepper.step()
         plan.step()
+        losses.note(loss, step)
+        if step % an_epoch == 0:
+            _tell(after_epoch, step // an_epoch, model)
     return model.eval()
 
 
@@ -132,6 +144,36 @@ def schedule_of(
     if name == "constant":
         return torch.optim.lr_scheduler.ConstantLR(stepper, factor=1.0)
     raise ValueError(f"no schedule is called {name!r}; there are 'one_cycle' and 'constant'")
+
+
+class _Losses:
+    """Finds the first loss that is no number, without waiting for the device at every step."""
+
+    def __init__(self, an_epoch: int, device: torch.device) -> None:
+        self._an_epoch = an_epoch
+        self._bad = torch.zeros((), dtype=torch.long, device=device)  # the first such step; 0: none yet
+
+    def note(self, loss: Tensor, step: int) -> None:
+        first = ~torch.isfinite(loss.detach()) & (self._bad == 0)
+        self._bad = torch.where(first, step, self._bad)
+        if (step % LOOKS == 0 or step % self._an_epoch == 0) and (bad := int(self._bad)):
+            raise ValueError(
+                f"the loss of step {bad} (epoch {-(-bad // self._an_epoch)}) is NaN or infinite: look for such values "
+                "in the images, else take a lower rate or a smaller penalty"
+            )
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not found:
+        raise ValueError("nothing to train: no parameter of the model requires gradients")
+    return found
+
+
+def _tell(after_epoch: Callable[[int], None] | None, epoch: int, model: nn.Module) -> None:
+    if after_epoch is not None:
+        after_epoch(epoch)
+        model.train()
 
 
 def _prepared(x: Tensor, prepare: Prepare | None, mixed: bool = False) -> Tensor:
