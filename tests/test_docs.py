@@ -25,7 +25,7 @@ import torch
 from sosie.measures import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATED = ("measures", "speed", "reference")
+GENERATED = ("measures", "speed", "reference", "benchmark")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # A comment before a block, the block, and the text block that says what it prints.

@@ -80,7 +80,7 @@ def figure_1(settings: Settings) -> dict[str, Any]:
     seconds = times(settings, numbers)
     return {
         "numbers": {**_calibrated(both), **_by_number(by_number, numbers), **_timed(seconds), **_chance(at, both)},
-        "distributions": both, "by_number": by_number, "seconds": seconds, "images": most,
+        "distributions": both, "by_number": by_number, "pair_seconds": seconds, "images": most,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ SOSIE_DATA names the folder with MNIST (README.md says which files).
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -35,12 +36,19 @@ EXPERIMENTS = {
     "figure-4": grounded.figure_4,  # the longest
 }
 
-if __name__ == "__main__":
-    given = parse(PAPER, EXPERIMENTS)
+
+def settings_for(given: argparse.Namespace) -> Settings:
+    """Of the command line and the environment."""
     cache = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else PAPER / "nets"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = int(os.environ.get("SOSIE_WORKERS", min(cores, 16) if cores > 2 else 0))
     settings = Settings(given.device, given.results, cache, workers)
-    if given.small:
-        torch.set_num_threads(1)  # more than one only wait for each other
-    run(PAPER, EXPERIMENTS, small(settings) if given.small else settings, given)
+    if not given.small:
+        return settings
+    torch.set_num_threads(1)  # more than one only wait for each other
+    return small(settings)
+
+
+if __name__ == "__main__":
+    given = parse(PAPER, EXPERIMENTS)
+    run(PAPER, EXPERIMENTS, settings_for(given), given)

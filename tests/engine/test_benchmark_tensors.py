@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tiny_benchmark import TINY
 
 import sosie
-from sosie.engine.benchmark import SCALES
+from sosie.engine.benchmark import SCALES, run_benchmark
 from sosie.engine.benchmark.candidates import open_candidates
 from sosie.engine.benchmark.store import Store
 from sosie.engine.benchmark.values import values_of
 from sosie.measures import MEASURES
+from sosie.results import Leaderboard
 from sosie.stats import TensorPair
 
 
@@ -33,6 +36,25 @@ def test_networks_without_tensors_in_common_say_so() -> None:
     found = values_of(open_candidates(["weight_cosine"], SCALES["smoke"])[0], models, [(0, 1)])
     assert not found.defined.any()
     assert "one shape" in next(iter(found.reasons))
+
+
+def test_what_is_not_defined_across_architectures_has_not_failed(tmp_path: Path) -> None:
+    found = run_benchmark("weight_cosine", scale=replace(TINY, strategies=("standard",)), folder=tmp_path)
+    entry = found["weight_cosine"]
+    assert not entry.failures
+    assert set(entry.undefined) == {"architecture", "strategy"}
+    assert "differ in architecture: the networks do not have the same tensors" in entry.undefined["architecture"]
+    assert "there are no pairs" in entry.undefined["strategy"]
+    assert set(entry.grounding) == {"seed", "epoch"}
+    assert found.rows()[0]["rank"] is None
+    assert Leaderboard.load(tmp_path / "leaderboard.json")["weight_cosine"].undefined == entry.undefined
+
+
+def test_what_the_budget_leaves_out_has_failed(tmp_path: Path) -> None:
+    scale = replace(TINY, strategies=("standard",), budget=-1.0)
+    found = run_benchmark("mutual_knn", scale=scale, folder=tmp_path)["mutual_knn"]
+    assert "budget" in found.failures["grounding-architecture"]
+    assert set(found.undefined) == {"strategy"}  # of which there are no pairs
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

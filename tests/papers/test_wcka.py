@@ -46,8 +46,15 @@ def test_the_smoke_run(tmp_path: Path) -> None:
         assert verdicts[name]["verdict"] == "reproduced", verdicts[name]
     kept = run(str(PAPER / "run.py"), "--small", "--resume", "--only", "networks", "--results", str(results))
     assert "networks: kept" in kept
+    run(str(PAPER / "afterwards.py"), "--small", "--device", "cpu", "--results", str(results), SOSIE_WORKERS="0")
+    again, first = (json.loads((results / f"{name}.json").read_text()) for name in ("afterwards", "figure-3"))
+    for kind, parts in again["pairs"].items():  # the same networks, so the same numbers
+        assert parts["all"]["pairs"] == parts["both learnt"]["pairs"] + parts["one did not"]["pairs"]
+        own = first["correlations"]["wcka"][kind]["groups"]["all"]["pearson"]["value"]
+        assert parts["all"]["all"]["pearson"]["values"]["wcka"] == pytest.approx(own)
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert {Path(path).stem for path in run(str(PAPER / "draw.py"), str(results)).splitlines()} == stored
+    drawn = run(str(PAPER / "draw.py"), str(results)).splitlines()
+    assert {Path(path).stem for path in drawn} == stored | {"afterwards"}
 
 
 def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
@@ -84,4 +91,5 @@ def test_the_readme_counts_as_the_verdicts_do() -> None:
     verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
     text = " ".join((PAPER / "README.md").read_text().split())
     assert f"Of {len(verdicts)} claims" in text
+    assert "not fully run" not in text
     assert f"{verdicts.count('reproduced')} were reproduced and {verdicts.count('not reproduced')} were not" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,21 @@ def test_what_it_comes_to_in_words() -> None:
     assert "1 of 3 could be moved" in found[3]
     assert "1 of 4 failed" in found[5]
     assert sentences(board(Entry("x", "models", None)))[0].startswith("No measure could be tested")
+
+
+def test_what_is_not_defined_has_no_rank_and_has_not_failed() -> None:
+    why = "not defined for networks that differ in epoch: no tensors in common"
+    whole = entry("weights", 0.9)
+    partial = replace(whole, grounding={"seed": whole.grounding["seed"]}, undefined={"epoch": why})
+    found = board(partial, entry("first", 0.7))
+    assert found.leader == "first"
+    assert found.rows()[1]["rank"] is None
+    said = sentences(found)
+    assert "1 of 2 is not defined for networks that differ in epoch, and without a rank: weights." in said
+    assert not any("failed" in one for one in said)
+    text = io.StringIO()
+    print_leaderboard(found, Console(file=text, width=120))
+    assert f"- weights: {why}" in text.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

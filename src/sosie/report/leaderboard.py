@@ -50,6 +50,8 @@ def print_leaderboard(found: Leaderboard, console: Console | None = None) -> Non
     for text in (*lines[1:], READING):
         console.print(safe_text(console, text, "dim"))
     for entry in found:
+        for why in entry.undefined.values():
+            console.print(safe_text(console, f"- {visible(entry.name)}: {visible(why)}", "dim"))
         for stage, why in entry.failures.items():
             console.print(safe_text(console, f"- {visible(entry.name)}, {stage}: {visible(why)}", "yellow"))
 
@@ -71,7 +73,7 @@ def sentences(found: Leaderboard) -> list[str]:
         f"{sum(found.pairs.values()):,} pairs, {data['test']} test images."
     )
     if not ranked:
-        return ["No measure could be tested on all kinds of pairs.", setting, *_failed(found)]
+        return ["No measure could be tested on all kinds of pairs.", setting, *_undefined(found), *_failed(found)]
     first = ranked[0]
     lead = (
         f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
@@ -92,6 +94,7 @@ def sentences(found: Leaderboard) -> list[str]:
         f"Without a change to what the network does, {len(fooled)} of {len(tried)} could be moved as far as untrained "
         "networks lie apart, or farther.",
         setting,
+        *_undefined(found),
         *_failed(found),
     ]
 
@@ -99,6 +102,19 @@ def sentences(found: Leaderboard) -> list[str]:
 def _is_level(entry: Entry) -> bool:
     reaches = [kind.get("over_models") for kind in entry.against.values()]
     return bool(reaches) and all(reach is not None and reach[0] <= 0 <= reach[1] for reach in reaches)
+
+
+def _undefined(found: Leaderboard) -> list[str]:
+    """Who has no rank because of what it is, by the kinds of pairs that it has no values for."""
+    by_kinds: dict[tuple[str, ...], list[str]] = {}
+    for entry in found:
+        if entry.undefined:
+            by_kinds.setdefault(tuple(entry.undefined), []).append(in_a_sentence(entry.name))
+    return [
+        f"{len(names)} of {len(found)} {'is' if len(names) == 1 else 'are'} not defined for networks that differ in "
+        f"{_listed(list(kinds))}, and without a rank: {_listed(names)}."
+        for kinds, names in by_kinds.items()
+    ]
 
 
 def _failed(found: Leaderboard) -> list[str]:
@@ -147,6 +163,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "closer": entry.closer,
         "notes": [visible(note) for note in entry.notes],
         "failures": {stage: visible(why) for stage, why in entry.failures.items()},
+        "undefined": [visible(why) for why in entry.undefined.values()],
         "calibration": entry.calibration,
         "grounding": grounding,
         "against": entry.against,

@@ -30,6 +30,7 @@ class Entry:
     closer: str | None
     notes: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)  # stage -> why
+    undefined: dict[str, str] = field(default_factory=dict)  # kind of pair -> why no such pair can have a value
     calibration: dict[str, Any] | None = None
     grounding: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> correlations
     against: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> difference from the leader
@@ -43,7 +44,8 @@ class Entry:
     def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
         """With agreement, the mean over the kinds of pairs; None unless every kind has one."""
         found = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
-        if not found or None in found or any(name.startswith("grounding") for name in self.failures):
+        missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
+        if not found or None in found or missing:
             return None
         return fmean(one["value"] for one in found)
 
@@ -119,6 +121,7 @@ class Leaderboard:
                 "seconds": entry.seconds,
                 "notes": list(entry.notes),
                 "failures": dict(entry.failures),
+                "undefined": dict(entry.undefined),
             }
             for rank, entry in enumerate(self.entries, 1)
         ]

@@ -22,6 +22,10 @@ TOGETHER = 32  # networks whose activations are compared in one go
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman}
 
 
+class Undefined(ValueError):
+    """The measure has no value for any pair of a kind: that is how it is defined, and no failure."""
+
+
 class Ground:
     """The pairs of networks, their activations at the last hidden layer for clean images, and how far they agree."""
 
@@ -87,7 +91,9 @@ def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[
     kept = found.defined
     if not kept.any():
         why = found.reasons.most_common(1)[0][0] if found.reasons else "there are no pairs"
-        raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
+        if Clock(at.scale.budget).reason in found.reasons:
+            raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
+        raise Undefined(f"not defined for networks that differ in {kind}: {why}")
     oriented = found.values[kept] * (1 if closer == "up" else -1)
     units = tuple(side[kept] for side in at.runs(kind))
     agreed = {name: at.agreed(kind, name)[kept] for name in at.agreement}

@@ -17,7 +17,7 @@ from ..provenance import provenance
 from .calibration import Probes, calibrate
 from .candidates import Candidate, Of, open_candidates
 from .functional import ALL, agreements, groups
-from .grounding import Ground, difference, ground
+from .grounding import Ground, Undefined, difference, ground
 from .manipulation import Bench, manipulate
 from .population import KINDS, Images, Population, make_population, open_benchmark_images
 from .scales import Scale, open_scale
@@ -91,10 +91,14 @@ class Trial:
         """All stages that can be done; a stage that fails says why, and the others go on."""
         home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
         failures: dict[str, str] = {}
+        undefined: dict[str, str] = {}
 
         def stage(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
             try:
                 return self.store.json(f"{home}/{name}", make, made_of=f"{made_of} {candidate.closer}")
+            except Undefined as error:
+                undefined[name.removeprefix("grounding-")] = str(error)
+                return None
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {error}"
                 return None
@@ -115,8 +119,8 @@ class Trial:
             unlike = None if calibration is None else calibration["clean"]["unlike"]
             far = None if unlike is None else unlike["mean"]
             manipulation = stage("manipulation", lambda: manipulate(candidate, far, self.bench))
-        entry = Entry(candidate.name, candidate.of, closer, (*notes, *_gaps(grounding)), failures, calibration,
-                      grounding, {}, manipulation)  # fmt: skip
+        entry = Entry(candidate.name, candidate.of, closer, (*notes, *_gaps(grounding)), failures, undefined,
+                      calibration, grounding, {}, manipulation)  # fmt: skip
         self.store.write(f"{home}/about", asdict(entry))  # last: it is what the leaderboard is made from
 
     def _direction(self, candidate: Candidate) -> Closer:

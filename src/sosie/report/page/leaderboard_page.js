@@ -28,6 +28,7 @@ function detailOf(entry) {
     ...(entry.calibration?.number ? [["Images", entry.calibration.number.toLocaleString("en")]] : []),
     ...(same === undefined ? [] : [["With itself", written(same)]]),
     ...entry.notes.map((note) => ["Note", note]),
+    ...entry.undefined.map((why) => ["No rank", why]),
     ...Object.entries(entry.failures).map(([stage, why]) => [`Failed: ${stage}`, why]),
     ...against.map(([kind, text]) => [`ρ ${kind}, less that of ${DATA.leader}`, text]),
   ];
