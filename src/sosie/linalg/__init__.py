@@ -8,6 +8,7 @@ from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
+from .live_grams import centred_grams, centred_rows, live_gram
 from .permuted import Invariants, permuted_moments
 from .products import column_squares, cross_product, for_numpy, product, row_squares, self_product, total_squares
 from .spectra import (
@@ -36,6 +37,8 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "centred_grams",
+    "centred_rows",
     "chain_products",
     "cholesky",
     "column_squares",
@@ -53,6 +56,7 @@ __all__ = [
     "gram_factor",
     "gram_stack",
     "inverse_root",
+    "live_gram",
     "lock_of",
     "nuclear_norm",
     "once",

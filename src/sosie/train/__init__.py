@@ -3,6 +3,7 @@
 from .attached import Attached
 from .decorrelation import Decorrelation, decorrelation
 from .loop import Augment, accuracy, fit
+from .penalties import Penalty
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Decorrelation",
+    "Penalty",
     "accuracy",
     "decorrelation",
     "fit",
