@@ -8,7 +8,7 @@ from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
-from .live_grams import centred_grams, centred_rows, live_gram
+from .live_grams import centred_grams, centred_rows, live_gram, widened
 from .permuted import Invariants, permuted_moments
 from .products import column_squares, cross_product, for_numpy, product, row_squares, self_product, total_squares
 from .spectra import (
@@ -73,5 +73,6 @@ __all__ = [
     "u_centred",
     "unit",
     "whitening",
+    "widened",
     "without_diagonal",
 ]

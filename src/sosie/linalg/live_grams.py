@@ -34,8 +34,17 @@ def centred_grams(rows: Tensor) -> Tensor:
 
 
 def live_gram(rows: Tensor, *, centre: bool = True) -> Tensor:
-    """(n, n): X Xᵀ of rows (n, p), centred or as they are, in float32 at least; no copy of the rows is made or kept."""
+    """(n, n): X Xᵀ of rows (n, p), centred or as they are, in float32 at least; no copy of the rows is made or kept.
+
+    Compiled code is given plain operations: traced functions keep rows that are overwritten later unnoticed.
+    """
+    if torch.compiler.is_compiling():
+        return centred_grams(rows) if centre else _plain_gram(widened(rows.clone()))
     return _Gram.apply(rows, centre)
+
+
+def _plain_gram(rows: Tensor) -> Tensor:
+    return rows @ rows.mT
 
 
 class _Gram(torch.autograd.Function):

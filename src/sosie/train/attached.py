@@ -22,10 +22,10 @@ class Attached(AbstractContextManager["Attached"]):
     """`with Attached(model, sites, term) as penalty`: `penalty()` is weight × `term` of the last forward's activations.
 
     `sites` as everywhere (names, globs, types; see `select`). `term` gets the activation of each site, in execution
-    order, and gives a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of every
-    so many is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch;
-    None: all. What the model overwrites later (a ReLU in place) is seen as it was. Under torch.compile attach before the
-    model is first called. After the block the model is as it was, also when an error ended it.
+    order, and gives a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of so
+    many is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch;
+    None: all. What the model overwrites later (a ReLU in place) is seen as it was. Under torch.compile attach before
+    the model is first called. After the block the model is as it was, also when an error ended it.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Attached(AbstractContextManager["Attached"]):
     ) -> None:
         self._take_on([model], rows, every, weight)
         self._term = term
-        self._taps = [Taps(model, sites, rows=rows)]
+        self._taps.append(Taps(model, sites, rows=rows))
 
     def _take_on(self, models: Sequence[nn.Module], rows: int | None, every: int, weight: float) -> None:
         """What every kind of penalty checks and keeps; it makes its taps itself."""
@@ -111,6 +111,7 @@ class Attached(AbstractContextManager["Attached"]):
         bad = 0 if self._bad is None else int(self._bad)
         if not bad:
             return
+        self._bad = None  # told once
         sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
         where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else ""
         raise ValueError(

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..capture import SilentSite, Site, SiteError, nearest, select, unwrap
+from ..capture import SilentSite, Site, SiteError, select, unwrap
 from ..capture.layout import is_channels_last
-from ..capture.names import Names, is_compiled
+from ..capture.names import Names
 from ..capture.outputs import first_tensor, tensors_in
 from ..capture.sites import label_of
 from ..capture.structure import rebuild
 
 Sink = Callable[[Tensor], Any]
+COMPILED = (
+    " (compiled code that was made before the penalty was attached passes hooks by: attach first, or call "
+    "torch.compiler.reset())"
+)
 
 
 class _Fired(NamedTuple):
@@ -49,9 +53,10 @@ class Taps:
     """Borrowed hooks on one model. Nothing is done in a forward unless `due` is set before it.
 
     Unlike `watch`, which is for looking, this leaves compiled code on: the hooks are traced with the model, and what
-    they do hangs on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None: the
-    whole activation, itself where nothing overwrites it (learnt from the first forward, which copies) and through
-    `sink`, inside the hook. `inputs`: keep what goes into each site too. `calls`: keep what the model was called with.
+    they do hangs on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
+    the whole activation, itself where nothing overwrites it (learnt from the first forward, which copies) and through
+    `sink`, inside the hook: its gradient is then made when the backward comes by, not all sites' at once. `inputs`:
+    keep what goes into each site too. `calls`: keep what the model was called with.
     """
 
     def __init__(
@@ -257,8 +262,8 @@ class Taps:
             k, is_input = min(new)
             label = label_of(self._names, list(self._wanted)[k], 1)
             raise SiteError(
-                f"the {'input' if is_input else 'output'} of site {label!r} was changed in place, which it had not been "
-                "in the first forward; run the step again (it will be copied)"
+                f"the {'input' if is_input else 'output'} of site {label!r} was changed in place, which it was not in "
+                "the first forward; run the step again (it will be copied)"
             )
 
     def _check_silent(self) -> None:
@@ -270,19 +275,16 @@ class Taps:
             if call > fired.count(k)
         ]
         if silent:
-            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name a module that the forward calls")
+            raise SilentSite(
+                f"sites that never fired: {', '.join(silent)}; name a module that the forward calls{COMPILED}"
+            )
         if not any(each.kept is not None for each in self._fired if not each.is_input):
-            raise SilentSite(f"none of the sites gave an activation{nearest('', self._names.by_name)}; name others")
+            raise SilentSite(f"none of the sites gave an activation: name others{COMPILED}")
 
     def _why_nothing(self) -> str:
-        if any(is_compiled(module) for module in (self.model, *self.root.modules())):
-            return (
-                "no forward was seen: call the model first; a compiled model that was called before the penalty was "
-                "attached passes hooks by: attach first, or call torch.compiler.reset()"
-            )
         if self._fired:
             return "the last forward did not finish, so there is nothing to read: run it again"
-        return "no forward has finished since the last step: call the model first"
+        return f"no forward has finished since the last step: call the model first{COMPILED}"
 
 
 def _same(tensor: Tensor) -> Tensor:

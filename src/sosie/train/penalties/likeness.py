@@ -181,9 +181,7 @@ def _rounding(digits: torch.dtype) -> float:
 # One pair after the other
 
 
-def _one_by_one(
-    measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[int, int]], directed: bool
-) -> Values:
+def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[int, int]], directed: bool) -> Values:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])

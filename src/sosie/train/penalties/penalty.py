@@ -31,21 +31,21 @@ class Penalty(Attached):
 
     One model: its layers become less alike. `pairs="stage"` takes each two layers of a stage, the stage's input among
     them (CKA-SR): a stage is sites that run one after the other under one parent with outputs of one shape. "all" takes
-    each two sites, and with reduce="mean" that is AugCKA-SR; or a list of (site, site). Several models: their same sites
-    become less alike (pairs="same", or (site of one, site of another)). `target`, a model or {site: activation}: the
-    model's sites become *more* like those of the target; the term is 1 − similarity. A positive weight always pushes
-    that way, whichever way the measure counts.
+    each two sites, and with reduce="mean" that is AugCKA-SR; or a list of (site, site). Several models: their same
+    sites become less alike (pairs="same", or (site of one, site of another)). `target`, a model or {site: activation}:
+    the model's sites become *more* like those of the target; the term is 1 − similarity. A positive weight always
+    pushes that way, whichever way the measure counts.
 
     `measure`: any that is differentiable. Those that read Gram matrices (`linear_cka`, `debiased_cka`) take one Gram
-    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers, `weight_cosine`,
-    `atom_cosine`) compare several models, or one with a target, and need no forward.
+    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
+    `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
 
     `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and
-    listed ones count once); a layer with itself, which is constant, is left out. "mean" is over pairs. `rows`: the first so
-    many inputs of a batch, None: all. `every`: the first of so many steps, a step being a call of `penalty()`. `rule`:
-    how activations become rows (`flatten`, `mean`, `positions` …). Computed in float32 at least, under autocast too. A
-    layer that is constant over the rows has no similarity: its pairs count 0, without gradient, and `constant` and a
-    warning at the end say so.
+    listed ones count once); a layer with itself, which is constant, is left out. "mean" is over pairs. `rows`: the
+    first so many inputs of a batch, None: all. `every`: the first of so many steps, a step being a call of `penalty()`.
+    `rule`: how activations become rows (`flatten`, `mean`, `positions` …). Computed in float32 at least, under autocast
+    too. A layer that is constant over the rows has no similarity: its pairs count 0, without gradient, and `constant`
+    and a warning at the end say so.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Penalty(Attached):
         if self.measure.reads_weights:
             self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
         else:
-            self._taps = [self._tap(each, k) for k, each in enumerate(models)]
+            self._taps += [self._tap(each, k) for k, each in enumerate(models)]
 
     def _tap(self, model: nn.Module, k: int) -> Taps:
         return Taps(
@@ -202,7 +202,7 @@ class Penalty(Attached):
 
     @property
     def constant(self) -> dict[str, int]:
-        """In how many due steps a layer was constant over the rows, and its pairs counted 0; those of none are left out."""
+        """In how many due steps a layer was constant over the rows, so that its pairs counted 0; only where it was."""
         counts: Counter[str] = Counter()
         for labels, found in self._still.items():
             counts.update(dict(zip(labels, found.tolist(), strict=True)))

@@ -36,7 +36,7 @@ def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Mo
 def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """What the measure reads of each layer, in float64; gradients flow."""
     if issubclass(measure.reads, LinearMaps):
-        chain = [layer for layer in _linear_layers(model).values()]
+        chain = list(_linear_layers(model).values())
         products = chain_products([layer.weight.mT.double() for layer in chain])
         at = {id(layer): product for layer, product in zip(chain, products, strict=True)}
         return {name: at[id(layer)] for name, layer in layers.items()}
@@ -73,9 +73,7 @@ def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _check_chain(model: nn.Module, names: Names, measure: Measure) -> None:
-    others = [
-        name for name in weighted_layers(model) if name != "." and not isinstance(names.by_name[name], nn.Linear)
-    ]
+    others = [name for name in weighted_layers(model) if name != "." and not isinstance(names.by_name[name], nn.Linear)]
     if others:
         raise SiteError(
             f"{measure.name} as a penalty takes chains of Linear layers; {others[0]!r} is a "
