@@ -12,6 +12,7 @@ import gpu
 import interval_coverage
 import joints
 import measures
+import penalty
 import rows
 import sites
 import sketch_coverage
@@ -39,6 +40,7 @@ def main() -> None:
     sketching.main()
     bures.main()
     together.main()
+    penalty.main()
     weights.main()
     try:
         cpu.main()

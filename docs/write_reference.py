@@ -31,7 +31,7 @@ BESIDE = {
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
-    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy"),
+    "sosie.train": ("fit", "fit_together", "Checkpoint", "accuracy", "Penalty", "Decorrelation", "Attached"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),
 }
 

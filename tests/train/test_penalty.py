@@ -116,6 +116,24 @@ def test_other_measures_are_those_of_the_measure(measure: str, rows: int | None)
     assert total == pytest.approx(2 * sign * sum(each), abs=2e-5)
 
 
+TRAINABLE = [m.name for m in MEASURES.values() if m.differentiable and not m.needs and not m.reads_weights]
+
+
+@pytest.mark.parametrize("measure", TRAINABLE)
+def test_any_differentiable_measure_may_be_used(measure: str) -> None:
+    model, x = Net(), inputs(40, 6)
+    sites = ["two.0.0", "two.1.0"]  # of one width
+    with Penalty(model, measure, sites, 1.0, pairs="all", reduce="mean", rows=None) as penalty:
+        model(x)
+        found = penalty()
+    found.backward()
+    gradient = model.two[1][0].weight.grad
+    assert bool(found.detach().isfinite())
+    assert gradient is not None
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+
+
 def test_rows_by_positions_come_from_covariances() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))

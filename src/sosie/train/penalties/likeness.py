@@ -12,7 +12,7 @@ from torch import Tensor
 from ...capture import Rule, to_rows
 from ...linalg import centred_grams, centred_rows, live_gram, u_centred
 from ...measures import Measure
-from ...stats import Alignment, Covariances, DebiasedAlignment, Neurons, Sample, UncentredAlignment
+from ...stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
 from ...stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
 from .columns import Column
 
@@ -69,7 +69,7 @@ def values(
     if aligns(measure):
         view, varies = _view(measure, columns, rule)
         device = view.xy.device
-        a, b = (torch.tensor([pair[side] for pair in pairs], device=device) for side in (0, 1))
+        a, b = (_index(tuple(pair[side] for pair in pairs), device) for side in (0, 1))
         defined = varies[a] & varies[b]
         found = measure(view)[a, b]
         return Values(torch.where(defined, found, torch.zeros_like(found)), defined, varies)
@@ -123,8 +123,15 @@ def _grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[Tensor, Tensor]:
             wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
             grams.append(centred_grams(wide) if centre else wide @ wide.mT)
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in grams))
-    order = torch.tensor([k for group in groups.values() for k in group]).argsort().to(rows[0].device)
+    placed = [k for group in groups.values() for k in group]
+    order = _index(tuple(placed.index(k) for k in range(len(rows))), rows[0].device)
     return torch.cat([each.to(dtype) for each in grams])[order], torch.cat(sizes)[order]
+
+
+@functools.lru_cache(maxsize=64)
+def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: to make it anew a GPU would be waited for."""
+    return torch.tensor(numbers, device=device)
 
 
 def _squared_size(row: Tensor) -> Tensor:
@@ -140,9 +147,8 @@ def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Alig
         wide = [centred_rows(each) for each in wide]
     joined = torch.cat(wide, dim=1)
     squares = (joined.T @ joined).double().square()
-    widths = torch.tensor([each.shape[1] for each in rows], device=joined.device)
-    owner = torch.repeat_interleave(torch.arange(len(rows), device=joined.device), widths)
-    owns = torch.nn.functional.one_hot(owner, len(rows)).to(squares)
+    owner = _index(tuple(k for k, each in enumerate(rows) for _ in range(each.shape[1])), joined.device)
+    owns = (owner[:, None] == torch.arange(len(rows), device=joined.device)).to(squares)
     products = owns.T @ squares @ owns
     trace = torch.stack([each.detach().double().square().sum() for each in wide])
     varies = _varies(trace, sizes, count, joined.dtype, kind)
@@ -195,7 +201,8 @@ def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[
         if issubclass(measure.reads, Neurons):
             return measure(sample.neurons(i, j))
         if measure.reads_outputs:
-            return measure.of(rows[i], rows[j])
+            kind = "regression" if issubclass(measure.reads, Differences) else "logits"
+            return measure.of(rows[i], rows[j], kind=kind)
         return measure(sample.paired(i, j))
 
     for i, j in pairs:
