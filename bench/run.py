@@ -13,6 +13,7 @@ import gpu
 import interval_coverage
 import joints
 import measures
+import penalty
 import rows
 import sites
 import sketch_coverage
@@ -40,6 +41,7 @@ def main() -> None:
     sketching.main()
     bures.main()
     together.main()
+    penalty.main()
     weights.main()
     atoms.main()
     try:

@@ -46,6 +46,7 @@ BESIDE = {
         "Decorrelation",
         "Attached",
         "Recorder",
+        "Penalty",
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),

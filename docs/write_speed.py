@@ -49,6 +49,8 @@ TITLES = {
     "atoms-gpu": "Filter atoms on a GPU",
     "together": "Networks trained together on a CPU",
     "together-gpu": "Networks trained together on a GPU",
+    "penalty": "Similarity as a term of the loss, on a CPU",
+    "penalty-gpu": "Similarity as a term of the loss, on a GPU",
     "startup": "Starting up",
     "coverage": "Coverage",
     "sketch-coverage": "Coverage for sketches",

@@ -149,8 +149,10 @@ def test_the_model_is_left_as_found() -> None:
 def test_nothing_fired_and_no_such_site() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
     model.forward = lambda x: model["used"](x)
-    with pytest.raises(SilentSite, match="unused"), Decorrelation(model, "unused"):
+    with Decorrelation(model, "unused") as penalty:
         model(torch.ones(2, 3))
+        with pytest.raises(SilentSite, match="unused"):
+            penalty()
     with pytest.raises(UnknownSite, match="used"), Decorrelation(model, "usd"):
         pass
 

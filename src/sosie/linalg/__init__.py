@@ -9,6 +9,7 @@ from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
+from .live_grams import centred_grams, centred_rows, live_gram, widened
 from .permuted import Invariants, permuted_moments
 from .products import (
     all_by_torch,
@@ -48,6 +49,8 @@ __all__ = [
     "block_stacks",
     "centred",
     "centred_diagonal",
+    "centred_grams",
+    "centred_rows",
     "chain_products",
     "cholesky",
     "cluster",
@@ -66,6 +69,7 @@ __all__ = [
     "gram_factor",
     "gram_stack",
     "inverse_root",
+    "live_gram",
     "lock_of",
     "most_similar",
     "nuclear_norm",
@@ -83,5 +87,6 @@ __all__ = [
     "u_centred",
     "unit",
     "whitening",
+    "widened",
     "without_diagonal",
 ]

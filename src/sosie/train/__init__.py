@@ -3,6 +3,7 @@
 from .attached import Attached
 from .decorrelation import Decorrelation, decorrelation
 from .loop import Augment, accuracy, fit
+from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
 from .together import Checkpoint, fit_together
@@ -12,6 +13,7 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Decorrelation",
+    "Penalty",
     "Recorder",
     "Run",
     "accuracy",

@@ -2,45 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
-from ..capture import Seen, Site, watch
+from ..capture import Site
+from .taps import Shown, Taps
 
-Term = Callable[[Mapping[Site, Tensor]], Tensor]
+Term = Callable[..., Tensor]
+LOOKS = 50  # due steps between looks at the values on a GPU: each look waits for it
 
 
 class Attached(AbstractContextManager["Attached"]):
-    """`with Attached(model, sites, term) as penalty`: `penalty()` is `term` of the last forward's activations.
+    """`with Attached(model, sites, term) as penalty`: `penalty()` is weight × `term` of the last forward's activations.
 
     `sites` as everywhere (names, globs, types; see `select`). `term` gets the activation of each site, in execution
-    order, and gives a single number; gradients flow. What the model overwrites later (a ReLU in place) is seen as it
-    was. After the block the model is as it was, also when an error ended it.
+    order, and gives a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of so
+    many is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch;
+    None: all. What the model overwrites later (a ReLU in place) is seen as it was. Under torch.compile attach before
+    the model is first called. After the block the model is as it was, also when an error ended it.
     """
 
-    def __init__(self, model: nn.Module, sites: Any, term: Term) -> None:
-        self._model, self._sites, self._term = model, sites, term
-        self._block = ExitStack()
-        self._seen: Seen | None = None
+    def __init__(
+        self, model: nn.Module, sites: Any, term: Term, *, rows: int | None = None, every: int = 1, weight: float = 1.0
+    ) -> None:
+        self._take_on([model], rows, every, weight)
+        self._term = term
+        self._taps.append(Taps(model, sites, rows=rows))
+
+    def _take_on(self, models: Sequence[nn.Module], rows: int | None, every: int, weight: float) -> None:
+        """What every kind of penalty checks and keeps; it makes its taps itself."""
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise ValueError(f"rows={rows!r}: how many inputs of a batch to take, or None for all")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every={every!r}: 1 for every step, 5 for the first of every five")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"weight={weight!r}: a number from 0 on; which way it pushes is stated by the penalty, not by a sign"
+            )
+        self.rows, self.every, self.weight = rows, every, weight
+        self.step = 0  # calls of penalty() so far
+        self._models = models
+        self._taps: list[Taps] = []
+        self._attached = False
+        self._bad: Tensor | None = None  # the first step whose value was no number; 0: none yet
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call of `penalty()` gives more than 0."""
+        return self._attached and self.weight > 0 and self.step % self.every == 0
 
     def __enter__(self) -> Self:
-        if self._seen is not None:
+        if self._attached:
             raise RuntimeError("this penalty is attached already")
-        # Copies, since a layer that works in place may do so in one mode and not in the other (dropout).
-        self._seen = self._block.enter_context(watch(self._model, self._sites, sink=lambda _, seen: seen.clone()))
+        self._attached, self._bad = True, None
+        for taps in self._taps:
+            taps.open()
+            taps.due = self.due
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._seen = None
-        self._block.close()
+        self._attached = False
+        for taps in self._taps:
+            taps.close()
+        if kind is None:
+            self._look()
 
     def __call__(self) -> Tensor:
-        if self._seen is None:
+        if not self._attached:
             raise RuntimeError("this penalty is not attached to the model: use it inside its with block")
-        return self._term(dict(zip(self._seen.sites, self._seen.values(), strict=True)))
+        if not self.due:
+            found = self._nothing()
+        else:
+            shown = [taps.take() for taps in self._taps]
+            found = self.weight * self._value(shown)
+            self._note(found, shown)
+        self.step += 1
+        for taps in self._taps:
+            taps.forget()
+            taps.due = self.due
+        return found
+
+    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
+        return self._term(*map(_outputs, shown))
+
+    def _nothing(self) -> Tensor:
+        first = next((each for model in self._models for each in model.parameters()), torch.zeros(()))
+        return torch.zeros((), device=first.device)
+
+    # Values that are no numbers
+
+    def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
+        """Find the first value that is no number; a GPU is not waited for at every step."""
+        wrong = ~torch.isfinite(found.detach())
+        before = torch.zeros((), dtype=torch.long, device=found.device) if self._bad is None else self._bad
+        self._bad = torch.where(wrong & (before == 0), self.step + 1, before)
+        if not found.is_cuda or (self.step // self.every + 1) % LOOKS == 0:
+            self._look(shown)
+
+    def _look(self, shown: Sequence[Sequence[Shown]] = ()) -> None:
+        bad = 0 if self._bad is None else int(self._bad)
+        if not bad:
+            return
+        self._bad = None  # told once
+        sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
+        where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else ""
+        raise ValueError(
+            f"the penalty of step {bad} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, a lower "
+            "rate, or look for such values in the inputs"
+        )
+
+
+def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:
+    return {each.site: each.value for each in shown if not each.is_input}
+
+
+def _is_finite(value: Any) -> bool:
+    """Of a tensor, or of whatever tensors a sink made."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(bool(torch.isfinite(part).all()) for part in parts)

@@ -42,13 +42,22 @@ class Decorrelation(Attached):
     """`with Decorrelation(model, sites, weight=3e-3) as penalty: fit(model, …, penalty=penalty)`.
 
     `penalty()` is weight × the sum over sites of `decorrelation` of the last forward; maps and tokens give a row a
-    position.
+    position. `rows` and `every` as in `Attached`.
     """
 
-    def __init__(self, model: nn.Module, sites: Any = None, weight: float = 3e-3, *, normalised: bool = False) -> None:
-        self.weight, self.normalised = weight, normalised
-        super().__init__(model, sites, self._of)
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Any = None,
+        weight: float = 3e-3,
+        *,
+        normalised: bool = False,
+        rows: int | None = None,
+        every: int = 1,
+    ) -> None:
+        self.normalised = normalised
+        super().__init__(model, sites, self._of, rows=rows, every=every, weight=weight)
 
     def _of(self, seen: Mapping[Site, Tensor]) -> Tensor:
         rows = (to_rows(z, "positions", site=site, inputs=len(z)) for site, z in seen.items())
-        return self.weight * torch.stack([decorrelation(each, normalised=self.normalised) for each in rows]).sum()
+        return torch.stack([decorrelation(each, normalised=self.normalised) for each in rows]).sum()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture.structure import rebuild
+from ...linalg import centred_grams, centred_rows, widened
 from ...measures import linear_cka
 from ...models.joint import Form
 from ...stats import Alignment
@@ -144,20 +145,21 @@ def unfolded(mapped: Tensor, inputs: int, form: Form) -> Tensor:
 def cka_of_rows(x: Tensor, y: Tensor) -> Tensor:
     """(J,) linear CKA of rows x (J, n, p) and y (1 or J, n, q), in float32 at least; differentiable."""
     with torch.autocast(x.device.type, enabled=False):
-        x, y = (_unit_scale(rows.to(torch.promote_types(rows.dtype, torch.float32))) for rows in (x, y))
+        x, y = (_unit_scale(rows) for rows in (x, y))
         if x.shape[1] < max(x.shape[2], y.shape[2]):
-            of_x, of_y = x @ x.transpose(1, 2), y @ y.transpose(1, 2)
+            of_x, of_y = centred_grams(x), centred_grams(y)
             xx, yy, xy = (part.sum((1, 2)) for part in (of_x.square(), of_y.square(), of_x * of_y))
         else:
+            x, y = centred_rows(x), centred_rows(y)
             pairs = (x, x), (y, y), (x, y)
             xx, yy, xy = ((one.transpose(1, 2) @ other).square().sum((1, 2)) for one, other in pairs)
         return linear_cka(Alignment(xx, yy, xy))
 
 
 def _unit_scale(rows: Tensor) -> Tensor:
-    """Centred, and over their size: CKA does not see it, and fourth powers of large activations overflow."""
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred / centred.detach().square().sum((1, 2), keepdim=True).sqrt()
+    """Over their size: CKA does not see it, and fourth powers of large activations overflow."""
+    size = centred_rows(rows.detach()).square().sum((1, 2), keepdim=True).sqrt()
+    return widened(rows) / size
 
 
 def _repeated(leaf: Any, times: int) -> Any:

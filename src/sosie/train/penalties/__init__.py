@@ -1,0 +1,5 @@
+"""Similarity as a training signal."""
+
+from .penalty import Penalty
+
+__all__ = ["Penalty"]

@@ -1,0 +1,270 @@
+"""How alike layers or models are, as a term of the loss."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import Rule, Site, as_found, check_rule, watch
+from ...measures import MEASURES, Measure, find
+from ...stats import UncentredAlignment
+from ..attached import Attached
+from ..taps import Shown, Taps
+from . import columns as chosen
+from . import weights
+from .columns import Column, Pairs
+from .likeness import Values, aligns, as_gram, least_rows, values
+
+Target = nn.Module | Mapping[str, Tensor]
+
+
+class Penalty(Attached):
+    """`with Penalty(model) as penalty: fit(model, …, penalty=penalty)`: weight × how alike a model's layers are.
+
+    One model: its layers become less alike. `pairs="stage"` takes each two layers of a stage, the stage's input among
+    them (CKA-SR): a stage is sites that run one after the other under one parent with outputs of one shape. "all" takes
+    each two sites, and with reduce="mean" that is AugCKA-SR; or a list of (site, site). Several models: their same
+    sites become less alike (pairs="same", or (site of one, site of another)). `target`, a model or {site: activation}:
+    the model's sites become *more* like those of the target; the term is 1 − similarity. A positive weight always
+    pushes that way, whichever way the measure counts.
+
+    `measure`: any that is differentiable. Those that read Gram matrices (`linear_cka`, `debiased_cka`) take one Gram
+    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
+    `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
+
+    `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and
+    listed ones count once); a layer with itself, which is constant, is left out. "mean" is over pairs. `rows`: the
+    first so many inputs of a batch, None: all. `every`: the first of so many steps, a step being a call of `penalty()`.
+    `rule`: how activations become rows (`flatten`, `mean`, `positions` …). Computed in float32 at least, under autocast
+    too. A layer that is constant over the rows has no similarity: its pairs count 0, without gradient, and `constant`
+    and a warning at the end say so.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        measure: str | Measure = "linear_cka",
+        sites: Any = None,
+        weight: float = 8e-4,
+        *,
+        pairs: Pairs = None,
+        reduce: str = "sum",
+        rows: int | None = 8,
+        every: int = 5,
+        rule: Rule = "flatten",
+        target: Target | None = None,
+    ) -> None:
+        models = [model] if isinstance(model, nn.Module) else list(model)
+        _check_models(models, target)
+        self._take_on(models, rows, every, weight)
+        self.measure, self.target, self.rule = find(measure), target, rule
+        _check_measure(self.measure, rows, alone=len(models) == 1 and target is None)
+        check_rule(rule)
+        if reduce not in ("sum", "mean"):
+            raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
+        self.pairs = chosen.check_pairs(pairs, alone=len(models) == 1 and target is None)
+        self._listed = not isinstance(self.pairs, str)
+        self.reduce = reduce
+        self._sites = sites
+        self._last: tuple[list[Column], list[tuple[int, int]], Values] | None = None
+        self._still: dict[tuple[str, ...], Tensor] = {}
+        if self.measure.reads_weights:
+            self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
+        else:
+            self._taps += [self._tap(each, k) for k, each in enumerate(models)]
+
+    def _tap(self, model: nn.Module, k: int) -> Taps:
+        return Taps(
+            model,
+            self._named(k),
+            rows=self.rows,
+            sink=self._sink if self.rows is None else None,
+            inputs=self.pairs == "stage",
+            calls=k == 0 and isinstance(self.target, nn.Module),
+        )
+
+    @property
+    def _sink(self) -> Any:
+        """What is made of whole activations inside the hook: their Gram matrix, where that is all that is read."""
+        if not aligns(self.measure) or self.rule != "flatten":
+            return None
+        return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
+
+    def _named(self, k: int) -> Any:
+        """The sites of the k-th model: listed pairs name those of the first model first."""
+        if self._sites is not None or not self._listed:
+            return self._sites
+        sides = len(self._models) + (self.target is not None)
+        ends = (0, 1) if sides == 1 or 0 < k < sides - 1 else (0,) if k == 0 else (1,)
+        return list(dict.fromkeys(pair[end] for pair in self.pairs or () for end in ends))
+
+    # The value
+
+    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
+        if self.measure.reads_weights:
+            columns, pairs, found = self._of_weights()
+        else:
+            with _no_autocast(self._taps[0].root):
+                columns, pairs = self._columns(shown)
+                found = values(self.measure, columns, pairs, self.rule, directed=self.target is not None)
+        self._remember(columns, pairs, found)
+        likeness = found.pairs if self.measure.closer == "up" else -found.pairs
+        if self.target is not None:
+            same = self.measure.same or 0.0
+            likeness = torch.where(found.defined, -(likeness - (same if self.measure.closer == "up" else -same)), 0.0)
+        total = likeness.mean() if self.reduce == "mean" else likeness.sum() * self._times
+        return total.to(_precision(self._models))
+
+    @property
+    def _times(self) -> int:
+        """How often each pair of a sum counts."""
+        return 1 if self.target is not None or self._listed else 2
+
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[tuple[int, int]]]:
+        if self.target is not None:
+            found = chosen.with_target(shown[0], self._of_target(), self.pairs)
+        elif len(shown) > 1:
+            found = chosen.of_several(shown, self.pairs)
+        else:
+            found = chosen.of_one(shown[0], self.pairs)
+            if self.pairs == "stage":
+                starts = {stage[1].site.label for stage in chosen.stages(shown[0]) if stage[0].is_input}
+                self._taps[0].read_inputs_of(starts)
+        return chosen.used(*found)
+
+    def _of_target(self) -> list[Shown]:
+        sink = self._sink if self.rows is None else None
+        if isinstance(self.target, nn.Module):
+            with as_found(self.target), self._taps[0].as_called():
+                args, kwargs = self._taps[0].called or ((), {})
+                with watch(self.target, self._named(1)) as seen:
+                    seen.run(*args, **kwargs)
+                found = list(zip(seen.sites, seen.values(), strict=True))
+        else:
+            found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
+        kept = [(site, value[: self.rows]) for site, value in found]
+        return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
+
+    def _of_weights(self) -> tuple[list[Column], list[tuple[int, int]], Values]:
+        parts = [
+            weights.columns_of(model, self.measure, layers)
+            for model, layers in zip(self._models, self._layers, strict=True)
+        ]
+        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+        if self.target is not None:
+            target = self._target_weights()
+            found = chosen.with_target(shown[0], [_weight(*item) for item in target.items()], self.pairs)
+        else:
+            found = chosen.of_several(shown, self.pairs)
+        columns, pairs = chosen.used(*found)
+        each = [
+            weights.value_of(self.measure, columns[a].shown.value, columns[b].shown.value.to(columns[a].shown.value))
+            for a, b in pairs
+        ]
+        stacked = torch.stack(each)
+        true = torch.ones_like(stacked, dtype=torch.bool)
+        return columns, pairs, Values(stacked, true, torch.ones(len(columns), dtype=torch.bool, device=stacked.device))
+
+    @torch.no_grad()
+    def _target_weights(self) -> Mapping[str, Tensor]:
+        if not isinstance(self.target, nn.Module):
+            return self.target or {}
+        layers = weights.layers_of(self.target, self.measure, self._named(1))
+        return weights.columns_of(self.target, self.measure, layers)
+
+    # What it was
+
+    def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
+        light = [Column(column.label, column.model, Shown(column.shown.site, False, None)) for column in columns]
+        self._last = light, pairs, Values(found.pairs.detach(), found.defined, found.varies)
+        labels = tuple(column.label for column in columns)
+        self._still[labels] = self._still.get(labels, 0) + (~found.varies).long()
+
+    @property
+    def last(self) -> list[dict[str, Any]]:
+        """The pairs of the last due step with their values; None for a pair with a constant layer."""
+        if self._last is None:
+            return []
+        columns, pairs, found = self._last
+        rows = zip(pairs, found.pairs.tolist(), found.defined.tolist(), strict=True)
+        return [
+            {"site_a": columns[a].label, "site_b": columns[b].label, "value": value if defined else None}
+            for (a, b), value, defined in rows
+        ]
+
+    @property
+    def constant(self) -> dict[str, int]:
+        """In how many due steps a layer was constant over the rows, so that its pairs counted 0; only where it was."""
+        counts: Counter[str] = Counter()
+        for labels, found in self._still.items():
+            counts.update(dict(zip(labels, found.tolist(), strict=True)))
+        return {label: count for label, count in counts.items() if count}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None and (found := self.constant):
+            listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
+            warnings.warn(
+                f"layers that were constant over the rows, so that their pairs counted 0: {listed} due steps"
+                + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
+                stacklevel=2,
+            )
+
+
+def _check_models(models: Sequence[nn.Module], target: Target | None) -> None:
+    if not models or not all(isinstance(model, nn.Module) for model in models):
+        raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("one model is given twice: members of an ensemble are models of their own")
+    if target is not None and len(models) > 1:
+        raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
+    if target is not None and any(target is model for model in models):
+        raise ValueError("the target is the model itself: give a copy (copy.deepcopy) to stay close to what it is now")
+    if target is not None and not isinstance(target, (nn.Module, Mapping)):
+        raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
+
+
+def _check_measure(measure: Measure, rows: int | None, *, alone: bool) -> None:
+    if not measure.differentiable or measure.needs:
+        others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4]
+        others = others or ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
+        why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
+        raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
+    if measure.reads_weights:
+        if alone:
+            raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
+    elif rows is not None and rows < least_rows(measure):
+        least = least_rows(measure)
+        raise ValueError(f"{measure.name} of {rows} rows is always the same: it needs {least} at least")
+
+
+def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
+    if not isinstance(activation, Tensor) or not activation.dim() or len(activation) != count:
+        got = tuple(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
+        raise ValueError(f"the target's activation at {label!r} is {got} for a batch of {count} inputs")
+    return Site(label, label, 1, tuple(activation.shape[1:]), activation.dim() < 4), activation.detach()
+
+
+def _weight(label: str, value: Tensor) -> Shown:
+    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
+
+
+def _no_autocast(model: nn.Module) -> AbstractContextManager[Any]:
+    first = next(model.parameters(), None)
+    return nullcontext() if first is None else torch.autocast(first.device.type, enabled=False)
+
+
+def _precision(models: Sequence[nn.Module]) -> torch.dtype:
+    """That of the weights, float32 at least."""
+    first = next((each.dtype for model in models for each in model.parameters() if each.is_floating_point()), None)
+    return torch.promote_types(first or torch.float32, torch.float32)

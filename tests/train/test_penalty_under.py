@@ -1,0 +1,251 @@
+"""The penalty under torch.compile, autocast, checkpointing, several processes; and a model left as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sosie.capture import SiteError
+from sosie.models import cifar_resnet
+from sosie.train import Penalty
+
+SITES = ["parts.0", "parts.1", "parts.2"]
+
+
+class Net(nn.Module):
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(6, 12)
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.ReLU(inplace=True)) for _ in range(3))
+        self.head = nn.Linear(12, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.stem(x))
+        for part in self.parts:
+            x = part(x) if self.reentrant is None else checkpoint(part, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def inputs(seed: int = 0) -> Tensor:
+    return torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def steps(model: nn.Module, called: Any, count: int = 5, **options: Any) -> list[tuple[float, Tensor]]:
+    """Values and gradients of some steps."""
+    found = []
+    with Penalty(model, **{"weight": 1.0, "every": 2, "sites": "leaves", **options}) as penalty:
+        for step in range(count):
+            model.zero_grad()
+            answer = called(inputs(step))
+            term = penalty()
+            (answer.square().mean() + term).backward()
+            gradients = torch.cat([p.grad.flatten().clone() for p in model.parameters()])
+            found.append((float(term.detach()), gradients))
+    return found
+
+
+def same(found: list[tuple[float, Tensor]], expected: list[tuple[float, Tensor]], close: float = 1e-6) -> None:
+    for (value, gradients), (wanted, by) in zip(found, expected, strict=True):
+        assert value == pytest.approx(wanted, abs=10 * close)
+        assert torch.allclose(gradients, by, rtol=0, atol=close * max(1.0, float(by.abs().max())))
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("rows", [5, None])
+def test_compiled_code_stays_compiled(backend: str, rows: int | None) -> None:
+    model = Net()
+    expected = steps(model, model, rows=rows)
+    assert [value > 0 for value, _ in expected] == [True, False, True, False, True]
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    same(steps(model, compiled, rows=rows), expected)
+    # Due for the first time, due, and not due: nothing else is compiled, and nothing ran outside.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch.equal(compiled(inputs()), model(inputs()))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("plain", [False, True])
+def test_compiled_before_it_was_attached(plain: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4)) if plain else Net()
+    compiled = torch.compile(model, backend="eager")
+    compiled(inputs())
+    with Penalty(model) as penalty:
+        compiled(inputs())
+        with pytest.raises((RuntimeError, SiteError), match="attach first"):
+            penalty()
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_under_autocast_grams_are_float32(rows: int | None) -> None:
+    torch.manual_seed(0)
+    model = cifar_resnet(depth=8, width=0.5)
+    x = torch.randn(10, 3, 16, 16)
+    kept: dict[str, Tensor] = {}
+    handles = [
+        model.get_submodule(name).register_forward_hook(lambda m, a, out, name=name: kept.update({name: out.detach()}))
+        for name in ("layer1.0", "layer2.0", "layer3.0")
+    ]
+    with Penalty(model, weight=1.0, pairs="all", rows=rows) as penalty, torch.autocast("cpu", torch.bfloat16):
+        model(x)
+        found = penalty()
+    found.backward()
+    for handle in handles:
+        handle.remove()
+    assert found.dtype == torch.float32
+    assert kept["layer1.0"].dtype == torch.bfloat16
+    grams = []
+    for each in kept.values():
+        rows_ = each[:rows].flatten(1).double()
+        rows_ = rows_ - rows_.mean(0)
+        gram = rows_ @ rows_.T
+        grams.append(gram / gram.norm())
+    expected = 2 * sum(float((grams[i] * grams[j]).sum()) for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert float(found.detach()) == pytest.approx(expected, abs=1e-6)
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("rows", [5, None])
+@pytest.mark.parametrize("last", [False, True])
+def test_checkpointing(rows: int | None, last: bool) -> None:
+    model = Net()
+    expected = steps(model, model, rows=rows, sites=SITES)
+    same(steps(checkpointed := Net(reentrant=False), checkpointed, rows=rows, sites=SITES), expected)
+    if last:
+        model = Net(reentrant=True)
+        with pytest.raises(SiteError, match=r"'parts.0' fired under no_grad.*use_reentrant=False"):
+            steps(model, model, rows=rows, sites=SITES)
+        assert hooks_of(model) == 0
+
+
+def test_channels_last_is_the_same() -> None:
+    torch.manual_seed(0)
+    model = cifar_resnet(depth=8, width=0.5)
+    x = torch.randn(10, 3, 16, 16)
+    values = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model.to(memory_format=layout)
+        for rows in (8, None):
+            with Penalty(model, weight=1.0, rows=rows) as penalty:
+                model(x.contiguous(memory_format=layout))
+                values.append(float(penalty().detach()))
+    assert values[2:] == pytest.approx(values[:2], abs=1e-5)
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_the_model_is_left_as_found_and_nothing_is_held() -> None:
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="shapes"), Penalty(model, rows=None):
+        model(inputs()[:, :5])
+    assert hooks_of(model) == 0
+    with Penalty(model, rows=None) as penalty:
+        assert hooks_of(model) > 0
+        model.parts[2].register_forward_hook(_fails)
+        with pytest.raises(ZeroDivisionError):
+            model(inputs())
+        with pytest.raises(RuntimeError, match="did not finish"):
+            penalty()
+    model.parts[2]._forward_hooks.clear()
+    assert hooks_of(model) == 0
+    with Penalty(model, rows=None, every=1) as penalty:
+        model(inputs())
+        penalty().backward()
+        gc.collect()
+        taps = penalty._taps[0]
+        assert not taps._fired
+        assert not taps._live
+        with pytest.raises(RuntimeError, match="since the last step"):
+            penalty()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def _fails(module: nn.Module, args: Any, output: Any) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_whole_activation_is_copied_only_where_it_is_overwritten() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4))
+    kept: list[int] = []
+    live: dict[str, int] = {}
+    for k in (0, 2):
+        model[k].register_forward_hook(lambda m, a, out, k=k: live.update({str(k): out.data_ptr()}))
+    with Penalty(model, "mean_cca", ["0", "2"], 1.0, pairs="all", rows=None, every=1) as penalty:
+        for _ in range(2):
+            model(inputs())
+            kept = [fired.kept.data_ptr() for fired in penalty._taps[0]._fired]
+            penalty().backward()
+    assert kept[0] != live["0"]
+    assert kept[1] == live["2"]
+    # Something that changes its mind is noticed, and can be run again.
+    with Penalty(model, sites=["2", "4"], weight=1.0, rows=None, every=1) as penalty:
+        model(inputs())
+        penalty()
+        answer = model(inputs())
+        with torch.no_grad():
+            answer.zero_()
+        with pytest.raises(SiteError, match="'4' was changed in place"):
+            penalty()
+        model(inputs())
+        penalty().backward()
+
+
+def _rank(rank: int, port: int, found: Any) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        model = nn.parallel.DistributedDataParallel(Net())
+        with Penalty(model, sites=SITES, weight=1.0, every=1) as penalty:
+            answer = model(inputs(rank))
+            (answer.square().mean() + penalty()).backward()
+        found.put((rank, [p.grad.tolist() for p in model.parameters()]))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_several_processes_average_their_penalties() -> None:
+    expected = []
+    for rank in range(2):
+        model = Net()
+        with Penalty(model, sites=SITES, weight=1.0, every=1) as penalty:
+            (model(inputs(rank)).square().mean() + penalty()).backward()
+        expected.append([p.grad for p in model.parameters()])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    found = context.Queue()
+    workers = [context.Process(target=_rank, args=(rank, port, found)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    answers = dict(found.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    for own in answers.values():
+        for gradient, one, other in zip(own, *expected, strict=True):
+            assert torch.allclose(torch.tensor(gradient), (one + other) / 2, atol=1e-6)
