@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -129,11 +130,10 @@ def figure_4b(settings: Settings) -> dict[str, Any]:
         name = f"cosines_{normalised:g}" if normalised else f"{printed:g}"
         sites = look(settings, base, part(state, own), probes(settings), ("cca",))
         cca, atoms = mean({layer: site.cca for layer, site in sites.items()}), mean(by_atoms(part(state, own)))
-        squares = [off_diagonal(site.rows) for site in sites.values()]
         upper = torch.triu_indices(len(tasks), len(tasks), 1).unbind()
         arms[name] = {
             "correlation": correlation(atoms, cca, settings.draws),
-            "squared_cosine_of_channels": sum(squares) / len(squares),
+            "squared_cosine_of_channels": off_diagonal(site.rows for site in sites.values()),
             "accuracy": float(right[own].mean()),
             "pairs": {"atoms": atoms[upper].tolist(), "cca": cca[upper].tolist()},
         }
@@ -153,13 +153,18 @@ def figure_4b(settings: Settings) -> dict[str, Any]:
     return {"numbers": numbers, "arms": arms}
 
 
-def off_diagonal(rows: Tensor) -> float:
-    """Mean squared cosine of two channels of a network (uncentred, as the penalty): small where Assumption 1 holds."""
+def off_diagonal(layers: Iterable[Tensor]) -> float | None:
+    """Mean squared cosine of two channels of a network (uncentred, as the penalty): small where Assumption 1 holds.
+
+    None where a network died: one of its layers has fewer than two channels that answer.
+    """
     found = []
-    for one in rows:
+    for one in (network for rows in layers for network in rows):
         alive = one[:, one.square().sum(0) > 0]
+        count = alive.shape[1]
+        if count < 2:
+            return None
         unit = alive / alive.norm(dim=0)
         squares = (unit.T @ unit).square()
-        count = squares.shape[0]
         found.append(float((squares.sum() - squares.diagonal().sum()) / (count * (count - 1))))
     return sum(found) / len(found)

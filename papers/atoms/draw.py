@@ -19,19 +19,27 @@ NAMES = {
     "grassmann": "Grassmann", "weights": "whole weights", "atoms": "atoms", "base": "alone", "random": "at random",
     "own": "itself", "refitted": "itself", "classes": "by classes", "all": "all",
 }  # fmt: skip
+CHOICES = ("atoms", "cca", "linear_cka", "random", "own", "classes")
+PAPERS_R = 0.8638  # of atoms with CCA, figure 2
 plt.rcParams.update({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
 
 
 def figure_2(found: dict[str, Any]) -> Any:
     """Scatter of atoms with CCA in every arm; then all coefficients, with intervals over models."""
     arms = found["arms"]
-    figure, axes = plt.subplots(2, len(arms), figsize=(2.4 * len(arms), 5), squeeze=False)
+    figure, axes = plt.subplots(2, len(arms), figsize=(2 * len(arms), 4.6), squeeze=False)
     for k, (name, arm) in enumerate(arms.items()):
+        source, _, rest = name.partition("_m")
+        title = f"{rest[0]} atoms, coefficients\n{'at random' if source == 'random' else 'of the first task'}"
+        title += "\nother atoms at first" if "other" in rest else "\nthe same atoms at first"
         axes[0, k].plot(arm["pairs"]["atoms"], arm["pairs"]["cca"], ".", markersize=3)
-        axes[0, k].set(title=name.replace("_", " "), xlabel="cosine of atoms", ylabel="CCA" if not k else "")
+        axes[0, k].set(title=title, xlabel="cosine of atoms", ylabel="CCA" if not k else "")
+        axes[0, k].locator_params("x", nbins=3)
         rows = {name: one["network"]["pearson"] for name, one in arm["correlations"]["atoms"].items()}
         interval_bars(axes[1, k], rows)
-    axes[1, 0].set_ylabel("Pearson's r with atoms")
+        axes[1, k].plot([-0.5, 0.5], [PAPERS_R] * 2, "--", color="black", linewidth=0.8)
+        axes[1, k].set_ylim(-0.65, 1.05)
+    axes[1, 0].set_ylabel("Pearson's r with atoms\n(dashed: the paper's)")
     return figure
 
 
@@ -63,22 +71,28 @@ def figure_3(found: dict[str, Any]) -> Any:
 
 def figure_4a(found: dict[str, Any]) -> Any:
     figure, axis = plt.subplots(figsize=(4, 2.8))
-    for name, points in found["points"].items():
-        axis.semilogy(*zip(*points, strict=True), ".", markersize=2, label=name.replace("_", " "))
-    axis.axhline(1, color="grey")
-    axis.set(xlabel="change of atoms", ylabel="change of features over the bound")
+    for name, label in (("layer", "one layer"), ("both_layers", "atoms of both layers move")):
+        axis.semilogy(*zip(*found["points"][name], strict=True), ".", markersize=2, label=label)
+    axis.axhline(1, color="grey", linewidth=1, label="the bound")
+    axis.set(xlabel="change of atoms", ylabel="change of features over the bound", ylim=(0.01, 1.5))
     axis.legend()
     return figure
 
 
 def figure_4b(found: dict[str, Any]) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.8))
-    interval_bars(axes[0], {name: arm["correlation"]["pearson"] for name, arm in found["arms"].items()})
-    axes[0].set_title("Pearson's r of atoms with CCA, by β")
+    arms = {f"β = {name}".replace("β = cosines_", "of cosines, "): arm for name, arm in found["arms"].items()}
+    interval_bars(axes[0], {name: arm["correlation"]["pearson"] for name, arm in arms.items()})
+    axes[0].set_title("Pearson's r of atoms with CCA")
     for axis, key in zip(axes[1:], ("squared_cosine_of_channels", "accuracy"), strict=True):
-        axis.bar(list(found["arms"]), [arm[key] for arm in found["arms"].values()])
-        axis.tick_params("x", rotation=60)
+        for place, arm in enumerate(arms.values()):
+            if arm[key] is None:
+                axis.text(place, 0, "no value", rotation=90, ha="center", va="bottom", color="grey")
+            else:
+                axis.bar(place, arm[key], color=f"C{place}")
+        axis.set_xticks(range(len(arms)), list(arms), rotation=60, ha="right")
         axis.set_title(key.replace("_", " "))
+    axes[2].axhline(0.1, color="grey", linewidth=0.5)  # chance, of ten classes
     return figure
 
 
@@ -102,10 +116,17 @@ def figure_9a(found: dict[str, Any]) -> Any:
 
 
 def figure_9b(found: dict[str, Any]) -> Any:
-    figure, axis = plt.subplots(figsize=(5, 2.8))
-    values = found["values"]
-    axis.boxplot(list(values.values()), whis=(0, 100))
-    axis.set_xticks(range(1, len(values) + 1), [name.replace("_", " ") for name in values], rotation=50, ha="right")
+    """Points where they learnt ("red") and others ("blue"), of networks with the same first atoms and with other."""
+    figure, axes = plt.subplots(1, 2, figsize=(6, 2.6), sharey=True)
+    words = {"linear": "CKA,", "cca": "CCA r²,", "cka": "", "r2": ""}
+    for axis, start in zip(axes, ("same", "other"), strict=True):
+        values = {name.split("_", 1)[1]: each for name, each in found["values"].items() if name.startswith(start)}
+        for place, each in enumerate(values.values()):
+            axis.plot([place] * len(each), each, ".", color=f"C{place}", alpha=0.6)
+        names = [" ".join(filter(None, (words.get(word, word) for word in name.split("_")))) for name in values]
+        axis.set_xticks(range(len(names)), names, rotation=50, ha="right")
+        axis.set_title(f"{start.replace('same', 'the same')} atoms at first, {len(values['atoms'])} pairs")
+    axes[0].set(ylabel="similarity", ylim=(-1, 1.05))
     return figure
 
 
@@ -123,37 +144,62 @@ def maps(found: dict[str, Any]) -> Any:
                 if threshold[site] is not None:
                     axis.axvline(run["steps"].index(threshold[site]), color="white", linewidth=0.7)
             axis.set(title=site, xticks=[], yticks=[])
-        row[0].set_ylabel(name.replace("_", " "))
+        row[0].set_ylabel(f"{name.replace('_', ', ')}\n{np.min(run['maps']):.2f} to 1")
     return figure
 
 
 def figure_6(found: dict[str, Any]) -> Any:
-    shown = [(epoch, name, values) for epoch, each in found["maps"].items() for name, values in each.items()]
-    figure, axes = plt.subplots(1, len(shown), figsize=(2.2 * len(shown), 2.4), squeeze=False)
-    count = len(found["groups"])
-    for axis, (epoch, name, values) in zip(axes[0], shown, strict=True):
-        matrix = np.eye(count)
-        matrix[np.triu_indices(count, 1)] = values
-        matrix = np.maximum(matrix, matrix.T) if min(values) >= 0 else matrix + matrix.T - np.eye(count)
-        axis.imshow(matrix, vmin=min(values), vmax=max(values))
-        score = found["scores"][epoch][name]
-        title = f"{NAMES.get(name, name)}, epoch {epoch}\nARI {score['tasks_ari']:.2f}, {score['kinds_ari']:.2f}"
-        axis.set(title=title, xticks=[], yticks=[])
+    """Clients in the order of their tasks, digits last; a column an epoch."""
+    count, epochs = len(found["groups"]), list(found["maps"])
+    names = list(found["maps"][epochs[-1]])
+    figure, axes = plt.subplots(len(names), len(epochs), figsize=(2.3 * len(epochs), 2.7 * len(names)), squeeze=False)
+    for row, name in zip(axes, names, strict=True):
+        for axis, epoch in zip(row, epochs, strict=True):
+            if name not in found["maps"][epoch]:
+                axis.axis("off")
+                continue
+            matrix = np.full((count, count), np.nan)  # a client with itself is left blank
+            matrix[np.triu_indices(count, 1)] = values = found["maps"][epoch][name]
+            matrix = np.where(np.isnan(matrix), matrix.T, matrix)
+            axis.imshow(matrix, vmin=min(values), vmax=max(values))
+            score = found["scores"][epoch][name]
+            title = f"{NAMES.get(name, name)}, epoch {epoch}: {min(values):.3g} to {max(values):.3g}"
+            judged = f"ARI of tasks {score['tasks_ari']:.2f}, of digits {score['kinds_ari']:.2f}"
+            axis.set(title=f"{title}\n{judged}", xticks=[], yticks=[])
     return figure
 
 
 def table_1(found: dict[str, Any]) -> Any:
+    """What each choice of members adds to the client alone, with standard errors over clients; a method a group."""
     methods = list(dict.fromkeys(row["method"] for row in found["rows"]))
-    names = list(found["rows"][0]["accuracy"])
-    figure, axis = plt.subplots(figsize=(8, 3))
-    for k, name in enumerate(names):
-        by_method = [[row["accuracy"][name] for row in found["rows"] if row["method"] == method] for method in methods]
-        places = [place + 0.1 * (k - len(names) / 2) for place in range(len(methods))]
-        axis.bar(places, [np.mean(each) for each in by_method], width=0.09, label=NAMES.get(name, name))
-    axis.set_xticks(range(len(methods)), methods)
-    axis.set_ylim(0.9 * min(np.mean(row["accuracy"]["base"]) for row in found["rows"]), None)
-    axis.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1))
+    names = [name for name in CHOICES if name in found["rows"][0]["accuracy"]]
+    inside = [method for method in methods if method != "pretrain"]  # where gains are of another size
+    parts = [part for part in (inside, [method for method in methods if method not in inside]) if part]
+    ratios = [len(part) + 0.5 for part in parts]
+    figure, axes = plt.subplots(1, len(parts), figsize=(8, 2.8), squeeze=False, width_ratios=ratios)
+    for axis, part in zip(axes[0], parts, strict=True):
+        for k, name in enumerate(names):
+            each = [gains(found["rows"], method, name) for method in part]
+            places = [place + 0.12 * (k - (len(names) - 1) / 2) for place in range(len(part))]
+            means, errors = ([f(one) for one in each] for f in (np.mean, standard_error))
+            axis.errorbar(places, means, errors, fmt=".", label=NAMES.get(name, name))
+        bases = [np.mean([np.mean(r["accuracy"]["base"]) for r in found["rows"] if r["method"] == m]) for m in part]
+        axis.set_xticks(range(len(part)), [f"{m}\nalone {100 * b:.2f}" for m, b in zip(part, bases, strict=True)])
+        axis.axhline(0, color="grey", linewidth=0.5)
+        axis.set_xlim(-0.6, len(part) - 0.4)
+    axes[0, 0].set_ylabel("gain over the client alone, points")
+    axes[0, 0].legend(ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     return figure
+
+
+def gains(rows: list[dict[str, Any]], method: str, name: str) -> Any:
+    """Points that members chosen so add, a number a client."""
+    own = [row["accuracy"] for row in rows if row["method"] == method]
+    return 100 * np.concatenate([np.subtract(accuracy[name], accuracy["base"]) for accuracy in own])
+
+
+def standard_error(values: Any) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 def table_2(found: dict[str, Any]) -> Any:
@@ -173,10 +219,11 @@ def table_3(found: dict[str, Any]) -> Any:
     for axis, (data, classes) in zip(axes[0], cases, strict=True):
         rows = [row for row in found["rows"] if (row["data"], row["classes"]) == (data, classes)]
         means = [np.mean(row["accuracy"]) for row in rows]
-        errors = [np.std(row["accuracy"]) / len(row["accuracy"]) ** 0.5 for row in rows]
+        errors = [standard_error(row["accuracy"]) for row in rows]
         axis.bar(range(len(rows)), means, yerr=errors)
         axis.set_xticks(range(len(rows)), [row["method"] for row in rows], rotation=50, ha="right")
-        axis.set_title(f"{data}, {classes} classes a client")
+        axis.set_title(f"{data.replace('cifar', 'CIFAR-')}, {classes} classes a client")
+    axes[0, 0].set_ylabel("accuracy")
     return figure
 
 
@@ -194,6 +241,7 @@ FIGURES = {
     "table-1": table_1,
     "table-2": table_2,
     "table-3": table_3,
+    "table-3-cifar10": table_3,
 }
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     python papers/atoms/run.py --small                      # a smoke run on a CPU: its numbers mean nothing
     python papers/atoms/draw.py                             # the figures, from results/*.json
 
-Several experiments fit on one GPU side by side: run this a few times with another `--only` each. SOSIE_DATA names the
-folders with the images (README.md says which).
+Experiments share a GPU: run this a few times side by side, with another `--only` each; their seconds are then of a busy
+machine. SOSIE_DATA names the folders with the images (README.md says which).
 """
 
 from __future__ import annotations

@@ -106,4 +106,23 @@ def test_the_readme_counts_as_the_verdicts_do() -> None:
     verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
     text = " ".join((PAPER / "README.md").read_text().split())
     assert f"Of {len(verdicts)} claims" in text
-    assert f"{verdicts.count('reproduced')} were reproduced and {verdicts.count('not reproduced')} were not" in text
+    counts = [verdicts.count(word) for word in ("reproduced", "not reproduced", "not run")]
+    assert "{} were reproduced and {} were not; {} were not run".format(*counts) in text
+
+
+@after_the_run
+def test_only_an_experiment_without_results_is_not_run() -> None:
+    verdicts = json.loads(VERDICTS.read_text())
+    asked = {each["measured"].partition("/")[0] for each in verdicts}
+    missing = {each["measured"].partition("/")[0] for each in verdicts if each["verdict"] == "not run"}
+    assert missing == {name for name in asked if not (PAPER / "results" / f"{name}.json").is_file()}
+
+
+@after_the_run
+def test_results_are_plain_json_and_have_their_figures() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in a results file")
+
+    for path in (PAPER / "results").glob("*.json"):
+        json.loads(path.read_text(), parse_constant=refuse)
+        assert path.stem == "verdicts" or path.with_suffix(".svg").is_file()
