@@ -98,7 +98,7 @@ def test_a_base_is_decomposed_with_the_models() -> None:
 
 def test_chance_is_what_shuffled_weights_give() -> None:
     a, b = models(2)
-    exact = sosie.compare_weights(a, b, measures="atom_cosine", joint=18, null="weights", draws=6)["atom_cosine"]
+    exact = sosie.compare_weights(a, b, measures="atom_cosine", joint=18, null="weights", draws=19)["atom_cosine"]
     assert exact.null is not None
     assert exact.p is not None
     assert np.abs(np.diag(exact.null)[1:4]).max() < 0.1
