@@ -25,7 +25,7 @@ def test_the_table_and_the_file(tmp_path: Path) -> None:
     )
     lines = [line.split() for line in printed.splitlines()]
     atoms = next(line for line in lines if line[:1] == ["atom_cosine"])
-    assert atoms[1:6] == ["none", "1.3", "k", "0", "1.3"]
+    assert atoms[1:6] == ["none", "1.19", "k", "0", "1.19"]
     assert [line[1] for line in lines if line[:1] == ["linear_cka"]] == ["8", "16"]
     assert "Elementwise work is not counted" in " ".join(printed.split())
     assert f"wrote {out}" in printed.replace("\n", "")

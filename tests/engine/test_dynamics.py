@@ -236,3 +236,33 @@ def test_two_runs_of_other_probes_or_shapes_are_refused(tmp_path: Path) -> None:
 def test_checkpoints_are_kept_where_asked(tmp_path: Path) -> None:
     found = sosie.dynamics(trained(3), folder=tmp_path / "kept")
     np.testing.assert_array_equal(sosie.dynamics(tmp_path / "kept").matrix(), found.matrix())
+
+
+def test_other_coefficients_are_told_whatever_sites_the_runs_have_beside(tmp_path: Path) -> None:
+    model = nn.Sequential(AtomConv2d(1, 2, 3, 4), AtomConv2d(2, 2, 3, 4))
+    with Recorder(tmp_path / "whole", model) as recorder:
+        recorder.record(0)
+    nn.init.constant_(model[1].coefficients, 0.5)
+    with Recorder(tmp_path / "part", model, sites="1") as recorder:
+        recorder.record(0)
+    found = sosie.dynamics(tmp_path / "whole", tmp_path / "part", sites="1")
+    assert [c.site_a for c in found["atom_cosine"].caveats if "other coefficients" in c.text] == ["1"]
+
+
+def test_no_sites_and_data_for_a_recorded_run(tmp_path: Path) -> None:
+    turning(tmp_path / "r")
+    with pytest.raises(ValueError, match="an empty list of sites"):
+        sosie.dynamics(tmp_path / "r", sites=[])
+    with pytest.raises(ValueError, match="data= was settled"):
+        sosie.dynamics(tmp_path / "r", data=np.zeros((4, 1, 28, 28), dtype=np.float32))
+
+
+def test_a_damaged_record_is_no_undefined_value(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "r", small_cnn(), "weights") as recorder:
+        for step in range(3):
+            recorder.record(step)
+    content = bytearray((tmp_path / "r" / "records").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "r" / "records").write_bytes(content)
+    with pytest.raises(sosie.results.DamagedFile, match="step 1 is damaged"):
+        sosie.dynamics(tmp_path / "r")

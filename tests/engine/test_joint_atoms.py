@@ -98,7 +98,7 @@ def test_a_base_is_decomposed_with_the_models() -> None:
 
 def test_chance_is_what_shuffled_weights_give() -> None:
     a, b = models(2)
-    exact = sosie.compare_weights(a, b, measures="atom_cosine", joint=18, null="weights", draws=6)["atom_cosine"]
+    exact = sosie.compare_weights(a, b, measures="atom_cosine", joint=18, null="weights", draws=19)["atom_cosine"]
     assert exact.null is not None
     assert exact.p is not None
     assert np.abs(np.diag(exact.null)[1:4]).max() < 0.1
@@ -230,3 +230,14 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert refused.exit_code != 0
     assert "a number of atoms, or polar" in refused.output + str(refused.exception)
     assert decompose(small_cnn(width=4), 3).atoms["conv2"] == 3
+
+
+def test_a_model_of_zeros_has_no_atoms_rather_than_those_of_rounding() -> None:
+    a, b = models(2)
+    for parameter in b.parameters():
+        nn.init.zeros_(parameter)
+    found = sosie.compare_weights(a, b, measures="atom_cosine", joint=4)
+    assert np.isnan(found.matrix("atom_cosine")).all()
+    assert any("all atoms are 0" in caveat.text for caveat in found["atom_cosine"].caveats)
+    both = sosie.compare_weights(b, copy.deepcopy(b), measures="atom_cosine", joint=4)
+    assert np.isnan(both.matrix("atom_cosine")).all()

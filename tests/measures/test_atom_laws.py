@@ -199,3 +199,33 @@ def test_the_laws_can_fail() -> None:
         check_invariance(liar, *atoms(), "rotation")
     with pytest.raises(AssertionError, match="did not move"):
         check_invariance(replace(MEASURES["atom_grassmann"], invariant=frozenset()), *atoms(), "linear")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_very_small_and_large_atoms_have_the_cosine_of_others(size: float) -> None:
+    x, y = torch.randn(2, 3, 4, 9, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(MEASURES["atom_cosine"](Atoms(size * x, size * y)), MEASURES["atom_cosine"](Atoms(x, y)))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_table_in_few_digits_is_rounded_after_it_is_normalised(dtype: torch.dtype, size: float) -> None:
+    layers = {"a": torch.randn(5, 2, 3, 3), "b": torch.randn(5, 4, 3, 3)}
+    exact = AtomTable.stacked(layers, dtype=torch.float64)
+    found = AtomTable.stacked({name: size * atoms for name, atoms in layers.items()}, dtype=dtype)
+    torch.testing.assert_close(found.rows.double(), exact.rows, atol=0.01, rtol=0)
+    torch.testing.assert_close(found.cosines().double(), exact.cosines(), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "names", "options", "message"),
+    [
+        ({}, None, {}, "no layers"),
+        ({"a": torch.ones(3, 2, 3, 3)}, ["one"], {}, "1 names for 3 models"),
+        ({"a": torch.ones(3, 2, 3, 3), "b": torch.ones(2, 2, 3, 3)}, None, {}, "b has atoms of 2 models, a of 3"),
+        ({"a": torch.ones(3, 2, 3, 3)}, None, {"dtype": torch.int64}, "floating point"),
+    ],
+)
+def test_a_table_of_things_that_do_not_fit(layers: dict, names: list | None, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AtomTable.stacked(layers, names, **options)

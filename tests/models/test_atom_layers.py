@@ -161,6 +161,7 @@ def test_a_layer_in_two_places_stays_one() -> None:
     assert made[4].coefficients is made[0].coefficients
     x = images(3)
     torch.testing.assert_close(made(x), model(x), atol=1e-5, rtol=1e-4)
+    assert (back := recompose(made))[4].weight is back[2].weight
     assert isinstance(decompose(layer, 2).model, AtomConv2d)
 
 

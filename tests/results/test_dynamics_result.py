@@ -157,3 +157,13 @@ def test_two_runs_have_no_settling() -> None:
         Dynamics("a", "b", "atoms", ("s",), (0, 1), (0, 1), found.values, True)
     with pytest.raises(KeyError, match="only for m"):
         found.matrix("n")
+
+
+def test_a_site_twice_and_a_number_without_end_are_refused(tmp_path: Path) -> None:
+    found = towards([[0.5, 1.0], [0.7, 1.0]])
+    (tmp_path / "d.json").write_text(json.dumps(found.as_json() | {"sites": ["s", "s"]}))
+    with pytest.raises(DamagedFile, match="twice"):
+        sosie.load(tmp_path / "d.json")
+    (tmp_path / "d.json").write_text('{"format": "sosie-dynamics", "version": ' + "1" * 5000 + "}")
+    with pytest.raises(DamagedFile, match="digits"):
+        sosie.load(tmp_path / "d.json")

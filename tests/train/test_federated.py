@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_clients import WAY, apart, make, some_clients, started
 from torch import nn
 from torch.nn import functional
 
 from sosie.models.atoms import freeze
+from sosie.results import DamagedFile
 from sosie.train import fit
 from sosie.train.federated import METHODS, Federated, Method, Phase, simulate
 from sosie.train.federated.local import order_seed
@@ -226,3 +228,10 @@ def test_what_is_wrong_is_said() -> None:
         simulate(make, clients, "fedavg", **WAY, last="tail")  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="client 4 of 4"):
         simulate(make, clients, "fedavg", **{**WAY, "rounds": 0}, last_epochs=0).model(4)
+
+
+@pytest.mark.parametrize("text", [{}, {"about": "["}, {"about": "{}"}, {"about": "[]"}])
+def test_a_damaged_file_is_told(tmp_path: Any, text: dict[str, str]) -> None:
+    save_file({"accuracy": torch.zeros(1)}, tmp_path / "f.safetensors", {"format": "sosie-federated", **text})
+    with pytest.raises(DamagedFile, match="is damaged"):
+        Federated.load(tmp_path / "f.safetensors", make)

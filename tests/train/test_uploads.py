@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
 from small_clients import WAY, apart, make, some_clients, started
 
@@ -69,3 +74,26 @@ def test_clients_that_diverge_are_dropped() -> None:
     together = simulate(make, some_clients(), "fedavg", **{**WAY, "rate": 1e200})
     assert apart(together.shared, state_of(started())) == 0
     assert "every client was dropped" in together.history[1]["note"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda upload: None, "the upload is a NoneType, not tensors by name"),
+        # Finite in double precision, infinite as the server has it: it would end the learning of all.
+        (lambda upload: {name: t.double() + 1e300 for name, t in upload.items()}, "NaN or infinite"),
+        (lambda upload: {name: t + 1j for name, t in upload.items()}, "no numbers that can be averaged"),
+        (lambda upload: {name: t.to("meta") for name, t in upload.items()}, "no numbers that can be averaged"),
+        (lambda upload: {name: t.numpy() for name, t in upload.items()}, "is a ndarray, not a tensor"),
+    ],
+)
+def test_uploads_of_no_use_are_dropped_before_they_reach_the_mean(change: Callable[[State], Any], reason: str) -> None:
+    clients = some_clients()
+    clients = replace(clients, images=clients.images.float())
+    found = simulate(
+        lambda: make().float(), clients, "fedavg", **{**WAY, "rounds": 1},
+        receive=lambda turn, client, upload: change(upload) if client == 1 else upload,
+    )  # fmt: skip
+    assert list(found.history[0]["dropped"]) == [1]
+    assert reason in found.history[0]["dropped"][1]
+    assert all(torch.isfinite(t).all() for t in found.shared.values())

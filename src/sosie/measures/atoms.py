@@ -65,9 +65,11 @@ def atom_grassmann(atoms: Atoms) -> Tensor:
 
 def _flat(atoms: Tensor, side: str) -> Tensor:
     flat = atoms.flatten(1)
-    norms = flat.norm(dim=1, keepdim=True)
-    _refuse((norms.detach() == 0).flatten(), side, "all atoms are 0: they have no direction")
-    return flat / norms
+    # By the largest first: the squares of very small or large numbers are 0 or infinite.
+    largest = flat.detach().abs().amax(1, keepdim=True)
+    _refuse((largest == 0).flatten(), side, "all atoms are 0: they have no direction")
+    flat = flat / largest
+    return flat / flat.norm(dim=1, keepdim=True)
 
 
 def _basis(atoms: Tensor, side: str) -> Tensor:

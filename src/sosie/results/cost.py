@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import write_atomically
-from .storage import DamagedFile, read_json
+from .storage import DamagedFile, _list, _real, _text, read_json
 
 COST = "sosie-cost"
 COST_VERSION = 1
@@ -81,14 +81,37 @@ class Costs:
         found = read_json(path, COST, COST_VERSION, "table of costs")
         try:
             return costs_from_json(found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def costs_from_json(found: dict[str, Any]) -> Costs:
-    costs = tuple(Cost(**{**cost, "unknown": tuple(cost["unknown"])}) for cost in found["costs"])
-    if wrong := [cost.measure for cost in costs if min(cost.flops, cost.peak_bytes, cost.sites) < 0]:
-        raise ValueError(f"a negative cost of {wrong[0]}")
-    first, second = map(str, found["models"])
-    names = ("device", "memory", "rows_rule", "provenance")
-    return Costs((first, second), costs, **{name: found[name] for name in names})
+    first, second = map(_text, _list(found["models"]))
+    names = ("device", "memory", "rows_rule")
+    return Costs(
+        (first, second),
+        tuple(map(_cost, _list(found["costs"]))),
+        **{name: _text(found[name]) for name in names},
+        provenance=dict(found["provenance"]),
+    )
+
+
+def _cost(found: dict[str, Any]) -> Cost:
+    seconds = _real(found["seconds"])
+    if seconds < 0:
+        raise ValueError(f"seconds is {seconds}")
+    return Cost(
+        measure=_text(found["measure"]),
+        probes=None if found["probes"] is None else _count(found, "probes"),
+        seconds=seconds,
+        statistic=_text(found["statistic"]),
+        unknown=tuple(map(_text, _list(found["unknown"]))),
+        **{name: _count(found, name) for name in ("sites", "forward_flops", "measure_flops", "peak_bytes")},
+    )
+
+
+def _count(found: dict[str, Any], name: str) -> int:
+    value = found[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a whole number from 0 on")
+    return value

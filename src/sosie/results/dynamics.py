@@ -60,6 +60,8 @@ class Dynamics:
         for name, values in self.values.items():
             if values.value.shape != shape:
                 raise ValueError(f"{name}: values of shape {values.value.shape}, sites and steps make it {shape}")
+        if len(set(self.sites)) < len(self.sites):
+            raise ValueError(f"a site is named twice: {self.sites}")
         for steps in (self.steps_a, self.steps_b):
             if any(one >= other for one, other in pairwise(steps)):
                 raise ValueError(f"steps must increase: {steps}")

@@ -56,6 +56,8 @@ def read_json(path: str | os.PathLike[str], form: str | tuple[str, ...], newest:
         raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
     except json.JSONDecodeError as error:
         raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise DamagedFile(f"{path} is damaged: {error}") from error
     except RecursionError as error:
         raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
     forms = (form,) if isinstance(form, str) else form

@@ -47,17 +47,19 @@ class AtomTable:
         layers: Mapping[str, Tensor], names: Sequence[str] | None = None, dtype: torch.dtype = torch.float32
     ) -> AtomTable:
         """From the atoms of all models at once, (models, m, height, width) for each layer."""
+        _check_stack(layers, names, dtype)
         shapes = tuple(tuple(atoms.shape[1:]) for atoms in layers.values())
         first = next(iter(layers.values()))
         count = len(first)
+        wide = torch.promote_types(dtype, torch.float32)  # atoms are rounded once they are of length 1, not before
         rows = torch.empty(count, sum(math.prod(shape) for shape in shapes), dtype=dtype, device=first.device)
         start = 0
         for layer, atoms in layers.items():
-            flat = atoms.detach().flatten(1).to(first.device, dtype)
+            flat = atoms.detach().flatten(1).to(first.device, wide)
             norms = torch.linalg.vector_norm(flat.double(), dim=1)
             _check_norms(norms, layer, names)
             part = rows[:, start : start + flat.shape[1]]
-            torch.mul(flat, (1 / (norms * math.sqrt(len(shapes)))).to(dtype)[:, None], out=part)
+            torch.mul(flat, (1 / (norms * math.sqrt(len(shapes)))).to(wide)[:, None], out=part)
             start += flat.shape[1]
         own = tuple(map(str, range(count))) if names is None else tuple(names)
         return AtomTable(own, tuple(layers), shapes, rows)
@@ -96,6 +98,19 @@ def _check(name: str, atoms: Mapping[str, Tensor], first: str, layout: Mapping[s
             f"{layer}: {first} has atoms of {layout.get(layer, 'no such layer')}, {name} of "
             f"{shapes.get(layer, 'no such layer')}; atoms (number, height, width) must be alike to be compared"
         )
+
+
+def _check_stack(layers: Mapping[str, Tensor], names: Sequence[str] | None, dtype: torch.dtype) -> None:
+    if not layers:
+        raise ValueError("no layers: a table of atoms needs at least one")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype}: a table of atoms holds floating point numbers")
+    counts = {layer: len(atoms) for layer, atoms in layers.items()}
+    first, count = next(iter(counts.items()))
+    if odd := next((layer for layer in counts if counts[layer] != count), None):
+        raise ValueError(f"{odd} has atoms of {counts[odd]} models, {first} of {count}")
+    if names is not None and len(names) != count:
+        raise ValueError(f"{len(names)} names for {count} models")
 
 
 def _check_norms(norms: Tensor, layer: str, names: Sequence[str] | None) -> None:

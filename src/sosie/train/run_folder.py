@@ -163,7 +163,7 @@ def read_about(folder: Path) -> About | None:
         return None
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of too many digits
         raise DamagedFile(f"{path} is not whole JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DamagedFile(f"{path} is JSON, but not of a recorded run (no format {FORMAT!r} in it)")
@@ -239,6 +239,8 @@ def chosen_sites(run: Run, sites: str | Sequence[str] | None) -> list[str]:
         if not found:
             raise ValueError(f"no site {asked!r} was recorded in {run.folder}{nearest(str(asked), run.sites)}")
         wanted |= found
+    if not wanted:
+        raise ValueError("an empty list of sites; leave sites out for all that were recorded")
     return [site for site in run.sites if site in wanted]
 
 

@@ -26,10 +26,10 @@ def of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> list[Caveat]:
             "freeze(model, 'coefficients') keeps them"
         )
         found += [Caveat(text, site) for site in moved]
-    if a is not b and a.sites == b.sites:
-        apart = differ(a.coefficient_sums()[-1:], b.coefficient_sums()[-1:])
+    if a is not b:
+        ours, theirs = (run.coefficient_sums()[-1:, [run.sites.index(site) for site in sites]] for run in (a, b))
         text = f"{a.name} and {b.name} have other coefficients: atom i of one is not atom i of the other"
-        found += [Caveat(text, site) for site, other in zip(a.sites, apart, strict=True) if other and site in sites]
+        found += [Caveat(text, site) for site, other in zip(sites, differ(ours, theirs), strict=True) if other]
     return found
 
 

@@ -59,7 +59,11 @@ def dynamics(
         runs = []
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
-                if given := [key for key, value in options.items() if value is not None and value != "flatten"]:
+                if given := [
+                    key
+                    for key, value in options.items()
+                    if value is not None and not (key == "rows" and value == "flatten")
+                ]:
                     raise ValueError(f"{thing} is a recorded run: {given[0]}= was settled when it was recorded")
                 runs.append(open_run(thing))
             elif is_checkpoints(thing):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...linalg import u_centred
 from ...measures import Measure, settled
 from ...progress import track
-from ...results import Caveat, Values
+from ...results import Caveat, DamagedFile, Values
 from ...stats import Alignment, Atoms, DebiasedAlignment, Sample, TensorPair, UncentredAlignment
 from ...train.run_folder import Run
 from ..evaluate import CONSTANT
@@ -37,6 +37,8 @@ def site_values(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: 
     for k, site in enumerate(track(sites, measure.name, len(sites), "sites")):
         try:
             value, doubts = _at_site(measure, a, b, site, budget)
+        except DamagedFile:
+            raise
         except (ValueError, ImportError, torch.linalg.LinAlgError) as error:
             refused.append(error)
             caveats.append(Caveat(f"undefined: {error}", site))

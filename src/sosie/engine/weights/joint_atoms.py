@@ -117,11 +117,11 @@ def common_atoms(weights: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
     """Of weights (models, kernels, entries): orthonormal coefficients (kernels, m), and atoms (models, m, entries)."""
     count, rows, entries = weights.shape
     side_by_side = weights.movedim(0, 1).reshape(rows, count * entries)
-    u, s, vh = torch.linalg.svd(side_by_side, full_matrices=False)
+    u, _, _ = torch.linalg.svd(side_by_side, full_matrices=False)
     sign = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # known up to it: the largest entry is positive
-    keep = min(atoms, len(s))
-    own = (s[:, None] * vh * sign.T)[:keep]
-    return (u * sign)[:, :keep], own.reshape(keep, count, entries).movedim(1, 0)
+    coefficients = (u * sign)[:, :atoms]
+    # From the weights, not from the other singular vectors: a model of zeros has atoms of zeros, not of rounding.
+    return coefficients, coefficients.T @ weights
 
 
 def polar_atoms(kernels: Tensor) -> Tensor:

@@ -119,5 +119,5 @@ def _decomposed(kernels: Sequence[dict[str, Tensor]], count: int, based: bool) -
         for k, layers in enumerate(found):
             layers[name] = own[k]
         sizes, lost = weights.flatten(1).norm(dim=1), (weights - coefficients @ own).flatten(1).norm(dim=1)
-        errors.append(lost[sizes > 0] / sizes[sizes > 0])
+        errors.append(torch.where(sizes > 0, lost / sizes, 0.0))  # as `relative_error` has it
     return [less(layers, found[0]) for layers in found[1:]] if based else found, torch.cat(errors)

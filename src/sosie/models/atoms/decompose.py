@@ -48,7 +48,17 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
 def recompose(model: nn.Module) -> nn.Module:
     """A copy in which every `AtomConv2d` is a plain convolution again."""
-    return _mapped(model, lambda name, layer: layer.to_conv() if isinstance(layer, AtomConv2d) else layer)
+    tied: dict[tuple[Tensor, Tensor], nn.Conv2d] = {}
+
+    def plain(name: str, layer: nn.Module) -> nn.Module:
+        if not isinstance(layer, AtomConv2d):
+            return layer
+        made = layer.to_conv()
+        # Layers that share their parts go on sharing the weight.
+        made.weight = tied.setdefault((layer.coefficients, layer.atoms), made).weight
+        return made
+
+    return _mapped(model, plain)
 
 
 def replace_convolutions(

@@ -92,23 +92,27 @@ class Federated:
             raise DamagedFile(f"{path} is a safetensors file, but holds no federated learning of sosie's")
         with torch.random.fork_rng(devices=[]):
             template = make().eval()
-        about, count = json.loads(text["about"]), len(tensors["accuracy"])
+        try:
+            about, count = json.loads(text["about"]), len(tensors["accuracy"])
+            method, head, history = str(about["method"]), tuple(about["head"]), list(about["history"])
+            for entry in history:
+                entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
         state = _under("state", tensors)
         state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
         for name, t in state_of(template).items():
             if name not in state or state[name].shape[1:] != t.shape:
                 there = tuple(state[name].shape[1:]) if name in state else "not there"
                 raise ValueError(f"{path} is of another model: {name} is {there}, make() has {tuple(t.shape)}")
-        for entry in about["history"]:
-            entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
         values = {name: tensors.get(name) for name in _VALUES}
         return Federated(
-            about["method"],
+            method,
             state,
             _under("shared", tensors),
             **values,  # type: ignore[arg-type]
-            history=about["history"],
-            head=tuple(about["head"]),
+            history=history,
+            head=head,
             template=template,
         )
 

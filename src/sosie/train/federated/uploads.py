@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +31,15 @@ def arrived(
         upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
         wrong = _wrong_form(upload, sent)
         if wrong is None:
-            uploads[k] = upload
+            # As the server will have it: a large number of double precision is infinite there.
+            uploads[k] = {name: tensor.detach().to(sent[name]) for name, tensor in upload.items()}
         else:
             reasons[client] = wrong
     for k in list(uploads):
         one = {name: tensor.unsqueeze(0) for name, tensor in uploads[k].items()}
         reasons |= _not_finite([who[k]], one)
     good = [k for k, client in enumerate(who) if client not in reasons]
-    stacked = {name: torch.stack([uploads[k][name].to(sent[name]) for k in good]) for name in sent} if good else {}
+    stacked = {name: torch.stack([uploads[k][name] for k in good]) for name in sent} if good else {}
     return stacked, good, reasons
 
 
@@ -60,14 +62,20 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     return found
 
 
-def _wrong_form(upload: Mapping[str, Tensor], sent: State) -> str | None:
+def _wrong_form(upload: Any, sent: State) -> str | None:
     """What is wrong with the names and shapes of an upload."""
+    if not isinstance(upload, Mapping):
+        return f"the upload is a {type(upload).__name__}, not tensors by name"
     if missing := [name for name in sent if name not in upload]:
         return f"{missing[0]} is missing"
     if more := [name for name in upload if name not in sent]:
         return f"{more[0]} is not something that the server shares"
     for name, tensor in upload.items():
         wanted = tuple(sent[name].shape[1:])
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != wanted:
-            return f"{name} is {tuple(getattr(tensor, 'shape', ()))}, the server has {wanted}"
+        if not isinstance(tensor, Tensor):
+            return f"{name} is a {type(tensor).__name__}, not a tensor"
+        if tuple(tensor.shape) != wanted:
+            return f"{name} is {tuple(tensor.shape)}, the server has {wanted}"
+        if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
+            return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) holds no numbers that can be averaged"
     return None
