@@ -32,8 +32,8 @@ def found() -> Costs:
 
 def test_atoms_cost_what_is_counted_by_hand(found: Costs) -> None:
     row = found.of("atom_cosine")
-    # Of each layer one product and two norms of m k² entries, two operations an entry.
-    assert (row.flops, row.forward_flops, row.sites) == (4 * 3 * 2 * 6 * 9, 0, 4)
+    # Of each layer one product and two norms of m k² entries, two operations an entry; conv1 has four kernels.
+    assert (row.flops, row.forward_flops, row.sites) == (3 * 2 * (4 + 6 + 6 + 6) * 9, 0, 4)
     assert row.probes is None
     wide = cost("alexnet(atoms=9)", measures="atom_cosine").of("atom_cosine")
     assert wide.flops == 6 * (9 * 25 + 9 * 25 + 3 * 9 * 9)

@@ -6,6 +6,7 @@ import torch
 from small_clients import WAY, apart, make, some_clients, started
 
 from sosie.train.federated import simulate
+from sosie.train.federated.uploads import arrived
 from sosie.train.stack import State, state_of
 
 
@@ -69,3 +70,12 @@ def test_clients_that_diverge_are_dropped() -> None:
     together = simulate(make, some_clients(), "fedavg", **{**WAY, "rate": 1e200})
     assert apart(together.shared, state_of(started())) == 0
     assert "every client was dropped" in together.history[1]["note"]
+
+
+def test_a_batch_norm_counts_its_batches_in_one_number_a_client() -> None:
+    kept = {"bn.running_var": torch.ones(3, 2), "bn.num_batches_tracked": torch.tensor([4, 4, 4])}
+    kept["bn.running_var"][1, 0] = torch.nan
+    uploads, good, dropped = arrived(0, [5, 6, 7], {"w": torch.ones(3, 2)}, kept, None)
+    assert good == [0, 2]
+    assert uploads["w"].shape == (2, 2)
+    assert dropped == {6: "bn.running_var has values that are NaN or infinite"}
