@@ -47,7 +47,7 @@ def test_several_models(tmp_path: Path) -> None:
 
 
 def test_chance_stands_beside_the_value_of_joint_atoms() -> None:
-    found = CliRunner().invoke(app, [*"weights small_cnn(seed=0) small_cnn(seed=1)".split(), *JOINT.split()])
+    found = CliRunner().invoke(app, ["weights", "small_cnn(seed=0)", "small_cnn(seed=1)", *JOINT.split()])
     value = sosie.compare_weights(
         "small_cnn(seed=0)", "small_cnn(seed=1)", measures="atom_cosine", joint=9, null="weights", draws=2
     )["atom_cosine"]
