@@ -39,3 +39,12 @@ def test_the_table_and_the_file(tmp_path: Path) -> None:
 def test_mistakes_are_told() -> None:
     assert "100,1000" in run("small_cnn", "--probes", "many")
     assert "linear_cka" in run("small_cnn", "--measures", "linear_ckaa")
+
+
+def test_a_model_without_atoms_has_measures_too() -> None:
+    printed = run("small_cnn(width=2, size=8)", "--probes", "8", "--shape", "1x8x8")
+    assert [line.split()[0] for line in printed.splitlines() if " M " in line or " k " in line] == [
+        "cca_r2",
+        "linear_cka",
+        "wcka",
+    ]

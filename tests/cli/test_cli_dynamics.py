@@ -66,7 +66,8 @@ def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
         ([run, run, run], "one run, or two"),
         ([tmp_path], "has no run.json"),
         ([run, "--data", "demo"], "data= was settled"),
-        (["small_cnn"], "at least two checkpoints"),
+        (["small_cnn"], "of checkpoints name two or more"),
+        ([tmp_path / "nowhere"], "nowhere: no such folder"),
     ]:
         found = CliRunner().invoke(app, ["dynamics", *map(str, words)])
         assert found.exit_code != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,29 @@ def test_a_damaged_record_is_no_undefined_value(tmp_path: Path) -> None:
     (tmp_path / "r" / "records").write_bytes(content)
     with pytest.raises(sosie.results.DamagedFile, match="step 1 is damaged"):
         sosie.dynamics(tmp_path / "r")
+
+
+def test_depth_is_known_only_where_something_tells_it(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        layers = {"z": AtomConv2d(1, 3, 3, 4), "m": nn.Conv2d(3, 3, 3), "a": AtomConv2d(3, 2, 3, 4)}
+        return nn.Sequential(OrderedDict(layers))
+
+    torch.manual_seed(0)
+    models = [make() for _ in range(3)]
+    models[1].get_submodule("z").load_state_dict(models[2].get_submodule("z").state_dict())
+    whole = sosie.dynamics(models)
+    assert whole.sites == ("z", "m", "a")
+    assert whole.settled(0.99) == {"z": 1, "m": 2, "a": 2}
+    assert whole.order().correlation == pytest.approx(np.sqrt(3) / 2)
+    states = sosie.dynamics([model.state_dict() for model in models])
+    assert states.sites == whole.sites
+    assert states.order().correlation == whole.order().correlation
+    paths = [tmp_path / f"{k}.safetensors" for k in range(3)]
+    for path, model in zip(paths, models, strict=True):
+        save_file(model.state_dict(), path)
+    files = sosie.dynamics(paths)
+    assert files.sites == ("a", "m", "z")  # sorted by name
+    assert files.order().correlation is None
+    assert "not in order of depth" in files["weight_cosine"].caveats[0].text
+    again = sosie.load(files.save(tmp_path / "d.json"))
+    assert not again.by_depth

@@ -102,6 +102,9 @@ def test_chance_is_what_shuffled_weights_give() -> None:
     assert exact.null is not None
     assert exact.p is not None
     assert np.abs(np.diag(exact.null)[1:4]).max() < 0.1
+    without = sosie.compare_weights(a, b, measures="atom_cosine", joint=18)["atom_cosine"]
+    told = [any("null='weights' measures it" in c.text for c in found.caveats) for found in (exact, without)]
+    assert told == [False, True]
     itself = sosie.compare_weights(a, copy.deepcopy(a), measures="atom_cosine", joint=18, null="weights", draws=3)
     assert np.diag(itself.matrix()) == pytest.approx(1, abs=1e-12)
     assert np.abs(np.diag(itself["atom_cosine"].null)).max() < 0.5

@@ -211,3 +211,9 @@ def test_one_time_alone_is_no_accident(look: Any) -> None:
     one = Values(np.ones((2, 1, 1)), 1, "", "up", (0.0, 1.0), 1.0)
     seen = look(Dynamics("r", "r", "atoms", ("a", "b"), (5,), (5,), {"m": one}))
     assert seen.complaints == []
+
+
+def test_two_sites_correlate_with_depth_whatever_they_do() -> None:
+    assert "step and depth correlate" in sentence(example(3), "atom_cosine")
+    assert "last" in sentence(example(2), "atom_cosine")
+    assert "correlate" not in sentence(example(2), "atom_cosine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small_clients import some_clients
 
 from sosie.train.federated import Clients, split_classes, split_tasks
 
@@ -101,3 +102,7 @@ def test_what_is_wrong_is_said() -> None:
     a = pool(4, 40, 6, 1)
     with pytest.raises(ValueError, match="clients with 8 and with 4 train images"):
         a.joined(Clients(a.images, a.labels, a.train[:, :4], a.test, a.tasks))
+
+
+def test_clients_are_shown_without_their_images() -> None:
+    assert repr(some_clients()) == "<Clients: 4 with 12 images to train on and 5 to test on each, 2 tasks>"

@@ -11,6 +11,7 @@ import torch
 from small_clients import WAY, apart, make, some_clients, started
 
 from sosie.train.federated import simulate
+from sosie.train.federated.uploads import arrived
 from sosie.train.stack import State, state_of
 
 
@@ -97,3 +98,12 @@ def test_uploads_of_no_use_are_dropped_before_they_reach_the_mean(change: Callab
     assert list(found.history[0]["dropped"]) == [1]
     assert reason in found.history[0]["dropped"][1]
     assert all(torch.isfinite(t).all() for t in found.shared.values())
+
+
+def test_a_batch_norm_counts_its_batches_in_one_number_a_client() -> None:
+    kept = {"bn.running_var": torch.ones(3, 2), "bn.num_batches_tracked": torch.tensor([4, 4, 4])}
+    kept["bn.running_var"][1, 0] = torch.nan
+    uploads, good, dropped = arrived(0, [5, 6, 7], {"w": torch.ones(3, 2)}, kept, None)
+    assert good == [0, 2]
+    assert uploads["w"].shape == (2, 2)
+    assert dropped == {6: "bn.running_var has values that are NaN or infinite"}

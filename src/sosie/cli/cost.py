@@ -14,8 +14,9 @@ def cost(
     model: Annotated[str, typer.Argument(help="A model, e.g. 'alexnet(atoms=9)' or tiny10@weights.safetensors.")],
     model_b: Annotated[str | None, typer.Argument(help="The other; else the model meets itself.")] = None,
     measures: Annotated[
-        str, typer.Option(help="Measures, separated by commas; of activations, of atoms, of weights.")
-    ] = "atom_cosine,cca_r2,linear_cka,wcka",
+        str | None,
+        typer.Option(help="Measures, separated by commas; else cca_r2, linear_cka, wcka, and of atoms atom_cosine."),
+    ] = None,
     probes: Annotated[str, typer.Option(help="Numbers of inputs, separated by commas.")] = "100,1000,10000",
     data: Annotated[str | None, typer.Option(help="Inputs from here, e.g. demo or cifar10; else random ones.")] = None,
     shape: Annotated[
@@ -41,7 +42,7 @@ def cost(
     found = engine.cost(
         model,
         model_b,
-        split(measures) or [],
+        None if measures is None else split(measures) or [],
         data,
         input_shape=None if shape is None else parse_shape(shape),
         probes=_numbers(probes),

@@ -50,6 +50,8 @@ def dynamics(
         raise ValueError(f"{recorded[0]} is a recorded run and {other} is none: give one or two runs, or checkpoints")
     if len(recorded) > 2:
         raise ValueError(f"one run, or two against each other; got {len(recorded)}")
+    if not recorded and len(runs) == 1 and not Path(runs[0]).exists():
+        raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder; of checkpoints name two or more")
     folders = [text for text in runs if Path(text).is_dir()]
     if not recorded and folders:
         raise FileNotFoundError(f"{folders[0]} is no recorded run: it has no run.json")

@@ -120,7 +120,7 @@ def sentence(found: Dynamics, measure: str) -> str:
         return f"By {name}, all sites have settled (0.99 of the last state) from step {start} on."
     text = f"By {name}, {in_a_sentence(first)} settles first (0.99 of its last state from step {start} on) and "
     text += f"{in_a_sentence(last_site)} last (step {end})"
-    if order.correlation is None:
+    if order.correlation is None or len(known) < 3:  # of two it is always 1 or -1
         return f"{text}."
     way = "bottom-up" if order.correlation > 0 else "top-down" if order.correlation < 0 else "neither way"
     return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
@@ -164,6 +164,7 @@ def _contents(found: Dynamics) -> dict[str, Any]:
     return {
         "ramp": list(ramp()),
         "twoRuns": found.two_runs,
+        "byDepth": found.by_depth,
         "what": visible(found.what),
         "names": [visible(found.name_a), visible(found.name_b)],
         "sites": [visible(site) for site in found.sites],

@@ -25,7 +25,10 @@ def print_in_order(result: Comparison, console: Console) -> None:
     ]
     longest = max(map(len, sites))
     for intervals in (True, False):
-        columns = [_column(result, name, intervals=intervals and not k) for k, name in enumerate(result.values)]
+        columns = []
+        for k, name in enumerate(result.values):
+            columns.append(_column(result, name, intervals=intervals and not k))
+            columns += _chance(result, name)
         taken = sum(map(_width, columns))
         room = max(min(longest, console.width - taken - 2), min(longest, NARROWEST))
         if taken + room < console.width:
@@ -76,3 +79,12 @@ def _column(result: Comparison, name: str, *, intervals: bool) -> Column:
         edges = zip(np.diag(values.low), np.diag(values.high), strict=True)
         cells = [f"{cell} [{_number(low)}, {_number(high)}]" for cell, (low, high) in zip(cells, edges, strict=True)]
     return visible(name).replace("_", "\n"), cells
+
+
+def _chance(result: Comparison, name: str) -> list[Column]:
+    """What chance gives at each layer, where it was measured: some values mean nothing without."""
+    values = result[name]
+    if is_shifted(result) or values.null is None or values.null_spread is None:
+        return []
+    pairs = zip(np.diag(values.null), np.diag(values.null_spread), strict=True)
+    return [("by\nchance", [f"{_number(null)}±{_number(spread)}" for null, spread in pairs])]

@@ -30,7 +30,9 @@ class Order:
 
     sites: tuple[str, ...]
     steps: tuple[int | None, ...]
-    correlation: float | None  # Spearman's, of step with depth: 1 is bottom-up; None where all settle together
+    correlation: (
+        float | None
+    )  # Spearman's, of step with depth: 1 is bottom-up; None where all settle together, or depth is not known
 
     @property
     def bottom_up(self) -> bool | None:
@@ -54,6 +56,7 @@ class Dynamics:
     values: dict[str, Values]  # of each measure: value (sites, times of A, times of B), caveats by site_a
     two_runs: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
+    by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
 
     def __post_init__(self) -> None:
         shape = (len(self.sites), len(self.steps_a), len(self.steps_b))
@@ -131,7 +134,8 @@ class Dynamics:
         place = {site: k for k, site in enumerate(self.sites)}
         sites = sorted(found, key=lambda site: (math.inf if found[site] is None else found[site], place[site]))
         known = [(place[site], step) for site, step in found.items() if step is not None]
-        return Order(tuple(sites), tuple(found[site] for site in sites), rank_correlation(known))
+        correlation = rank_correlation(known) if self.by_depth else None
+        return Order(tuple(sites), tuple(found[site] for site in sites), correlation)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each measure, site and pair of times."""
@@ -165,7 +169,9 @@ class Dynamics:
         return write_atomically(path, text + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
+        plain = {
+            name: getattr(self, name) for name in ("name_a", "name_b", "what", "two_runs", "by_depth", "provenance")
+        }
         steps = {name: list(getattr(self, name)) for name in ("sites", "steps_a", "steps_b")}
         values = {name: _values_as_json(values) for name, values in self.values.items()}
         return {"format": DYNAMICS, "version": DYNAMICS_VERSION, **plain, **steps, "values": values}
@@ -224,12 +230,14 @@ def dynamics_from_json(found: dict[str, Any]) -> Dynamics:
         _steps(found["steps_a"]),
         _steps(found["steps_b"]),
     )
-    if not isinstance(found["two_runs"], bool):
-        raise TypeError(f"two_runs is {found['two_runs']!r}")
+    two_runs, by_depth = found["two_runs"], found.get("by_depth", True)
+    if not isinstance(two_runs, bool) or not isinstance(by_depth, bool):
+        raise TypeError(f"two_runs is {two_runs!r}, by_depth {by_depth!r}")
     shape = (len(sites), len(steps_a), len(steps_b))
     values = {_text(name): _values(given, shape) for name, given in found["values"].items()}
     name_a, name_b, what = (_text(found[key]) for key in ("name_a", "name_b", "what"))
-    return Dynamics(name_a, name_b, what, sites, steps_a, steps_b, values, found["two_runs"], dict(found["provenance"]))
+    about = dict(found["provenance"])
+    return Dynamics(name_a, name_b, what, sites, steps_a, steps_b, values, two_runs, about, by_depth)
 
 
 def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:

@@ -111,7 +111,8 @@ def _sentence(
     slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
     aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))
     near = ", give or take one" if slack else ""
-    return f"{text}; {aligned} of {len(partner)} layers find their best match at the same depth{near}."
+    known = sum(p is not None for p in best_partner)  # a mean over layers may have no value at all
+    return f"{text}; {aligned} of {known} layers find their best match at the same depth{near}."
 
 
 def _chance(values: Values, best_partner: tuple[int | None, ...]) -> str:

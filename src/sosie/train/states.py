@@ -79,12 +79,12 @@ def weights_of(model: Model, sites: Any = None) -> dict[str, Tensor]:
                 found[name], kinds[name] = weight.detach(), module
     parameters = parameters_of(model)
     if not isinstance(model, nn.Module):
-        found = {n.removesuffix(".weight"): t for n, t in parameters.items() if n.endswith(".weight") and t.ndim > 1}
-        for name in [n.removesuffix(".atoms") for n in parameters if n.endswith(".atoms")]:
-            if f"{name}.coefficients" in parameters:
-                found[name] = torch.einsum(
-                    "oim,mhw->oihw", parameters[f"{name}.coefficients"], parameters[f"{name}.atoms"]
-                )
+        for full, tensor in parameters.items():
+            name, _, last = full.rpartition(".")
+            if name and last == "weight" and tensor.ndim > 1:
+                found[name] = tensor
+            elif last == "atoms" and f"{name}.coefficients" in parameters:
+                found[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], tensor)
     if sites is None:
         if not found:
             raise ValueError("the model has no layer with a matrix of weights; name parameters as sites")

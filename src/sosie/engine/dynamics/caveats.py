@@ -9,6 +9,10 @@ from ...results import Caveat
 from ...train.run_folder import Run, differ
 
 SHOWN = 6  # steps that are named
+SORTED = (
+    "safetensors files keep layers by name, not in order of depth: name the model as well (file.py:factory@weights) to "
+    "have them in order"
+)
 
 
 def of_run(run: Run) -> Iterator[Caveat]:

@@ -68,6 +68,20 @@ def recorded(
     return open_run(place)
 
 
+def sorted_by_name(checkpoints: Checkpoints) -> bool:
+    """Whether they are read without a model from safetensors, which sorts by name: depth is not known then."""
+    given = checkpoints.given
+    things = given.values() if isinstance(given, Mapping) else given
+    return any(_without_model(thing, checkpoints.kind) and Path(thing).suffix == ".safetensors" for thing in things)
+
+
+def _without_model(thing: Any, kind: str) -> bool:
+    """A file of weights by itself."""
+    if kind == "activations" or not isinstance(thing, (str, os.PathLike)):
+        return False
+    return Path(thing).is_file() and Path(thing).suffix != ".py"
+
+
 def _steps(given: Any) -> list[tuple[int, str, Any]]:
     """Step, name and checkpoint, in order."""
     pairs = list(given.items()) if isinstance(given, Mapping) else list(enumerate(given))
@@ -87,9 +101,8 @@ def _name(thing: Any, step: int) -> str:
 def _opened(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any]:
     """A model or a state dict, and how its inputs are prepared."""
     if isinstance(thing, (str, os.PathLike)):
-        path = Path(thing)
-        if kind != "activations" and path.is_file() and path.suffix != ".py":
-            return read_weights(path)[0], None
+        if _without_model(thing, kind):
+            return read_weights(thing)[0], None
         thing = open_model(str(thing))
     if _is_state(thing):
         if kind == "activations":

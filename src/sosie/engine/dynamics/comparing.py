@@ -11,13 +11,13 @@ import torch
 
 from ...capture import Rule
 from ...measures import Measure, find
-from ...results import Dynamics, Values
+from ...results import Caveat, Dynamics, Values
 from ...stats import Atoms, LinearMaps, TensorPair
 from ...train.run_folder import Run, chosen_sites, is_run, open_run
 from ..plan import parse_size
 from ..provenance import provenance
-from .caveats import of_coefficients, of_run
-from .checkpoints import MAX_ROWS, Checkpoints, is_checkpoints, recorded
+from .caveats import SORTED, of_coefficients, of_run
+from .checkpoints import MAX_ROWS, Checkpoints, is_checkpoints, recorded, sorted_by_name
 from .values import MEMORY, site_values
 
 DEFAULTS = {"atoms": "atom_cosine", "weights": "weight_cosine", "activations": "debiased_cka"}
@@ -56,7 +56,7 @@ def dynamics(
         options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
         if other is not None and folder is not None:
             raise ValueError("folder= keeps the checkpoints of one run; leave it out where there are two")
-        runs = []
+        runs, by_depth = [], True
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
                 if given := [
@@ -69,13 +69,14 @@ def dynamics(
             elif is_checkpoints(thing):
                 kind = _kind(chosen, data)
                 checkpoints = Checkpoints(thing, kind, sites, device, max_rows or MAX_ROWS)
+                by_depth = by_depth and not sorted_by_name(checkpoints)
                 runs.append(recorded(checkpoints, stack, folder, **options))
             else:
                 raise TypeError(
                     f"dynamics takes the folder of a recorder (with a run.json), a list of checkpoints or {{step: "
                     f"checkpoint}}, got {_named(thing)}"
                 )
-        return _between(runs, chosen, sites, budget, data)
+        return _between(runs, chosen, sites, budget, data, by_depth)
 
 
 def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> list[Measure] | None:
@@ -115,7 +116,9 @@ def _reads(measure: Measure) -> str:
     return "activations"
 
 
-def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any) -> Dynamics:
+def _between(
+    runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, by_depth: bool
+) -> Dynamics:
     a, b = runs[0], runs[-1]
     names = _sites(a, b, sites)
     for each in runs:
@@ -126,6 +129,7 @@ def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget
         if (kind := _reads(measure)) != a.about.what:
             raise ValueError(f"{measure.name} is of {kind}, and {a.name} is a record of {a.about.what}")
     known = [caveat for each in dict.fromkeys(runs) for caveat in of_run(each)]
+    known += [] if by_depth else [Caveat(SORTED)]
     known += of_coefficients(a, b, names) if a.about.what == "atoms" else []
     values: dict[str, Values] = {}
     for measure in chosen:
@@ -142,6 +146,7 @@ def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget
         values,
         len(runs) == 2,
         provenance(settings=settings, models=[each.about.model for each in dict.fromkeys(runs)], data=data),
+        by_depth,
     )
 
 

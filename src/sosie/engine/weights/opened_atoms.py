@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,7 +18,12 @@ from .shuffling import shuffled
 from .sources import WeightSource
 
 POLAR = "polar"
+SHOWN = 6  # layers that are named
 UNMATCHED = "neurons were not matched first: match='weights' does that, for models that started from different weights"
+WITHOUT_CHANCE = (
+    "common atoms are chosen for what the models share, so chance gives high values, the higher the fewer atoms: "
+    "null='weights' measures it"
+)
 NEVER_NEGATIVE = (
     "polar factors are positive, so their cosine is never negative, and far from 0 for any two layers: read it beside "
     "what shuffled weights give"
@@ -45,9 +50,18 @@ def open_atoms(sources: Sequence[WeightSource], measures: Sequence[Measure], opt
         named = [(source.name, source.model) for source in sources]
         layers = shared_layers(named, options.base, measures)
         statistic = "atoms on shared coefficients" + ("" if options.base is None else ", less those of a common base")
-        doubts = () if options.base is not None else (Caveat(STARTED),)
-        return AtomComparison(_sides(sources, layers), measures, statistic, caveats=doubts)
+        sides = _sides(sources, layers)
+        doubts = [Caveat(STARTED)] if options.base is None else list(_unmoved(sides))
+        return AtomComparison(sides, measures, statistic, caveats=tuple(doubts))
     return (_polar if options.joint == POLAR else _joint)(sources, measures, options)
+
+
+def _unmoved(sides: Sequence[AtomSide]) -> Iterator[Caveat]:
+    for side in sides:
+        if still := [name for name, change in side.layers.items() if not change.any()]:
+            more = f" and {len(still) - SHOWN} more" if len(still) > SHOWN else ""
+            told = f"{', '.join(still[:SHOWN])}{more}"
+            yield Caveat(f"{side.name} has the atoms of the base at {told}: it did not move, so there is no direction")
 
 
 def _sides(sources: Sequence[WeightSource], layers: Sequence[Layers]) -> list[AtomSide]:
@@ -98,12 +112,14 @@ def _joint(sources: Sequence[WeightSource], measures: Sequence[Measure], options
 
     told = f"{float(errors.min()):.2g} to {float(errors.max()):.2g}"
     doubts = [f"{count} common atoms of {len(plain)} models leave out {told} of the norm of a layer's weights", *notes]
+    doubts += [] if options.match else [UNMATCHED]
+    doubts += [] if options.draws else [WITHOUT_CHANCE]
     return AtomComparison(
         _sides(sources, layers),
         measures,
         f"joint decomposition of {len(plain)} models into {count} atoms, coefficients with orthonormal columns"
         + (", less those of a common base" if start else ""),
-        caveats=tuple(Caveat(text) for text in (doubts if options.match else [*doubts, UNMATCHED])),
+        caveats=tuple(Caveat(text) for text in doubts),
         redrawn=redrawn,
         draws=options.draws,
     )

@@ -112,10 +112,11 @@ function timeFigure(found) {
   const stops = Array.from({ length: 9 }, (_, k) => depthColour((k / 8) * (DATA.sites.length - 1)));
   const bar = element("span", { class: "depth-bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  const order = DATA.byDepth ? "layer" : "by name";
   const dots = DATA.thresholds.length ? `; dots: settled at ${DATA.thresholds[0]}` : "";
   return element("figure", { class: "card" }, [
     element("figcaption", {}, [element("h3", {}, `Nearness to the last state${DATA.twoRuns ? " of B" : ""}`),
-      element("p", { class: "quiet legends" }, [element("span", { class: "legend" }, ["first layer", bar, `last layer${dots}`])])]),
+      element("p", { class: "quiet legends" }, [element("span", { class: "legend" }, [`first ${order}`, bar, `last ${order}${dots}`])])]),
     overTime(found),
   ]);
 }
@@ -149,7 +150,7 @@ function settledTable(found) {
   const first = (s) => found.toEnd(s, 0);
   const settled = (s, k) => found.measure.settled[k][s];
   return sortable([
-    { title: "Depth", number: true, key: (s) => s, cell: (s) => String(s + 1) },
+    { title: DATA.byDepth ? "Depth" : "Place", number: true, key: (s) => s, cell: (s) => String(s + 1) },
     { title: "Site", key: (s) => s, cell: (s) => named(DATA.sites[s]) },
     { title: "First state", number: true, key: first, cell: (s) => written(first(s), 3) },
     ...(DATA.twoRuns ? [{

@@ -16,24 +16,28 @@ function caveats(found) {
 }
 
 // What is shuffled where no rows are paired, by the rule that makes the rows.
-const CHANCE = { "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn" };
+const CHANCE = {
+  "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn",
+  tensors: "shuffled weights give",
+};
 
 function method(found) {
   const { measure, pair } = found;
-  const given = (kind, words) => {
+  const given = (kind, words, missing) => {
     if (measure[kind]) return words;
-    return measure.dropped.includes(kind) ? "left out here to keep the page small" : "none for this statistic";
+    return measure.dropped.includes(kind) ? "left out here to keep the page small" : missing;
   };
   const [layers, others] = [found.a.sites.length, found.b.sites.length];
   const facts = [
     ["Statistic", measure.statistic],
     pair.stitched?.overInputs.includes(measure.name) ? ["Inputs", `${measure.n.toLocaleString("en")}, each answered once`]
+      : pair.rule === "tensors" ? ["Numbers", `${measure.n.toLocaleString("en")} in all layers of A`]
       : ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
       : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
-    ["Interval", given("low", "95 %, given for each pair")],
-    ["Chance", given("null", `what ${CHANCE[pair.rule] ?? "the measure gives when rows are paired at random"}: mean ± spread, for each pair`)],
+    ["Interval", given("low", "95 %, given for each pair", "none for this statistic")],
+    ["Chance", given("null", `what ${CHANCE[pair.rule] ?? "the measure gives when rows are paired at random"}: mean ± spread, for each pair`, "not measured")],
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),

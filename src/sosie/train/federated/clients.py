@@ -51,6 +51,10 @@ class Clients:
     def __len__(self) -> int:
         return len(self.train)
 
+    def __repr__(self) -> str:
+        each = f"{self.train.shape[1]} images to train on and {self.test.shape[1]} to test on each"
+        return f"<Clients: {len(self)} with {each}, {len(self.tasks.unique())} tasks>"
+
     @property
     def classes(self) -> int:
         """How many classes the labels of the pool number."""

@@ -53,7 +53,8 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     """For each client with NaN or infinite numbers: where."""
     if not state:
         return {}
-    fine = torch.stack([torch.isfinite(stacked).flatten(1).all(1) for stacked in state.values()])  # (names, clients)
+    rows = (stacked.reshape(len(who), -1) for stacked in state.values())  # a batch norm's count is one number a client
+    fine = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
     found: dict[int, str] = {}
     for name, row in zip(state, fine.tolist(), strict=True):
         for client, good in zip(who, row, strict=True):
