@@ -287,8 +287,8 @@ def test_receive_keeps_personal_parts_and_refuses_what_does_not_fit() -> None:
     for name, tensor in model.state_dict().items():
         wanted = other.state_dict()[name] if name.endswith(".coefficients") else before[name]
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=0)
-    wider = small_cnn(width=4, atoms=5)
-    with pytest.raises(ValueError, match=r"conv1\.coefficients is \(4, 1, 5\), the model has \(4, 1, 3\)"):
+    wider = small_cnn(width=4, atoms=4)
+    with pytest.raises(ValueError, match=r"conv1\.coefficients is \(4, 1, 4\), the model has \(4, 1, 3\)"):
         receive(model, upload(wider))
     with pytest.raises(ValueError, match=r"conv1\.atoms, which is not wanted"):
         receive(model, upload(other, atoms=True))
