@@ -44,6 +44,12 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def high_water() -> int:
+    """KiB of memory that this process had at most; ru_maxrss of a child starts at what its parent had."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
 def machine() -> dict[str, Any]:
     on = torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu()
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from measuring import show, timed, write
+from measuring import high_water, show, timed, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -154,13 +153,13 @@ def peak(way: str, device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--listing-batch", type=int, default=BATCH, help="inputs of a batch of ResNet-56")
     parser.add_argument("--only-peak", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.only_peak:
         run(asked.only_peak, asked.device, 3)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(high_water() / 1024)
         return
     spent = timed(
         {way: lambda way=way: run(way, asked.device) for way in WAYS},  # type: ignore[misc]
@@ -175,7 +174,7 @@ def main() -> None:
     show(f"ResNet-20, batch {BATCH}, on {asked.device}", table)
     listing = against_the_listing(asked.device, asked.listing_batch, asked.repeats)
     show("all layers of ResNet-56", listing)
-    if asked.repeats >= 5 and asked.listing_batch == BATCH:
+    if asked.repeats >= 3 and asked.listing_batch == BATCH:
         name = "penalty" if asked.device == "cpu" else "penalty-gpu"
         write(name, {"what": __doc__, "rows": table, "listing": listing})
 

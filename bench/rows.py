@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 
-from measuring import show, write
+from measuring import high_water, show, write
 
 COUNTS = (1024, 2048, 4096, 8192)
 
 
 def child(count: int) -> None:
     """One comparison in a process of its own, whose peak memory is then known."""
-    import resource
 
     import torch
 
@@ -32,7 +31,7 @@ def child(count: int) -> None:
     start = time.perf_counter()
     sosie.compare(*models, batches(count))
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = high_water() / 1024
     print(json.dumps({"rows": count, "seconds": seconds, "ms a row": 1e3 * seconds / count, "peak MiB": peak}))
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 from typing import Any
 
 import torch
-from measuring import show, timed, wait, write
+from measuring import high_water, show, timed, wait, write
 from torch import Tensor, nn
 
 import sosie
@@ -72,29 +71,28 @@ def peaks(device: str, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     rows = []
     for images in sizes:
         if device.startswith("cuda"):
-            found = _peak(images, device)
+            found = [_peak(images, device, sketched) for sketched in (False, True)]
         else:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                found = pool.apply(_peak, (images, device))
+            found = []
+            for sketched in (False, True):
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    found.append(pool.apply(_peak, (images, device, sketched)))
         rows.append({"images": images, "GiB, lean passes": found[0], "GiB, sketch": found[1]})
     return rows
 
 
-def _peak(images: int, device: str) -> tuple[float, float]:
-    """Of the lean passes, and of a sketch of features × gradients after them; the data are not counted on a GPU."""
+def _peak(images: int, device: str, sketched: bool) -> float:
+    """Of the lean passes, or of a sketch of features × gradients, beyond the network and the data."""
     model, data = network(device), batches(images, device)
-    found = []
-    for way in (lambda: lean(model, data), lambda: sketch(model, data, ("hadamard",))):
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        way()
-        wait()
-        if device.startswith("cuda"):
-            found.append((torch.cuda.max_memory_allocated() - before) / 2**30)
-        else:
-            found.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
-    return found[0], found[1]
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        before = high_water() * 2**10
+    sketch(model, data, ("hadamard",)) if sketched else lean(model, data)
+    wait()
+    after = torch.cuda.max_memory_allocated() if device.startswith("cuda") else high_water() * 2**10
+    return (after - before) / 2**30
 
 
 def main() -> None:
@@ -114,7 +112,7 @@ def main() -> None:
         for name in ways
     ]  # fmt: skip
     show(f"8 blocks of ResNet-18, {asked.images} images, {asked.device}", rows)
-    memory = peaks(asked.device, (asked.images // 4, asked.images // 2, asked.images))
+    memory = peaks(asked.device, (asked.images // 4, asked.images // 2, asked.images, 2 * asked.images))
     show("peak memory", memory)
     if asked.images == IMAGES:
         name = "sketching" if asked.device == "cpu" else "sketching-gpu"

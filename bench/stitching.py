@@ -6,11 +6,10 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import show, timed, write
+from measuring import high_water, show, timed, write
 
 import sosie
 from sosie.capture import watch
@@ -74,15 +73,9 @@ def memory(way: Callable[..., Any], images: int, layers: list[str]) -> float:
 def _peak(way: Callable[..., Any], images: int, layers: list[str]) -> float:
     data, pair = batches(images), networks()
     forward(data[:1], pair)
-    before = _high_water()
+    before = high_water()
     way(data, pair, layers)
-    return (_high_water() - before) / 2**20
-
-
-def _high_water() -> int:
-    """KiB; a child inherits its parent's ru_maxrss, but not this."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+    return (high_water() - before) / 2**20
 
 
 def _spent(way: Callable[[], Any]) -> float:
