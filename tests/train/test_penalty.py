@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sosie.capture import SiteError, UnknownSite, watch
 from sosie.measures import MEASURES
-from sosie.models import AtomConv2d, cifar_resnet, vgg11, vit
+from sosie.models import AtomConv2d, cifar_resnet, share_coefficients, vgg11, vit
 from sosie.train import Penalty, fit
 
 
@@ -324,6 +324,11 @@ def test_weights_of_members_and_of_a_target() -> None:
     with Penalty(a, "weight_cosine", "2", 1.0, target=b) as penalty:
         assert float(penalty().detach()) == pytest.approx(1 - float(cosine.detach()), abs=1e-6)
     atoms = [nn.Sequential(AtomConv2d(2, 3, 3, 4)) for _ in range(2)]
+    with pytest.raises(ValueError, match="do not share their coefficients"):
+        Penalty(atoms, "atom_cosine")
+    with pytest.raises(ValueError, match="do not share their coefficients"):
+        Penalty(atoms[0], "atom_cosine", target=atoms[1])
+    share_coefficients(atoms[0], atoms[1:])
     cosine = torch.cosine_similarity(*(each[0].atoms.flatten() for each in atoms), dim=0)
     with Penalty(atoms, "atom_cosine", weight=1.0, reduce="mean") as penalty:
         assert float(penalty().detach()) == pytest.approx(float(cosine.detach()), abs=1e-6)

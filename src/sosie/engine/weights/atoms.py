@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ...capture import unwrap
 from ...measures import Measure, atom_cosine, settled
 from ...models import atom_layers
+from ...models.atoms import check_shared
 from ...progress import Progress
 from ...results import Array, Caveat, Side, Values
 from ...stats import Atoms, AtomTable
 from ..chance import Chance, judged
 from .layers import ALL, tensor_sites
-from .shared_atoms import check_shared
 
 OTHERS = (
     "NaN for pairs of different layers: their coefficients are not shared, so that no atom of one belongs to another"
@@ -69,7 +69,8 @@ def shared_layers(
             )
     # The span of atoms does not depend on coefficients; their differences and their cosine do.
     if base is not None or any("linear" not in measure.invariant for measure in measures):
-        check_shared([*named, *([] if base is None else [("the base", base)])])
+        every = [*named, *([] if base is None else [("the base", base)])]
+        check_shared([(name, unwrap(model)) for name, model in every])
     found = [atoms_of(model) for _, model in named]
     return found if base is None else [less(layers, atoms_of(base)) for layers in found]
 

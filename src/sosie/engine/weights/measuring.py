@@ -18,7 +18,7 @@ from ...results import Array, Comparison
 from ...stats import UncentredLinearMaps
 from .chains import Chain, chain_of, stacked
 from .kernels import Kernels, inner_products, of_chains, of_maps
-from .probing import PROBES, Probed, probe
+from .probing import PROBES, Probed, common_scale, probe
 from .shuffling import shuffled
 from .sources import WeightSource
 from .values import Found, Told, array_of, values_of
@@ -220,8 +220,8 @@ def _maps(source: WeightSource) -> list[Tensor]:
                 found[k][entries] = rows.cpu()
                 exponents[entries, k] = exponent
             bar.advance(len(entries))
-    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it nothing is left anyway
-    return [each * torch.pow(2.0, shift[:, k, None].double()) for k, each in enumerate(found)]
+    scale = common_scale(exponents)
+    return [each * scale[:, k, None] for k, each in enumerate(found)]
 
 
 class Estimated:

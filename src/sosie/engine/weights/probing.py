@@ -58,10 +58,14 @@ def probe(source: WeightSource, probes: int, seed: int) -> Probed:
             grams.append(torch.stack([each for each, _ in found]))
             sizes.append(torch.tensor([exponent for _, exponent in found]))
             bar.advance(len(drawn))
-    exponents = torch.stack(sizes)
-    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it nothing is left anyway
-    whole = torch.stack(grams) * torch.pow(2.0, shift.double())[..., None, None]
+    whole = torch.stack(grams) * common_scale(torch.stack(sizes))[..., None, None]
     return _off_diagonal(whole, torch.stack(means))
+
+
+def common_scale(exponents: Tensor) -> Tensor:
+    """Powers of two that bring what was scaled apart, along the first axis, to the scale of the largest."""
+    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it float64 has nothing left
+    return torch.pow(2.0, shift.double())
 
 
 def _drawn(entries: int, probes: int, seed: int) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from .decompose import (
 )
 from .layer import AtomConv2d, check_count
 from .parts import Part, atom_layers, freeze, load_atoms, share_coefficients, with_atoms
+from .shared import check_shared
 
 __all__ = [
     "AtomConv2d",
@@ -18,6 +19,7 @@ __all__ = [
     "Part",
     "atom_layers",
     "check_count",
+    "check_shared",
     "check_weight",
     "decompose",
     "freeze",

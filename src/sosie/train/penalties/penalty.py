@@ -78,6 +78,7 @@ class Penalty(Attached):
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
+            weights.check_atoms([*models, *([target] if isinstance(target, nn.Module) else [])], self.measure)
         else:
             self._taps += [self._tap(each, k) for k, each in enumerate(models)]
 

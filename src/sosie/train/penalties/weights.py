@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ...capture import SiteError, select, unwrap, weighted_layers
 from ...capture.names import Names
 from ...linalg import chain_products
 from ...measures import Measure
-from ...models.atoms import AtomConv2d
+from ...models.atoms import AtomConv2d, check_shared
 from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
 
 
@@ -31,6 +31,12 @@ def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Mo
     if kind is nn.Linear:
         _check_chain(model, names, measure)
     return found
+
+
+def check_atoms(models: Sequence[nn.Module], measure: Measure) -> None:
+    """Refuse a cosine of atoms between models whose coefficients differ: it would pull at numbers without meaning."""
+    if issubclass(measure.reads, Atoms) and "linear" not in measure.invariant:
+        check_shared([(f"model {k}", unwrap(model)) for k, model in enumerate(models)])
 
 
 def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:

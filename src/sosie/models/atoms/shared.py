@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ...capture import unwrap
-from ...models import AtomConv2d, atom_layers
+from .layer import AtomConv2d
+from .parts import atom_layers
 
 SHARED = 1e-6  # of their norm: more is not the rounding of a copy
-
 
 Named = tuple[str, AtomConv2d]
 
 
 def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
     """Raise unless the coefficients of every model are those of the first, to 1e-6 of their norm, layer by layer."""
-    first_name, first = named[0][0], atom_layers(unwrap(named[0][1]))
+    first_name, first = named[0][0], atom_layers(named[0][1])
     for name, model in named[1:]:
-        layers = atom_layers(unwrap(model))
+        layers = atom_layers(model)
         common = [layer for layer in first if layer in layers]
         if not common:
             raise ValueError(f"{first_name} and {name} have no layer of atoms of one name")
@@ -54,7 +53,8 @@ def _check_values(where: str, a: Named, b: Named) -> None:
         raise ValueError(
             f"{where}: {name_a} and {name_b} do not share their coefficients: these differ by {apart / size:.2g} of "
             f"their norm (more than {SHARED:g}), so atom i of one is not atom i of the other and their cosine would "
-            "mean nothing. joint=9, say, decomposes the models together first"
+            "mean nothing. share_coefficients makes them one tensor; compare_weights with joint=9, say, decomposes the "
+            "models together first"
             if size
             else f"{where}: all coefficients of {name_a} are 0"
         )
