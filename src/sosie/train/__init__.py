@@ -1,8 +1,9 @@
 """Training, as far as comparing models needs it."""
 
 from .attached import Attached
+from .augment import Augment
 from .decorrelation import Decorrelation, decorrelation
-from .loop import Augment, accuracy, fit
+from .loop import accuracy, fit
 from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
