@@ -7,6 +7,7 @@ from .loop import accuracy, fit
 from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
+from .side_by_side import fit_side_by_side
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "accuracy",
     "decorrelation",
     "fit",
+    "fit_side_by_side",
     "fit_together",
     "open_run",
 ]

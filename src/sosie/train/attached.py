@@ -55,7 +55,27 @@ class Attached(AbstractContextManager["Attached"]):
     @property
     def due(self) -> bool:
         """Whether the next call of `penalty()` gives more than 0."""
-        return self._attached and self.weight > 0 and self.step % self.every == 0
+        return self.is_due(self.step)
+
+    def is_due(self, step: int) -> bool:
+        return self._attached and self.weight > 0 and step % self.every == 0
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a due step can be recorded into a CUDA graph: `term` must not wait for the device."""
+        return True
+
+    def go_to(self, step: int) -> None:
+        """Let this be the number of calls so far."""
+        self.step = step
+        for taps in self._taps:
+            taps.forget()
+            taps.due = self.due
+
+    def begin_again(self) -> None:
+        """As before the first call."""
+        self._bad = None
+        self.go_to(0)
 
     def __enter__(self) -> Self:
         if self._attached:
@@ -84,10 +104,7 @@ class Attached(AbstractContextManager["Attached"]):
             shown = [taps.take() for taps in self._taps]
             found = self.weight * self._value(shown)
             self._note(found, shown)
-        self.step += 1
-        for taps in self._taps:
-            taps.forget()
-            taps.due = self.due
+        self.go_to(self.step + 1)
         return found
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:

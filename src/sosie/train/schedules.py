@@ -58,3 +58,20 @@ def schedule_of(stepper: Optimizer, name: str, rate: float, steps: int, warmup: 
         return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2 if falls else 1.0
 
     return LambdaLR(stepper, part)
+
+
+def rates_of(name: str, rate: float, steps: int, warmup: int = 0, *, momentum: float = 0.0) -> Tensor:
+    """The rate of every step, for a training that cannot ask its schedule in between."""
+    if name == "one_cycle" and momentum > 0:
+        raise ValueError(
+            "the one-cycle schedule moves the momentum too, which recorded steps cannot: take 'cosine' or 'constant'"
+        )
+    stepper = torch.optim.SGD([torch.zeros(1, requires_grad=True)], rate)
+    plan = schedule_of(stepper, name, rate, steps, warmup)
+    found = torch.empty(steps)
+    stepper.step()  # schedules want the optimiser to go first
+    for step in range(steps):
+        found[step] = stepper.param_groups[0]["lr"]
+        if step + 1 < steps:
+            plan.step()
+    return found

@@ -181,13 +181,25 @@ class Penalty(Attached):
         layers = weights.layers_of(self.target, self.measure, self._named(1))
         return weights.columns_of(self.target, self.measure, layers)
 
+    @property
+    def recordable(self) -> bool:
+        """Gram matrices are products alone; measures that decompose matrices wait for them."""
+        return aligns(self.measure)
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        for counts in self._still.values():
+            counts.zero_()
+
     # What it was
 
     def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
         light = [Column(column.label, column.model, Shown(column.shown.site, False, None)) for column in columns]
         self._last = light, pairs, Values(found.pairs.detach(), found.defined, found.varies)
         labels = tuple(column.label for column in columns)
-        self._still[labels] = self._still.get(labels, 0) + (~found.varies).long()
+        if labels not in self._still:
+            self._still[labels] = torch.zeros_like(found.varies, dtype=torch.long)
+        self._still[labels] += ~found.varies  # in place, so that a recorded step counts as well
 
     @property
     def last(self) -> list[dict[str, Any]]:

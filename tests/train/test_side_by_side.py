@@ -1,0 +1,174 @@
+"""Networks trained side by side are those that `fit` trains alone."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sosie.models import small_cnn
+from sosie.train import Augment, Penalty, fit, fit_side_by_side
+from sosie.train.schedules import optimiser_of, rates_of, schedule_of
+
+on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+DEVICES = ["cpu", on_gpu]
+
+
+class FixedMasks:
+    """Halves of every weight of a convolution, held as masks are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parts = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
+        self.masks = [torch.arange(p.numel(), device=p.device).view_as(p) % 2 for p in self.parts]
+        self._apply()
+
+    def _apply(self, *_: Any) -> None:
+        with torch.no_grad():
+            for weight, mask in zip(self.parts, self.masks, strict=True):
+                weight.mul_(mask)
+
+    def hold(self, optimiser: torch.optim.Optimizer, /) -> AbstractContextManager[Any]:
+        held = ExitStack()
+        held.callback(optimiser.register_step_post_hook(self._apply).remove)
+        return held
+
+
+def lesson(device: str) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (150,), generator=random)
+    images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
+    return images.to(device), labels.to(device)
+
+
+def nets(device: str, count: int = 3) -> list[nn.Module]:
+    found = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        found.append(small_cnn(width=8 + 4 * (seed == 2), channels=3, size=16).to(device))
+    return found
+
+
+def distance(a: nn.Module, b: nn.Module) -> float:
+    return max(
+        float((p - q).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+RECIPE: dict[str, Any] = {
+    "epochs": 3,
+    "batch": 64,  # the last batch has 22 images
+    "rate": 0.02,
+    "optimiser": "sgd",
+    "decay": 1e-3,
+    "schedule": "cosine",
+    "warmup": 1,
+    "augment": Augment(pad=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def whole_precision() -> Any:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_each_is_trained_as_fit_trains_it(device: str, optimiser: str) -> None:
+    images, labels = lesson(device)
+    started = nets(device)
+    alone, beside = copy.deepcopy(started), copy.deepcopy(started)
+    recipe = RECIPE | {"optimiser": optimiser, "rate": 0.02 if optimiser == "sgd" else 1e-3}
+    for k, model in enumerate(alone):
+        fit(model, images, labels, seed=k + 5, **recipe)
+    found = fit_side_by_side(beside, images, labels, seeds=[5, 6, 7], at_once=2, **recipe)
+    for a, b, first in zip(alone, found, started, strict=True):
+        assert distance(a, first) > 3e-3
+        assert distance(a, b) < 1e-4
+        assert not b.training
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("measure", "rows"), [("linear_cka", 8), ("linear_cka", None), ("mean_cca", None)])
+def test_penalties_are_due_when_they_are_for_fit(device: str, measure: str, rows: int | None) -> None:
+    images, labels = lesson(device)
+    alone, beside = nets(device, 2), nets(device, 2)
+    options: dict[str, Any] = {"rows": rows, "every": 2, "weight": 0.3, "pairs": [("conv1", "conv2")], "rule": "mean"}
+    for k, model in enumerate(alone):
+        with Penalty(model, measure, **options) as penalty:
+            fit(model, images, labels, seed=k, penalty=penalty, **RECIPE)
+    with Penalty(beside[0], measure, **options) as first, Penalty(beside[1], measure, **options) as second:
+        fit_side_by_side(beside, images, labels, seeds=[0, 1], penalties=[first, second], **RECIPE)
+        assert first.step == second.step == 9
+    without = fit_side_by_side(nets(device, 1), images, labels, seeds=[0], **RECIPE)
+    assert distance(without[0], beside[0]) > 1e-3
+    for a, b in zip(alone, beside, strict=True):
+        assert distance(a, b) < 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_masks_hold(device: str) -> None:
+    images, labels = lesson(device)
+    alone, beside = nets(device, 1), nets(device, 2)
+    fit(alone[0], images, labels, seed=0, masks=FixedMasks(alone[0]), **RECIPE)
+    fit_side_by_side(beside, images, labels, seeds=[0, 1], masks=[FixedMasks(beside[0]), None], **RECIPE)
+    conv = next(m for m in beside[0].modules() if isinstance(m, nn.Conv2d))
+    assert (conv.weight.flatten()[::2] == 0).all()
+    assert (conv.weight.flatten()[1::2] != 0).all()
+    assert distance(alone[0], beside[0]) < 1e-4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_epochs_are_told(device: str) -> None:
+    images, labels = lesson(device)
+    told: list[tuple[int, int]] = []
+    models = nets(device, 2)
+    fit_side_by_side(models, images, labels, seeds=[0, 1], after_epoch=lambda k, e: told.append((k, e)), **RECIPE)
+    assert sorted(told) == [(k, epoch) for k in (0, 1) for epoch in range(4)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_that_is_no_number_is_told_with_its_network(device: str) -> None:
+    images, labels = lesson(device)
+    images = images.float()
+    models = nets(device, 2)
+    with torch.no_grad():
+        next(models[1].parameters())[0] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], **RECIPE | {"augment": None})
+
+
+def test_bad_input() -> None:
+    images, labels = lesson("cpu")
+    models = nets("cpu", 2)
+    with pytest.raises(ValueError, match="2 models, 1 seeds"):
+        fit_side_by_side(models, images, labels, seeds=[0], **RECIPE)
+    with pytest.raises(ValueError, match="given twice"):
+        fit_side_by_side([models[0], models[0]], images, labels, seeds=[0, 1], **RECIPE)
+    with pytest.raises(ValueError, match="penalties: need one for each of 2 models"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], penalties=[None], **RECIPE)
+    with pytest.raises(ValueError, match="at_once=0"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], at_once=0, **RECIPE)
+
+
+@pytest.mark.parametrize("name", ["cosine", "constant"])
+def test_the_table_of_rates_is_the_schedule(name: str) -> None:
+    stepper = optimiser_of([torch.zeros(1, requires_grad=True)], "sgd", 0.1, 0.0, 0.9)
+    plan = schedule_of(stepper, name, 0.1, 20, 4)
+    found = rates_of(name, 0.1, 20, 4, momentum=0.9)
+    for step in range(20):
+        assert float(found[step]) == pytest.approx(stepper.param_groups[0]["lr"], rel=1e-6)
+        stepper.step()
+        plan.step()
+    assert float(found[0]) == pytest.approx(0.025)
+
+
+def test_a_schedule_that_moves_the_momentum_cannot_be_recorded() -> None:
+    with pytest.raises(ValueError, match="moves the momentum"):
+        rates_of("one_cycle", 0.1, 20, momentum=0.9)
