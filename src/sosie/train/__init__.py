@@ -6,7 +6,7 @@ from .loop import Augment, accuracy, fit
 from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
-from .sparse import Masks, pruned_masks, random_masks
+from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Masks",
     "Penalty",
     "Recorder",
+    "Regrow",
     "Run",
     "accuracy",
     "decorrelation",
