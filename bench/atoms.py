@@ -24,41 +24,71 @@ IMAGES = 1280
 RECORDS = 20
 
 
-def step(layer: nn.Module, x: Tensor, train: bool, steps: int) -> Callable[[], None]:
-    """Some forwards, or some whole steps of SGD; resident data, no copies."""
+def step(layer: nn.Module, x: Tensor, train: bool, steps: int, recorded: bool) -> Callable[[], None]:
+    """Some forwards, or some whole steps of SGD; resident data, no copies.
+
+    `recorded`: as a CUDA graph, so that what is timed is the work and not how fast Python asks for it.
+    """
     optimiser = torch.optim.SGD(layer.parameters(), lr=1e-6)
+
+    def once() -> None:
+        if not train:
+            with torch.no_grad():
+                layer(x)
+            return
+        optimiser.zero_grad(set_to_none=True)
+        layer(x).square().mean().backward()
+        optimiser.step()
+
+    graph = graph_of(once) if recorded else None
 
     def run() -> None:
         for _ in range(steps):
-            if not train:
-                with torch.no_grad():
-                    layer(x)
-                continue
-            optimiser.zero_grad(set_to_none=True)
-            layer(x).square().mean().backward()
-            optimiser.step()
+            once() if graph is None else graph.replay()
         wait()
 
     return run
 
 
+def graph_of(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 def layers(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """AtomConv2d over Conv2d, 3 × 3, channels to as many channels; the input needs a gradient, as inside a network."""
     found = []
-    for channels in asked.channels:
-        x = torch.randn(asked.batch, channels, asked.side, asked.side, device=asked.device)
+    on_gpu = asked.device != "cpu"
+    for way, batch, channels in itertools.product(
+        ("recorded", "as written") if on_gpu else ("as written",), (asked.batch, 4 * asked.batch)[: 1 + on_gpu],
+        asked.channels,
+    ):  # fmt: skip
+        x = torch.randn(batch, channels, asked.side, asked.side, device=asked.device)
         plain = nn.Conv2d(channels, channels, 3, padding=1, device=asked.device)
         atoms = AtomConv2d(channels, channels, 3, ATOMS, padding=1, device=asked.device)
         for what, train in (("training", True), ("inference", False)):
             given = x.clone().requires_grad_(train)
-            steps = asked.steps
+            steps = asked.steps * (10 if on_gpu else 1)
+            recorded = way == "recorded"
             spent = timed(
-                {"plain": step(plain, given, train, steps), "atoms": step(atoms, given, train, steps)},
+                {
+                    "plain": step(plain, given, train, steps, recorded),
+                    "atoms": step(atoms, given, train, steps, recorded),
+                },
                 repeats=asked.repeats,
             )
             found.append(
-                {"channels": channels, "step": what, "plain, ms": 1e3 * spent["plain"] / steps,
-                 "atoms, ms": 1e3 * spent["atoms"] / steps, "times": spent["atoms"] / spent["plain"]}
+                {"way": way, "batch": batch, "channels": channels, "step": what,
+                 "plain, ms": 1e3 * spent["plain"] / steps, "atoms, ms": 1e3 * spent["atoms"] / steps,
+                 "times": spent["atoms"] / spent["plain"]}
             )  # fmt: skip
     return found
 

@@ -15,6 +15,7 @@ import joints
 import measures
 import penalty
 import rows
+import side_by_side
 import sites
 import sketch_coverage
 import sketching
@@ -42,6 +43,7 @@ def main() -> None:
     bures.main()
     together.main()
     penalty.main()
+    side_by_side.main()
     weights.main()
     atoms.main()
     try:

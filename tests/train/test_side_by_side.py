@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -13,28 +12,10 @@ from torch import Tensor, nn
 from sosie.models import small_cnn
 from sosie.train import Augment, Penalty, fit, fit_side_by_side
 from sosie.train.schedules import optimiser_of, rates_of, schedule_of
+from sosie.train.sparse import random_masks
 
 on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 DEVICES = ["cpu", on_gpu]
-
-
-class FixedMasks:
-    """Halves of every weight of a convolution, held as masks are."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.parts = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
-        self.masks = [torch.arange(p.numel(), device=p.device).view_as(p) % 2 for p in self.parts]
-        self._apply()
-
-    def _apply(self, *_: Any) -> None:
-        with torch.no_grad():
-            for weight, mask in zip(self.parts, self.masks, strict=True):
-                weight.mul_(mask)
-
-    def hold(self, optimiser: torch.optim.Optimizer, /) -> AbstractContextManager[Any]:
-        held = ExitStack()
-        held.callback(optimiser.register_step_post_hook(self._apply).remove)
-        return held
 
 
 def lesson(device: str) -> tuple[Tensor, Tensor]:
@@ -116,11 +97,14 @@ def test_penalties_are_due_when_they_are_for_fit(device: str, measure: str, rows
 def test_masks_hold(device: str) -> None:
     images, labels = lesson(device)
     alone, beside = nets(device, 1), nets(device, 2)
-    fit(alone[0], images, labels, seed=0, masks=FixedMasks(alone[0]), **RECIPE)
-    fit_side_by_side(beside, images, labels, seeds=[0, 1], masks=[FixedMasks(beside[0]), None], **RECIPE)
-    conv = next(m for m in beside[0].modules() if isinstance(m, nn.Conv2d))
-    assert (conv.weight.flatten()[::2] == 0).all()
-    assert (conv.weight.flatten()[1::2] != 0).all()
+    masks = random_masks(beside[0], 0.8, seed=3)
+    kept = {name: mask.clone() for name, mask in masks.items()}
+    fit(alone[0], images, labels, seed=0, masks=random_masks(alone[0], 0.8, seed=3), **RECIPE)
+    fit_side_by_side(beside, images, labels, seeds=[0, 1], masks=[masks, None], **RECIPE)
+    for name, mask in masks.items():
+        weight = beside[0].get_submodule(name).weight
+        assert torch.equal(mask, kept[name])
+        assert torch.equal(weight != 0, mask)
     assert distance(alone[0], beside[0]) < 1e-4
 
 

@@ -8,6 +8,7 @@ from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
 from .side_by_side import fit_side_by_side
+from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Decorrelation",
+    "Masks",
     "Penalty",
     "Recorder",
+    "Regrow",
     "Run",
     "accuracy",
     "decorrelation",
@@ -24,4 +27,6 @@ __all__ = [
     "fit_side_by_side",
     "fit_together",
     "open_run",
+    "pruned_masks",
+    "random_masks",
 ]
