@@ -35,7 +35,8 @@ def nets(device: str, count: int = 3) -> list[nn.Module]:
 
 def distance(a: nn.Module, b: nn.Module) -> float:
     return max(
-        float((p.double() - q.double()).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        float((p.double() - q.double()).abs().max())
+        for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     )
 
 

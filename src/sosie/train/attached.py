@@ -86,10 +86,7 @@ class Attached(AbstractContextManager["Attached"]):
         step = state["step"]
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r}: the calls of penalty() so far, a whole number from 0 on")
-        self.step = step
-        for taps in self._taps:
-            taps.forget()
-            taps.due = self.due
+        self.go_to(step)
 
     def __enter__(self) -> Self:
         if self._attached:

@@ -13,14 +13,15 @@ from .training import Training
 
 Penalty = Callable[[], Tensor]
 Kind = tuple[int, bool]  # how many images a step takes, and whether the penalty is due
+AHEAD = 50  # steps whose images are made at once: random crops of so many cost hardly more than those of one batch
 WARM = 2  # steps before a recording: libraries choose algorithms and make their workspaces
 
 
 class Recorded:
     """The steps of one network. Everything that changes from step to step is in tensors that the step itself moves on:
 
-    the place in the epoch's order of images, and the rate, read from a table. What differs in kind (the short last
-    batch, a step with or without the penalty) is a graph of its own.
+    the place among the images made ready, and the rate, read from a table. What differs in kind (the short last batch,
+    a step with or without the penalty) is a graph of its own.
     """
 
     def __init__(
@@ -31,8 +32,11 @@ class Recorded:
         self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
         self._stream = torch.cuda.Stream(device)
         self._random = torch.Generator().manual_seed(seed)  # on the CPU: the same order as `fit` takes
+        self._batch = batch
         self._order = torch.arange(count, device=device)
         self._draws = torch.zeros(count, 3, dtype=torch.long, device=device)
+        first = self._order[: AHEAD * batch]
+        self._x, self._y = training.batch(first, self._draws[: len(first)]).clone(), training.labels[first]
         self._place = torch.zeros((), dtype=torch.long, device=device)
         self._along = torch.arange(batch, device=device)
         self._sizes = [batch] * (count // batch) + [count % batch] * (count % batch > 0)
@@ -48,6 +52,7 @@ class Recorded:
         with self.training, torch.cuda.stream(self._stream):
             for kind in self._kinds():
                 for _ in range(WARM):
+                    self._place.zero_()
                     self._step(kind)
             for kind in self._kinds():
                 if self._can_be_recorded(kind):
@@ -78,7 +83,7 @@ class Recorded:
             self.penalty.go_to(0 if due else 1)
         places = self._place + self._along[:size]
         self._rate.copy_(self._rates.take(self.training.taken))
-        self.training.step(self._order[places], self._draws[places])
+        self.training.learn(self._x.index_select(0, places), self._y.index_select(0, places), places)
         self._place += size
 
     def _state(self) -> dict[str, Tensor]:
@@ -107,13 +112,22 @@ class Recorded:
             self._order.copy_(torch.randperm(count, generator=self._random))
             if augment is not None:
                 self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
-            self._place.zero_()
+
+    def _make_ready(self, first: int) -> None:
+        """The images of the steps from this one of the epoch on."""
+        some = slice(first * self._batch, (first + AHEAD) * self._batch)
+        index = self._order[some]
+        self._x[: len(index)] = self.training.batch(index, self._draws[some])
+        self._y[: len(index)] = self.training.labels[index]
+        self._place.zero_()
 
     def replay(self, step: int, in_epoch: int) -> None:
         """The next step, which is this one of the training and of its epoch; nothing is waited for."""
         due = self.penalty is not None and (not isinstance(self.penalty, Attached) or self.penalty.is_due(step))
         kind = (self._sizes[in_epoch], due)
         with torch.cuda.stream(self._stream):
+            if in_epoch % AHEAD == 0:
+                self._make_ready(in_epoch)
             if kind in self._graphs:
                 self._graphs[kind].replay()
             else:

@@ -76,25 +76,31 @@ class Training(AbstractContextManager["Training"]):
 
     def step(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
         """Learn from the images of these numbers, changed as drawn; the loss, of which no gradient is left."""
-        loss = self.loss(index, draws)
+        return self.learn(self.batch(index, draws), self.labels[index], index)
+
+    def batch(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
+        """The images of these numbers, changed as drawn."""
+        if self.augment is None:
+            return self.images[index]
+        if draws is None:
+            raise ValueError("the images are to be changed, so a step needs draws: augment.draws gives an epoch's")
+        return self.augment(self.images, index, draws)
+
+    def learn(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """One step on these images, as `batch` gives them."""
+        loss = self._loss(x, y, index)
         self.stepper.zero_grad()
         loss.backward()
         self.stepper.step()
         self._note(loss.detach())
         return loss.detach()
 
-    def loss(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        x, y = self.images[index] if self.augment is None else self._changed(index, draws), self.labels[index]
+    def _loss(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         with precision(self.mixed, x.device):
             if self.attack is not None:
                 x = self.attack(x, y, index)
             loss = functional.cross_entropy(self._answer(prepared(x, self.prepare, self.mixed)), y)
         return loss if self.penalty is None else loss + self.penalty()
-
-    def _changed(self, index: Tensor, draws: Tensor | None) -> Tensor:
-        if self.augment is None or draws is None:
-            raise ValueError("the images are to be changed, so a step needs draws: augment.draws gives an epoch's")
-        return self.augment(self.images, index, draws)
 
     def _shorten(self, stepper: Optimizer, *_: Any) -> None:
         assert self.clip is not None
