@@ -112,7 +112,7 @@ class Regrow:
 
     def _change(self, layer: str, share: float, score: Tensor) -> None:
         mask, weight = self.masks[layer], self.masks.weight(layer)
-        before = mask.flatten()
+        before = mask.flatten().clone()  # the mask itself is about to change
         count = math.floor(share * int(before.sum()))
         dropped = weight.abs().flatten().masked_fill(~before, math.inf).topk(count, largest=False).indices
         after = before.index_fill(0, dropped, False)
