@@ -109,7 +109,8 @@ class Recorded:
         """The order of the images in this epoch, and how they are changed, as `fit` draws them."""
         count, augment = len(self._order), self.training.augment
         with torch.cuda.stream(self._stream):
-            self._order.copy_(torch.randperm(count, generator=self._random))
+            order = torch.randperm(count, generator=self._random)
+            self._order.copy_(order.pin_memory(), non_blocking=True)  # else the host would wait for the epoch before
             if augment is not None:
                 self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
 

@@ -18,6 +18,7 @@ from .schedules import Schedule, optimiser_of, rates_of
 from .training import Holds, Training, trained
 
 T = TypeVar("T")
+LOOKS = 5  # epochs between looks at the losses, for which the GPU is waited for
 
 
 def fit_side_by_side(
@@ -114,17 +115,22 @@ def _train(
         for step in range(an_epoch):
             for each in recorded.values():
                 each.replay((epoch - 1) * an_epoch + step, step)
-        for k, each in recorded.items():
-            each.wait()
-            try:
-                each.training.look(an_epoch)
-            except ValueError as error:
-                error.add_note(f"in network {k} of those trained side by side (seed {each.seed})")
-                raise
-            _tell(after_epoch, k, epoch, each)
+        if after_epoch is not None or epoch % LOOKS == 0 or epoch == epochs:
+            for k, each in recorded.items():
+                _look(each, k, an_epoch)
+                _tell(after_epoch, k, epoch, each)
         bar.advance()
     for each in recorded.values():
         each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
+
+
+def _look(recorded: Recorded, k: int, an_epoch: int) -> None:
+    recorded.wait()
+    try:
+        recorded.training.look(an_epoch)
+    except ValueError as error:
+        error.add_note(f"in network {k} of those trained side by side (seed {recorded.seed})")
+        raise
 
 
 def _tell(after_epoch: Callable[[int, int], None] | None, k: int, epoch: int, recorded: Recorded) -> None:

@@ -25,6 +25,7 @@ class Masks(Mapping[str, Tensor]):
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = dict(layers)
         self._held: list[torch.optim.Optimizer] = []
+        self._factors: dict[str, tuple[Tensor, int, Tensor]] = {}
 
     @classmethod
     def of(cls, model: nn.Module) -> Masks:
@@ -104,7 +105,7 @@ class Masks(Mapping[str, Tensor]):
     @torch.no_grad()
     def apply(self) -> None:
         """Set the weights to 0 where they are masked."""
-        torch._foreach_mul_([self.weight(layer) for layer in self], list(self.values()))
+        torch._foreach_mul_([self.weight(layer) for layer in self], [self._factor(layer) for layer in self])
 
     @contextmanager
     def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Masks]:
@@ -167,9 +168,17 @@ class Masks(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _mask_gradients(self) -> None:
-        pairs = [(grad, mask) for layer, mask in self.items() if (grad := self.weight(layer).grad) is not None]
-        if pairs:
-            torch._foreach_mul_([grad for grad, _ in pairs], [mask for _, mask in pairs])
+        found = {layer: grad for layer in self if (grad := self.weight(layer).grad) is not None}
+        if found:
+            torch._foreach_mul_(list(found.values()), [self._factor(layer) for layer in found])
+
+    def _factor(self, layer: str) -> Tensor:
+        """The mask as 0 and 1 of the weight's type, made anew when it changed: equal types share a single kernel."""
+        mask, weight = self[layer], self.weight(layer)
+        known = self._factors.get(layer)
+        if known is None or known[0] is not mask or known[1] != mask._version or known[2].dtype != weight.dtype:
+            known = self._factors[layer] = mask, mask._version, mask.to(weight.dtype)
+        return known[2]
 
 
 def new_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Masks:
