@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 COLUMNS = 64  # columns a step
+READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened on the way
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -28,7 +29,7 @@ def available() -> bool:
 
 
 def suits(stack: Tensor) -> bool:
-    return stack.is_cuda and stack.dtype == torch.float32 and stack.shape[1] <= 128 and available()
+    return stack.is_cuda and stack.dtype in READS and stack.shape[1] <= 128 and available()
 
 
 def gram_blocks(stack: Tensor, *, centre: bool, tf32: bool) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ def _kernel() -> Any:
         last = tl.minimum(first + span, width)
         for k in range(first, last, COLUMNS):
             known = inside & (k + column < last)[None, :]
-            tile = tl.load(start + k + column[None, :], mask=known, other=0.0)
+            tile = tl.load(start + k + column[None, :], mask=known, other=0.0).to(tl.float32)
             if CENTRE:
                 mean = tl.sum(tile, axis=0) / b
                 length += b * mean * mean

@@ -50,9 +50,14 @@ def gram_stack(stack: Tensor) -> Tensor:
 def _in_slices(stack: Tensor) -> Tensor:
     """Products of slices of the features, then their sum: one product so long and thin leaves a GPU idle."""
     _, b, width = stack.shape
-    slices = next(s for s in (128, 64, 32, 16, 8, 4, 2, 1) if width % s == 0 and (width >= 256 * s or s == 1))
+    slices = slices_of(width)
     parts = [block.reshape(b, slices, width // slices).transpose(0, 1) for block in stack]
     return torch.stack([torch.bmm(part, part.transpose(1, 2)).sum(0) for part in parts])
+
+
+def slices_of(width: int) -> int:
+    """Into how many slices a GPU is given so many features."""
+    return next(s for s in (128, 64, 32, 16, 8, 4, 2, 1) if width % s == 0 and (width >= 256 * s or s == 1))
 
 
 def _upper(stack: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hsic import gram_stack
+from . import gram_cuda
+from .hsic import gram_stack, slices_of
 
 STRIP = 2**21  # numbers that are widened and centred at a time
 
@@ -29,8 +30,15 @@ def centred_rows(rows: Tensor) -> Tensor:
 
 def centred_grams(rows: Tensor) -> Tensor:
     """(…, n, n): X Xᵀ of centred rows (…, n, p)."""
-    rows = centred_rows(rows)
-    return rows @ rows.mT
+    return grams(centred_rows(rows))
+
+
+def grams(rows: Tensor) -> Tensor:
+    """(…, n, n): X Xᵀ of rows (…, n, p) as they are; a GPU shares out the features."""
+    if not rows.is_cuda or (slices := slices_of(rows.shape[-1])) == 1:
+        return rows @ rows.mT
+    parts = rows.unflatten(-1, (slices, -1)).transpose(-2, -3)
+    return (parts @ parts.mT).sum(-3)
 
 
 def live_gram(rows: Tensor, *, centre: bool = True) -> Tensor:
@@ -39,12 +47,8 @@ def live_gram(rows: Tensor, *, centre: bool = True) -> Tensor:
     Compiled code is given plain operations: traced functions keep rows that are overwritten later unnoticed.
     """
     if torch.compiler.is_compiling():
-        return centred_grams(rows) if centre else _plain_gram(widened(rows.clone()))
+        return centred_grams(rows) if centre else grams(widened(rows.clone()))
     return _Gram.apply(rows, centre)
-
-
-def _plain_gram(rows: Tensor) -> Tensor:
-    return rows @ rows.mT
 
 
 class _Gram(torch.autograd.Function):
@@ -52,6 +56,8 @@ class _Gram(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, centre: bool) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.centre = centre
+        if gram_cuda.suits(rows[None]):
+            return gram_cuda.gram_blocks(rows[None], centre=centre, tf32=False)[0][0]
         total = None
         for part in _strips(rows):
             part = centred_rows(part) if centre else widened(part)

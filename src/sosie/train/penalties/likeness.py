@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...capture import Rule, to_rows
 from ...linalg import centred_grams, centred_rows, live_gram, u_centred
+from ...linalg.live_grams import grams as grams_of
 from ...measures import Measure
 from ...stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
 from ...stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
@@ -75,7 +76,10 @@ def values(
         return Values(torch.where(defined, found, torch.zeros_like(found)), defined, varies)
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
-    return _one_by_one(measure, [each.double() for each in rows], pairs, directed)
+    # A GPU is slow at decomposing small matrices, and is waited for anyway.
+    home = "cpu" if max(each.numel() for each in rows) <= SMALL else rows[0].device
+    found = _one_by_one(measure, [each.double().to(home) for each in rows], pairs, directed)
+    return Values(*(part.to(rows[0].device) for part in (found.pairs, found.defined, found.varies)))
 
 
 # All pairs in one product
@@ -121,7 +125,7 @@ def _grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[Tensor, Tensor]:
             grams.append(live_gram(first, centre=centre)[None])
         else:
             wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
-            grams.append(centred_grams(wide) if centre else wide @ wide.mT)
+            grams.append(centred_grams(wide) if centre else grams_of(wide))
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in grams))
     placed = [k for group in groups.values() for k in group]
     order = _index(tuple(placed.index(k) for k in range(len(rows))), rows[0].device)
