@@ -77,9 +77,9 @@ def values(
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
     # A GPU is slow at decomposing small matrices, and is waited for anyway.
-    home = "cpu" if max(each.numel() for each in rows) <= SMALL else rows[0].device
-    found = _one_by_one(measure, [each.double().to(home) for each in rows], pairs, directed)
-    return Values(*(part.to(rows[0].device) for part in (found.pairs, found.defined, found.varies)))
+    home = "cpu" if max(part.numel() for part in rows) <= SMALL else rows[0].device
+    each = _one_by_one(measure, [part.double().to(home) for part in rows], pairs, directed)
+    return Values(*(part.to(rows[0].device) for part in (each.pairs, each.defined, each.varies)))
 
 
 # All pairs in one product
