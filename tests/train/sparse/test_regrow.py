@@ -92,19 +92,22 @@ def test_when_masks_change_and_by_how_much() -> None:
 
 
 def test_random_growth_is_of_the_seed_and_blind_to_gradients() -> None:
-    def grown(seed: int, data: int) -> dict[str, Tensor]:
+    def grown(seed: int, data: int, step: int = 0) -> dict[str, Tensor]:
         model = small()
         masks = random_masks(model, 0.8)
         optimiser = torch.optim.SGD(model.parameters(), 1e-9)  # weights hardly move: the same are dropped
-        with SET(masks, 10, every=1, seed=seed).hold(optimiser):
+        grow = SET(masks, 10**9, every=1, seed=seed)  # so long that each of the first updates drops the same share
+        grow.load_state_dict({"step": step})
+        with grow.hold(optimiser):
             x, y = batch(data)
             functional.cross_entropy(model(x), y).backward()
             optimiser.step()
         return frozen(masks)
 
-    one, same, other = grown(0, 0), grown(0, 5), grown(1, 0)
+    one, same, other, later = grown(0, 0), grown(0, 5), grown(1, 0), grown(0, 0, step=1)
     assert all(torch.equal(one[layer], same[layer]) for layer in one)
     assert not all(torch.equal(one[layer], other[layer]) for layer in one)
+    assert not all(torch.equal(one[layer], later[layer]) for layer in one)
 
 
 def test_a_run_goes_on_from_its_state() -> None:
@@ -143,12 +146,13 @@ def test_gradients_that_are_no_numbers_grow_nothing() -> None:
     assert_held(masks)
 
 
-def test_layers_that_are_not_trained_stay_as_they_are() -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_layers_that_are_not_trained_stay_as_they_are(given: bool) -> None:
     model = small()
     masks = random_masks(model, 0.8)
     before = frozen(masks)
     model[0].requires_grad_(False)
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if given or p.requires_grad], 0.05)
     with SET(masks, 10, every=1).hold(optimiser):
         train(model, optimiser, 3)
     assert torch.equal(masks["0"], before["0"])
