@@ -8,6 +8,7 @@ from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
 from .together import Checkpoint, fit_together
+from .training import Training
 
 __all__ = [
     "Attached",
@@ -17,6 +18,7 @@ __all__ = [
     "Penalty",
     "Recorder",
     "Run",
+    "Training",
     "accuracy",
     "decorrelation",
     "fit",
