@@ -10,6 +10,7 @@ from .run_folder import Run, open_run
 from .side_by_side import fit_side_by_side
 from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
+from .training import Training
 
 __all__ = [
     "Attached",
@@ -21,6 +22,7 @@ __all__ = [
     "Recorder",
     "Regrow",
     "Run",
+    "Training",
     "accuracy",
     "decorrelation",
     "fit",

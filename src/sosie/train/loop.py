@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -97,19 +97,11 @@ def fit(
         saved = None if checkpoint is None else Saved(checkpoint, model, _parts(training, plan, averaged), _said(given))
         first = _begun(training, saved, after_epoch, an_epoch)
         batches = shuffled(len(images), range(first, epochs), batch, seed, images.device, augment)
-        total = (epochs - first) * an_epoch
-        for step, (index, draws) in enumerate(track(batches, task, total, "steps"), first * an_epoch + 1):
-            training.step(index, draws)
-            plan.step()
-            if averaged is not None:
-                averaged.update()
-            if step % LOOKS == 0 or step % an_epoch == 0:
-                training.look(an_epoch)
-            epoch, rest = divmod(step, an_epoch)
-            if not rest:
-                _tell(after_epoch, epoch, model)
-                if saved is not None and (epoch % save_every == 0 or epoch == epochs):
-                    saved.save(epoch)
+        tracked = track(batches, task, (epochs - first) * an_epoch, "steps")
+        for epoch in _epochs(training, plan, averaged, tracked, first, an_epoch):
+            _tell(after_epoch, epoch, model)
+            if saved is not None and (epoch % save_every == 0 or epoch == epochs):
+                saved.save(epoch)
     if averaged is not None:
         averaged.put_into(model, masked=masks is not None)
     return model.eval()
@@ -153,6 +145,26 @@ def _begun(training: Training, saved: Saved | None, after_epoch: Callable[[int],
     else:
         _tell(after_epoch, 0, training.model)
     return first
+
+
+def _epochs(
+    training: Training,
+    plan: LRScheduler,
+    averaged: Average | None,
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    first: int,
+    an_epoch: int,
+) -> Iterator[int]:
+    """Train, and stop after each epoch with its number."""
+    for step, (index, draws) in enumerate(batches, first * an_epoch + 1):
+        training.step(index, draws)
+        plan.step()
+        if averaged is not None:
+            averaged.update()
+        if step % LOOKS == 0 or step % an_epoch == 0:
+            training.look(an_epoch)
+        if step % an_epoch == 0:
+            yield step // an_epoch
 
 
 def _tell(after_epoch: Callable[[int], None] | None, epoch: int, model: nn.Module) -> None:
