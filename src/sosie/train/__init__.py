@@ -7,6 +7,7 @@ from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
 from .together import Checkpoint, fit_together
+from .tokens import TokenPenalty, calibrate_tokens
 
 __all__ = [
     "Attached",
@@ -16,7 +17,9 @@ __all__ = [
     "Penalty",
     "Recorder",
     "Run",
+    "TokenPenalty",
     "accuracy",
+    "calibrate_tokens",
     "decorrelation",
     "fit",
     "fit_together",
