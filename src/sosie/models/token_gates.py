@@ -17,7 +17,7 @@ NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is
 class TokenGates(nn.Module):
     """What becomes of each token (batch, tokens) at a stage, from its own features and the mean of those still there.
 
-    The predictor of DynamicViT (Rao et al. 2021, Eq. 2–5), one a stage: log π, π the probability to keep the token, or
+    The predictor of DynamicViT (Rao et al. 2021), one a stage: log π, π the probability to keep the token, or
     with `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is
     over kept tokens, and 0 where none is left. All stages are one module, called once a stage: what is compared by
     default, or penalised, are the blocks.

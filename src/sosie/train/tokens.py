@@ -18,7 +18,7 @@ from .taps import Shown, Taps
 
 
 def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021, Eq. 11).
+    """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021).
 
     `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
     """
