@@ -23,6 +23,7 @@ import startup
 import stitching
 import task2vec
 import together
+import tokens
 import torch
 import weights
 
@@ -44,6 +45,7 @@ def main() -> None:
     together.main()
     penalty.main()
     side_by_side.main()
+    tokens.main()
     weights.main()
     atoms.main()
     try:

@@ -11,6 +11,7 @@ from .side_by_side import fit_side_by_side
 from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 from .training import Training
+from .tokens import TokenPenalty, calibrate_tokens
 
 __all__ = [
     "Attached",
@@ -23,7 +24,9 @@ __all__ = [
     "Regrow",
     "Run",
     "Training",
+    "TokenPenalty",
     "accuracy",
+    "calibrate_tokens",
     "decorrelation",
     "fit",
     "fit_side_by_side",
