@@ -78,7 +78,7 @@ def values(
     _check_rows(measure, columns, rows, pairs)
     # A GPU is slow at decomposing small matrices, and is waited for anyway.
     home = "cpu" if max(part.numel() for part in rows) <= SMALL else rows[0].device
-    each = _one_by_one(measure, [part.double().to(home) for part in rows], pairs, directed)
+    each = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
     return Values(*(part.to(rows[0].device) for part in (each.pairs, each.defined, each.varies)))
 
 
@@ -191,7 +191,13 @@ def _rounding(digits: torch.dtype) -> float:
 # One pair after the other
 
 
-def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[int, int]], directed: bool) -> Values:
+def _one_by_one(
+    measure: Measure,
+    columns: Sequence[Column],
+    rows: Sequence[Tensor],
+    pairs: Sequence[tuple[int, int]],
+    directed: bool,
+) -> Values:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
@@ -200,6 +206,12 @@ def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[
     found, nothing = [], rows[0].new_zeros(())
 
     def of(i: int, j: int) -> Tensor:
+        try:
+            return of_rows(i, j)
+        except ValueError as error:
+            raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
+
+    def of_rows(i: int, j: int) -> Tensor:
         if issubclass(measure.reads, Covariances):
             return measure(sample.covariances(i, j))
         if issubclass(measure.reads, Neurons):
