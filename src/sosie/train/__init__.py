@@ -10,8 +10,8 @@ from .run_folder import Run, open_run
 from .side_by_side import fit_side_by_side
 from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
-from .training import Training
 from .tokens import TokenPenalty, calibrate_tokens
+from .training import Training
 
 __all__ = [
     "Attached",
@@ -23,8 +23,8 @@ __all__ = [
     "Recorder",
     "Regrow",
     "Run",
-    "Training",
     "TokenPenalty",
+    "Training",
     "accuracy",
     "calibrate_tokens",
     "decorrelation",
