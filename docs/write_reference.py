@@ -41,6 +41,7 @@ BESIDE = {
         "fit",
         "Training",
         "Augment",
+        "fit_side_by_side",
         "fit_together",
         "Checkpoint",
         "accuracy",
