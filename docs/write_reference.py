@@ -54,6 +54,8 @@ BESIDE = {
         "random_masks",
         "pruned_masks",
         "Regrow",
+        "TokenPenalty",
+        "calibrate_tokens",
     ),
     "sosie.train.sparse": (
         "load_masked",
@@ -62,8 +64,6 @@ BESIDE = {
         "epsilon_sparsity",
         "weight_histogram",
         "WeightHistograms",
-        "TokenPenalty",
-        "calibrate_tokens",
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
