@@ -1,0 +1,186 @@
+"""Networks trained side by side, and what is written down of each: the only place that calls sosie's training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import looking
+import torch
+from data import CLASSES, images, prepare
+from settings import NONE, Arm, Recipe, Settings
+from torch import Tensor, nn
+
+from sosie.models import build_model
+from sosie.results import write_atomically
+from sosie.train import Augment, accuracy, fit
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network to train. The seed is that of its first weights, its mask and the order of the images."""
+
+    dataset: str
+    network: str
+    recipe: Recipe
+    seed: int
+    arm: Arm = NONE
+    sparsity: float = 0.0
+    stem: str | None = None  # "cifar" for networks of the ImageNet family
+
+    def record_in(self, folder: Path) -> Path:
+        """Where its record is kept: another recipe is another file."""
+        key = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+        return folder / f"{self.dataset}-{self.network}-{self.sparsity:g}-{self.arm.name}-seed{self.seed}-{key}.json"
+
+    def build(self, device: str) -> nn.Module:
+        options = {"classes": CLASSES[self.dataset]} | ({"stem": self.stem} if self.stem else {})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return build_model(self.network, options).to(device)
+
+
+def train(settings: Settings, jobs: Sequence[Job]) -> dict[Job, Record]:
+    """The record of each job; networks that have none yet are trained, so many at once, and written down at once."""
+    settings.cache.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if not job.record_in(settings.cache).is_file()]
+    for group in _groups(missing, settings.at_once):
+        for job, record in zip(group, _train(settings, group), strict=True):
+            text = json.dumps(record) + "\n"
+            write_atomically(job.record_in(settings.cache), lambda path, text=text: path.write_text(text, "utf-8"))
+    return {job: json.loads(job.record_in(settings.cache).read_text("utf-8")) for job in jobs}
+
+
+def _groups(jobs: Iterable[Job], at_once: int) -> list[list[Job]]:
+    """Networks that go well together: of one architecture and recipe; those that decompose matrices by themselves."""
+    alike: dict[Any, list[Job]] = {}
+    for job in jobs:
+        key = job.dataset, job.network, job.recipe, job.arm.measure, job.arm.every == 1
+        alike.setdefault(key, []).append(job)
+    return [each[k : k + at_once] for each in alike.values() for k in range(0, len(each), at_once)]
+
+
+def _train(settings: Settings, jobs: Sequence[Job]) -> list[Record]:
+    """One record a job; where a network diverges, the others are trained without it."""
+    models = [job.build(settings.device) for job in jobs]
+    masks = [random_masks(model, job.sparsity, how="erk", seed=job.seed) if job.sparsity else None
+             for model, job in zip(models, jobs, strict=True)]  # fmt: skip
+    before = [_look(settings, job, model) for job, model in zip(jobs, models, strict=True)]
+    start = time.perf_counter()
+    try:
+        with ExitStack() as stack:
+            penalties = [looking.penalty_of(model, job.arm) for job, model in zip(jobs, models, strict=True)]
+            entered = [each and stack.enter_context(each) for each in penalties]
+            seeds = [job.seed for job in jobs]
+            fit_models(settings, models, jobs[0].dataset, jobs[0].recipe, seeds, penalties=entered, masks=masks)
+    except ValueError as error:
+        if "NaN or infinite" not in str(error):
+            raise
+        print(f"{', '.join(job.record_in(Path()).stem for job in jobs)}: {error}", flush=True)
+        if len(jobs) == 1:
+            return [{**before[0], "diverged": True, "accuracy": None, "seconds": time.perf_counter() - start}]
+        middle = len(jobs) // 2
+        return _train(settings, jobs[:middle]) + _train(settings, jobs[middle:])
+    if settings.device.startswith("cuda"):
+        torch.cuda.synchronize()
+    seconds = (time.perf_counter() - start) / len(jobs)
+    return [_record(settings, *each, seconds) for each in zip(jobs, models, before, strict=True)]
+
+
+def _look(settings: Settings, job: Job, model: nn.Module) -> Record:
+    return {
+        "job": asdict(job),
+        "diverged": False,
+        "before": looking.similarity(settings, model, job.dataset),
+        "gradient_share_before": looking.gradient_share(settings, model, job.dataset, job.arm),
+    }
+
+
+def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seconds: float) -> Record:
+    found = {
+        **before,
+        "accuracy": 100 * tested(settings, model, job.dataset),
+        "seconds": seconds,
+        "after": looking.similarity(settings, model, job.dataset),
+        "gradient_share": looking.gradient_share(settings, model, job.dataset, job.arm),
+        "weights": looking.weights(settings, model),
+    }
+    if job.seed in settings.map_seeds:
+        found["map"] = looking.layer_map(settings, model, job.dataset)
+        found["information"] = looking.information(settings, model, job.dataset)
+    return found
+
+
+def tested(settings: Settings, model: nn.Module, dataset: str) -> float:
+    model.eval()
+    x, labels = images(settings, dataset, "test")
+    return accuracy(model, x, labels, batch=2000, prepare=prepare(settings, dataset))
+
+
+def fit_models(
+    settings: Settings,
+    models: Sequence[nn.Module],
+    dataset: str,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    *,
+    penalties: Sequence[Callable[[], Tensor] | None] | None = None,
+    masks: Sequence[Any] | None = None,
+) -> None:
+    x, labels = images(settings, dataset, "train")
+    fit_side_by_side(
+        models,
+        x[: recipe.images],
+        labels[: recipe.images],
+        epochs=recipe.epochs,
+        seeds=seeds,
+        batch=recipe.batch,
+        rate=recipe.rate,
+        optimiser=recipe.optimiser,
+        decay=recipe.decay,
+        augment=Augment(),
+        prepare=prepare(settings, dataset),
+        mixed=settings.mixed,
+        penalties=penalties,
+        masks=masks,
+        at_once=settings.at_once,
+        task=f"{len(models)} on {dataset}",
+    )
+
+
+# TEMPORARY, until sosie has them: one after the other, and masks that a hook on the optimiser holds.
+
+
+def fit_side_by_side(models, images, labels, *, seeds, penalties, masks, at_once, **options):  # type: ignore
+    for k, model in enumerate(models):
+        held = masks[k] if masks else None
+        hooks = [held] if held else []
+        for mask in hooks:
+            mask(model)
+        fit(model, images, labels, seed=seeds[k], penalty=penalties[k] if penalties else None, **options)
+        for mask in hooks:
+            mask(model)
+
+
+def random_masks(model, sparsity, *, how, seed):  # type: ignore
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            mask = torch.rand(module.weight.shape, generator=generator) >= sparsity
+            module.register_buffer("weight_mask", mask.to(module.weight.device))
+
+    def hold(model):  # type: ignore
+        for module in model.modules():
+            if hasattr(module, "weight_mask"):
+                module.weight.data.mul_(module.weight_mask)
+
+    hold(model)
+    return hold
