@@ -20,7 +20,7 @@ LAYERS = {
 # Neighbours that a layer-0 part may use: files that are theirs to share, never each other's insides.
 BESIDE = {
     "linalg": {"factory"},
-    "models": {"results", "factory"},
+    "models": {"linalg", "results", "factory"},
     "data": {"results", "factory"},
     "capture": {"linalg", "results"},
     "stats": {"linalg", "results"},

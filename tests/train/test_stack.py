@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.models.atoms import AtomConv2d
-from sosie.train.loop import optimiser_of
+from sosie.train.schedules import optimiser_of
 from sosie.train.stack import Stack, network, stacked_state, state_of, without_numbers
 
 

@@ -13,6 +13,7 @@ from .atoms import (
     with_atoms,
 )
 from .cifar_resnet import cifar_resnet
+from .dynamic_vit import DynamicViT, dynamic_vit, with_dynamic_tokens
 from .efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from .inception import inception_v1
 from .normalise import Normalise, parse_normalisation
@@ -29,6 +30,7 @@ from .weights import load_weights, read_weights
 __all__ = [
     "AtomConv2d",
     "Decomposed",
+    "DynamicViT",
     "NamedModel",
     "Normalise",
     "Tokenise",
@@ -37,6 +39,7 @@ __all__ = [
     "build_model",
     "cifar_resnet",
     "decompose",
+    "dynamic_vit",
     "efficientnet_lite0",
     "efficientnet_lite1",
     "efficientnet_lite2",
@@ -61,5 +64,6 @@ __all__ = [
     "vgg11_bn",
     "vit",
     "with_atoms",
+    "with_dynamic_tokens",
     "with_name",
 ]

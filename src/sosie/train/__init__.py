@@ -1,11 +1,13 @@
 """Training, as far as comparing models needs it."""
 
 from .attached import Attached
+from .augment import Augment
 from .decorrelation import Decorrelation, decorrelation
-from .loop import Augment, accuracy, fit
+from .loop import accuracy, fit
 from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
+from .sparse import Masks, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Decorrelation",
+    "Masks",
     "Penalty",
     "Recorder",
     "Run",
@@ -21,4 +24,6 @@ __all__ = [
     "fit",
     "fit_together",
     "open_run",
+    "pruned_masks",
+    "random_masks",
 ]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..capture.quiet import evaluating
 from .adversarial import Prepare, floats
-from .loop import Schedule, optimiser_of, schedule_of
+from .schedules import Schedule, optimiser_of, schedule_of
 from .stack import orders
 
 

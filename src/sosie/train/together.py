@@ -14,7 +14,7 @@ from ..data.attacks import Attack, open_attack
 from ..data.draws import derived
 from ..progress import Progress
 from .adversarial import floats
-from .loop import Schedule, optimiser_of, schedule_of
+from .schedules import Schedule, optimiser_of, schedule_of
 from .stack import Stack, State, evaluating, made, network, orders, stacked_state, without_numbers
 
 GROUP = 20

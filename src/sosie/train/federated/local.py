@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...data.draws import derived
 from ..adversarial import Prepare, floats
-from ..loop import optimiser_of
+from ..schedules import optimiser_of
 from ..stack import Stack, State, orders
 from .clients import Clients
 

@@ -1,0 +1,103 @@
+"""Which tokens of a vision transformer stay: a predictor, a draw for training, and likeness between tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..linalg import centred_grams, u_centred
+
+SAME = 8  # roundings of the first image's token within which tokens that differ do not differ
+NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
+
+
+class Draw(nn.Module):
+    """Keep decisions (batch, tokens), exactly 0 or 1, drawn with Gumbel noise; gradients are those of the soft draw.
+
+    `before`, earlier decisions, is multiplied in: what was dropped stays dropped. Random numbers are torch's, as those
+    of dropout are, so that checkpointing, compiling and recorded graphs repeat them.
+    """
+
+    def forward(self, log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
+        soft = functional.gumbel_softmax(log_probabilities, dim=-1)[..., 1]
+        # Added as a difference: 0 to the last bit, where hard − soft + soft would be 1 but for rounding.
+        drawn = (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
+        return drawn if before is None else drawn * before
+
+
+class TokenGate(nn.Module):
+    """log (π₀, π₁) of dropping and keeping each token, from its own features and the mean of those still there.
+
+    The predictor of DynamicViT (Rao et al. 2021, Eq. 2–5). With `kept` (batch, tokens) the mean is over kept tokens;
+    where none is left it is 0.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.enter = nn.Linear(width, width)
+        self.gelu = nn.GELU()
+        half, quarter = max(1, width // 2), max(1, width // 4)
+        self.decide = nn.Sequential(
+            nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
+        )
+        self.draw = Draw()
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Tensor:
+        local, shared = self.gelu(self.enter(self.norm(tokens))).tensor_split(2, dim=-1)
+        if kept is None:
+            mean = shared.mean(1, keepdim=True)
+        else:
+            count = kept.sum(1)[:, None, None]
+            mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
+        both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
+        return functional.log_softmax(self.decide(both), -1)
+
+
+def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
+    """CKA of each two tokens (tokens, tokens), whose rows are the images: tokens is (images, tokens, width).
+
+    `debiased` is 0 on average for tokens that have nothing in common; otherwise it is linear CKA, which few images push
+    towards 1. Products are float64; memory is tokens × images².
+    """
+    images, least = tokens.shape[0], 4 if debiased else 3
+    if tokens.ndim != 3 or images < least:
+        kind = "debiased" if debiased else "linear"
+        raise ValueError(
+            f"{kind} CKA between tokens needs (images, tokens, width) with {least} images at least, "
+            f"got {tuple(tokens.shape)}"
+        )
+    grams = centred_grams(tokens.transpose(0, 1).double())
+    spread = grams.diagonal(dim1=1, dim2=2).sum(1)
+    noise = (SAME * torch.finfo(tokens.dtype).eps) ** 2 * images * tokens[0].double().square().sum(1)
+    varies = spread > noise
+    if debiased:
+        whole, grams = grams.square().sum((1, 2)), u_centred(grams)
+        varies = varies & (grams.square().sum((1, 2)) > NOTHING_LEFT * whole)
+    if not bool(varies.all()):
+        still = (~varies).nonzero().flatten().tolist()
+        raise ValueError(
+            f"tokens {still[:5]} are the same for all {images} images, so that they are like nothing: choose a later "
+            "stage (after a block, every token has seen the others) or other images"
+        )
+    flat = functional.normalize(grams.flatten(1), dim=1)
+    return flat @ flat.T
+
+
+def mean_of_others(likeness: Tensor) -> Tensor:
+    """(tokens,): how alike each token is to the others on average, itself left out."""
+    return _sum_of_others(likeness) / (len(likeness) - 1)
+
+
+def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
+    """π − Σ_{j≠i} CKA(Xᵢ, Xⱼ) as printed: (batch, tokens) from (batch, tokens) and (batch, tokens, width).
+
+    No probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and it is a
+    property of the batch, so that what is dropped from an image depends on the images beside it.
+    """
+    return probability - _sum_of_others(token_cka(tokens, debiased=False)).to(probability.dtype)
+
+
+def _sum_of_others(likeness: Tensor) -> Tensor:
+    return likeness.sum(1) - likeness.diagonal()
