@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from settings import CKA_SR, NONE, Arm, Settings, sampled
-from tables import Numbers, accuracies, arranged, chosen, epsilon_of, maps, mean, trained
+from tables import Numbers, accuracies, arranged, chosen, epsilon_of, maps, mean, pretrained, trained
 from training import Job, Record, train
 
 Levels = Mapping[float, Mapping[int, Record]]  # weight of the penalty → seed → network
@@ -15,7 +15,7 @@ Levels = Mapping[float, Mapping[int, Record]]  # weight of the penalty → seed 
 def figure_1(settings: Settings) -> dict[str, Any]:
     """ResNet-56, one seed each weight."""
     arms = (NONE, *(sampled(None, 1, weight) for weight in settings.figure_1_weights))
-    jobs = [Job("cifar10", settings.deep, settings.figure_1, 0, arm, settings.sparsity) for arm in arms]
+    jobs = [Job("cifar10", settings.deep, settings.figure_1, 0, arm, settings.sparsity, settings.options) for arm in arms]
     return described(levels(arms, arranged(jobs, train(settings, jobs))))
 
 
@@ -30,10 +30,7 @@ def figure_3(settings: Settings) -> dict[str, Any]:
     numbers: Numbers = {}
     found: dict[str, Any] = {}
     for place, network in zip(("smaller", "larger"), settings.table_4_networks, strict=True):
-        stem = "cifar" if network in ("resnet18", "resnet50") else None
-        arms = (NONE, CKA_SR)
-        jobs = [Job("cifar100", network, settings.table_4, 0, arm, stem=stem) for arm in arms]
-        found[place] = described(levels(arms, arranged(jobs, train(settings, jobs)))) | {"network": network}
+        found[place] = described(levels((NONE, CKA_SR), pretrained(settings, network))) | {"network": network}
         numbers |= {f"{place}_{key}": value for key, value in found[place].pop("numbers").items()}
     return {"numbers": numbers, "networks": found}
 

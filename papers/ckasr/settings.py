@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Tokens:
     first: Recipe = Recipe(epochs=12, rate=1e-3, decay=0.05, optimiser="adam")
     then: Recipe = Recipe(epochs=5, rate=2e-4, decay=0.05, optimiser="adam")
     gamma: float = 0.5  # of token CKA in the score [1, and a sum over tokens instead of a mean]
+    calibration: int = 256  # training images that token CKA is measured on
     ratio_weight: float = 2.0  # of the term that holds the share of tokens kept (Rao et al. 2021)
 
 
@@ -76,6 +78,7 @@ class Settings:
     limit: float = 0.2  # weights of histograms lie within ± this
 
     network: str = "resnet20"
+    width: float = 1.0
     dense: Recipe = Recipe(epochs=40)
     dense_seeds: tuple[int, ...] = tuple(range(10))
     table_5: Recipe = Recipe(epochs=24)  # [160]
@@ -89,6 +92,7 @@ class Settings:
     weights: tuple[float, ...] = (1e-4, 8e-4, 1e-2)  # [1e-5 to 1e-2, twelve]
     samples: tuple[tuple[int | None, int], ...] = ((None, 1), (8, 5), (8, 10))  # rows, every
     table_4_networks: tuple[str, ...] = ("resnet18", "resnet50")
+    table_4_options: tuple[tuple[str, Any], ...] = (("stem", "cifar"),)
     table_4: Recipe = Recipe(epochs=8)  # [200; and ImageNet]
     deep: str = "resnet56"
     figure_1: Recipe = Recipe(epochs=12)
@@ -98,17 +102,24 @@ class Settings:
     tokens_of_paper: int = 196  # lemmas: of a ViT with patches of 16 pixels
     draws: int = 20_000  # lemmas: rows of Gaussian samples
 
+    @property
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """Of CIFAR's residual networks."""
+        return (("width", self.width),)
+
 
 def small(full: Settings) -> Settings:
     """A smoke run: every line is run, and no number means anything."""
-    tiny = Recipe(epochs=1, batch=8, images=16)
+    tiny = Recipe(epochs=1, batch=12, images=24)
+    by_adam = replace(tiny, rate=1e-3, optimiser="adam", decay=0.05)
     return replace(
         full,
         synthetic=True,
         mixed=False,
         probes=24,
         few=12,
-        network="resnet8",
+        network="resnet14",
+        width=0.125,
         dense=tiny,
         dense_seeds=(0, 1),
         table_5=tiny,
@@ -121,14 +132,14 @@ def small(full: Settings) -> Settings:
         table_2_seeds=(0, 1),
         samples=((None, 1), (4, 1), (4, 2)),
         table_4_networks=("resnet14", "resnet20"),
+        table_4_options=(("width", 0.125),),
         table_4=tiny,
         deep="resnet14",
         figure_1=tiny,
-        tokens=Tokens(depth=3, width=24, patch=8, first=replace(tiny, rate=1e-3, optimiser="adam", decay=0.05),
-                      then=replace(tiny, rate=1e-3, optimiser="adam", decay=0.05)),
+        tokens=Tokens(depth=3, width=24, patch=8, first=by_adam, then=by_adam),
         tokens_of_paper=16,
         draws=2000,
-    )  # fmt: skip
+    )
 
 
 def sampled(rows: int | None, every: int, weight: float) -> Arm:
@@ -146,7 +157,7 @@ def net_epochs(s: Settings) -> dict[str, float]:
         "table-5": 3 * len(s.table_5_seeds) * len(s.table_5_sparsities) * s.table_5.epochs,
         "table-3": 3 * len(s.table_3_seeds) * s.sparse.epochs,
         "table-2": arms * len(s.table_2_seeds) * s.sparse.epochs,
-        "table-1 (ViT)": 2 * s.tokens.first.epochs + 3 * len(s.tokens.keeps) * s.tokens.then.epochs,
+        "table-1 (ViT)": 2 * s.tokens.first.epochs + 2 * len(s.tokens.keeps) * s.tokens.then.epochs,
         "table-4 (ResNet-18, -50)": 2 * len(s.table_4_networks) * s.table_4.epochs,
         "figure-1 (ResNet-56)": (1 + len(s.figure_1_weights)) * s.figure_1.epochs,
         "table-5-rest": 3 * len(s.table_5_rest) * s.table_5.epochs,

@@ -7,7 +7,7 @@ from typing import Any
 
 from differences import Values, compare_arms, difference
 from settings import AUGMENTED, CCA, CKA_SR, NONE, Arm, Recipe, Settings, sampled
-from training import Job, Record, train
+from training import Job, Record, step_seconds, train
 
 Numbers = dict[str, float | None]
 ByArm = dict[str, dict[int, Record]]
@@ -15,7 +15,7 @@ ByArm = dict[str, dict[int, Record]]
 
 def dense(settings: Settings) -> dict[str, Any]:
     """Ten networks whole: whether the training that all of this rests on is any good."""
-    jobs = [Job("cifar10", settings.network, settings.dense, seed) for seed in settings.dense_seeds]
+    jobs = [Job("cifar10", settings.network, settings.dense, seed, options=settings.options) for seed in settings.dense_seeds]
     records = train(settings, jobs)
     found = compare_arms({"none": accuracies({job.seed: records[job] for job in jobs})}, "none")["arms"]["none"]
     each = found["seeds"].values()
@@ -93,9 +93,11 @@ def table_2(settings: Settings) -> dict[str, Any]:
     numbers["detectable"] = max(detectable, default=None)
     full, few = (sampled(rows, every, CKA_SR.weight).name for rows, every in settings.samples[:2])
     numbers["all_over_eight"] = compared(by_arm, few, full)["difference"]
-    cells_of = {name: {"rows": rows, "every": every, "weight": weight} for (rows, every, weight), name in
-                ((key, arm.name) for key, arm in arms.items())}  # fmt: skip
-    return {"numbers": numbers, **found, "cells": cells_of}
+    seconds = step_seconds(settings, [NONE, *(sampled(*sample, CKA_SR.weight) for sample in settings.samples)])
+    for sample, name in names.items():
+        numbers[f"{name}_cost"] = seconds[sampled(*sample, CKA_SR.weight).name] / seconds["none"]
+    cells_of = {arm.name: dict(zip(("rows", "every", "weight"), cell, strict=True)) for cell, arm in arms.items()}
+    return {"numbers": numbers, **found, "cells": cells_of, "step_seconds": seconds}
 
 
 def table_4(settings: Settings) -> dict[str, Any]:
@@ -103,12 +105,17 @@ def table_4(settings: Settings) -> dict[str, Any]:
     numbers: Numbers = {}
     found: dict[str, Any] = {}
     for place, network in zip(("smaller", "larger"), settings.table_4_networks, strict=True):
-        stem = "cifar" if network in ("resnet18", "resnet50") else None
-        jobs = [Job("cifar100", network, settings.table_4, 0, arm, stem=stem) for arm in (NONE, CKA_SR)]
-        by_arm = arranged(jobs, train(settings, jobs))
+        by_arm = pretrained(settings, network)
         found[place] = {"network": network, **described(by_arm)}
         numbers |= {f"{place}_{key}": value for key, value in flat(found[place]).items()}
     return {"numbers": numbers, "networks": found}
+
+
+def pretrained(settings: Settings, network: str) -> ByArm:
+    jobs = [
+        Job("cifar100", network, settings.table_4, 0, arm, options=settings.table_4_options) for arm in (NONE, CKA_SR)
+    ]
+    return arranged(jobs, train(settings, jobs))
 
 
 # What tables have in common
@@ -117,7 +124,9 @@ def table_4(settings: Settings) -> dict[str, Any]:
 def jobs_of(
     settings: Settings, dataset: str, recipe: Recipe, arms: Sequence[Arm], seeds: Sequence[int], sparsity: float
 ) -> list[Job]:
-    return [Job(dataset, settings.network, recipe, seed, arm, sparsity) for arm in arms for seed in seeds]
+    return [
+        Job(dataset, settings.network, recipe, seed, arm, sparsity, settings.options) for arm in arms for seed in seeds
+    ]
 
 
 def trained(settings: Settings, arms: Sequence[Arm], seeds: Sequence[int]) -> ByArm:

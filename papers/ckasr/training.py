@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from data import CLASSES, images, prepare
 from settings import NONE, Arm, Recipe, Settings
 from torch import Tensor, nn
 
-from sosie.models import build_model
+from sosie.models import DynamicViT, build_model, with_dynamic_tokens
 from sosie.results import write_atomically
-from sosie.train import Augment, accuracy, fit
+from sosie.train import Augment, TokenPenalty, accuracy, calibrate_tokens, fit, random_masks
 
 Record = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Job:
     seed: int
     arm: Arm = NONE
     sparsity: float = 0.0
-    stem: str | None = None  # "cifar" for networks of the ImageNet family
+    options: tuple[tuple[str, Any], ...] = ()  # of the architecture
 
     def record_in(self, folder: Path) -> Path:
         """Where its record is kept: another recipe is another file."""
@@ -42,10 +42,9 @@ class Job:
         return folder / f"{self.dataset}-{self.network}-{self.sparsity:g}-{self.arm.name}-seed{self.seed}-{key}.json"
 
     def build(self, device: str) -> nn.Module:
-        options = {"classes": CLASSES[self.dataset]} | ({"stem": self.stem} if self.stem else {})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return build_model(self.network, options).to(device)
+            return build_model(self.network, {"classes": CLASSES[self.dataset], **dict(self.options)}).to(device)
 
 
 def train(settings: Settings, jobs: Sequence[Job]) -> dict[Job, Record]:
@@ -89,8 +88,7 @@ def _train(settings: Settings, jobs: Sequence[Job]) -> list[Record]:
             return [{**before[0], "diverged": True, "accuracy": None, "seconds": time.perf_counter() - start}]
         middle = len(jobs) // 2
         return _train(settings, jobs[:middle]) + _train(settings, jobs[middle:])
-    if settings.device.startswith("cuda"):
-        torch.cuda.synchronize()
+    _wait(settings)
     seconds = (time.perf_counter() - start) / len(jobs)
     return [_record(settings, *each, seconds) for each in zip(jobs, models, before, strict=True)]
 
@@ -119,10 +117,34 @@ def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seco
     return found
 
 
-def tested(settings: Settings, model: nn.Module, dataset: str) -> float:
+def tested(settings: Settings, model: nn.Module, dataset: str, batch: int = 2000) -> float:
     model.eval()
     x, labels = images(settings, dataset, "test")
-    return accuracy(model, x, labels, batch=2000, prepare=prepare(settings, dataset))
+    return accuracy(model, x, labels, batch=batch, prepare=prepare(settings, dataset))
+
+
+def step_seconds(settings: Settings, arms: Sequence[Arm], steps: int = 100) -> dict[str, float]:
+    """Seconds of a step of one network by itself, without recorded graphs; the first steps are not counted."""
+    found = {}
+    for arm in arms:
+        job = Job("cifar10", settings.network, settings.sparse, 0, arm, options=settings.options)
+        with ExitStack() as stack:
+            model = job.build(settings.device)
+            penalty = looking.penalty_of(model, arm)
+            own = penalty and stack.enter_context(penalty)
+            for count in (min(steps, 20), steps):
+                recipe = replace(job.recipe, epochs=1, images=count * job.recipe.batch, rate=1e-3)
+                start = time.perf_counter()
+                fit_models(settings, [model], job.dataset, recipe, [0], penalties=[own])
+                _wait(settings)
+            x = images(settings, job.dataset, "train")[0][: recipe.images]
+            found[arm.name] = (time.perf_counter() - start) / -(-len(x) // recipe.batch)
+    return found
+
+
+def _wait(settings: Settings) -> None:
+    if settings.device.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
 def fit_models(
@@ -156,31 +178,27 @@ def fit_models(
     )
 
 
-# TEMPORARY, until sosie has them: one after the other, and masks that a hook on the optimiser holds.
+def fit_dynamic(settings: Settings, plain: Sequence[nn.Module], keeps: Sequence[float]) -> list[DynamicViT]:
+    """Each transformer with tokens dropped, taught by itself as it was, and told how alike its tokens are."""
+    chosen = settings.tokens
+    models = [with_dynamic_tokens(model, keep, gamma=chosen.gamma, seed=0)
+              for model, keep in zip(plain, keeps, strict=True)]  # fmt: skip
+    with ExitStack() as stack:
+        penalties = [stack.enter_context(TokenPenalty(model, teacher, ratio=chosen.ratio_weight))
+                     for model, teacher in zip(models, plain, strict=True)]  # fmt: skip
+        stack.enter_context(torch.random.fork_rng())
+        torch.manual_seed(0)  # of which tokens are drawn
+        fit_models(settings, models, chosen.dataset, chosen.then, [0] * len(models), penalties=penalties)
+    known = images(settings, chosen.dataset, "train")[0][: chosen.calibration]
+    for model in models:
+        calibrate_tokens(model.eval(), known, prepare=prepare(settings, chosen.dataset))
+    return models
+
+
+# TEMPORARY, until sosie has it: one after the other.
 
 
 def fit_side_by_side(models, images, labels, *, seeds, penalties, masks, at_once, **options):  # type: ignore
     for k, model in enumerate(models):
-        held = masks[k] if masks else None
-        hooks = [held] if held else []
-        for mask in hooks:
-            mask(model)
-        fit(model, images, labels, seed=seeds[k], penalty=penalties[k] if penalties else None, **options)
-        for mask in hooks:
-            mask(model)
-
-
-def random_masks(model, sparsity, *, how, seed):  # type: ignore
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            mask = torch.rand(module.weight.shape, generator=generator) >= sparsity
-            module.register_buffer("weight_mask", mask.to(module.weight.device))
-
-    def hold(model):  # type: ignore
-        for module in model.modules():
-            if hasattr(module, "weight_mask"):
-                module.weight.data.mul_(module.weight_mask)
-
-    hold(model)
-    return hold
+        own = {"penalty": penalties[k] if penalties else None, "masks": masks[k] if masks else None}
+        fit(model, images, labels, seed=seeds[k], schedule="cosine", **own, **options)
