@@ -112,6 +112,12 @@ def cca_r2(x: Array, y: Array) -> float:
     return float((product**2).sum() / min(product.shape))
 
 
+def gaussian_information(x: Array, y: Array) -> float:
+    """From entropies: log-determinants of the covariances of x, of y and of both."""
+    x_alone, y_alone, both = (np.linalg.slogdet(np.cov(side.T))[1] for side in (x, y, np.c_[x, y]))
+    return float(x_alone + y_alone - both) / 2
+
+
 def svcca(x: Array, y: Array) -> float:
     def leading(rows: Array) -> Array:
         u, s, _ = np.linalg.svd(centred(rows), full_matrices=False)

@@ -23,6 +23,8 @@ PAPERS = {
     "diedrichsen2020": "Diedrichsen et al. 2020, Comparing representational geometries using whitened distances",
     "facco2017": "Facco et al. 2017, Estimating the intrinsic dimension of datasets",
     "geirhos2020": "Geirhos et al. 2020, Beyond accuracy: quantifying trial-by-trial behaviour of CNNs and humans",
+    "gelfand1959": "Gelfand and Yaglom 1959, Calculation of the amount of information about a random function "
+    "contained in another such function",
     "hamilton2016": "Hamilton et al. 2016, Cultural shift or linguistic drift?",
     "huh2024": "Huh et al. 2024, The platonic representation hypothesis",
     "ilharco2023": "Ilharco et al. 2023, Editing models with task arithmetic",

@@ -145,8 +145,13 @@ def test_values_of_many_pairs_are_those_of_one(name: str) -> None:
     given = {"inputs": inputs} if "inputs" in MEASURES[name].needs else {}
     if "ImportError" in str(found.reasons):
         pytest.skip(str(found.reasons))
-    wanted = [sosie.measure(name, rows[i], rows[j], **given) for i, j in [(0, 1), (2, 1), (1, 1)]]
-    assert found.values == pytest.approx(wanted, abs=1e-9)
+    pairs = [(0, 1), (2, 1), (1, 1)]
+    if MEASURES[name].few_rows == "infinite":
+        assert np.isnan(found.values[2])
+        assert "infinite" in str(found.reasons)
+        pairs = pairs[:2]
+    wanted = [sosie.measure(name, rows[i], rows[j], **given) for i, j in pairs]
+    assert found.values[: len(pairs)] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_pairs_differ_in_one_respect_only() -> None:

@@ -24,7 +24,8 @@ def demo() -> tuple[np.ndarray, np.ndarray]:
     return x, state.randn(100, 10) + x
 
 
-# The first five: printed by, or computed with, the code of that notebook; the last two: closed forms in NumPy.
+# The first four: printed by, or computed with, the code of that notebook; the others: closed forms in NumPy.
+@pytest.mark.filterwarnings("ignore:gaussian_information")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -34,6 +35,7 @@ def demo() -> tuple[np.ndarray, np.ndarray]:
         ("cca_r2", 0.5453963322),
         ("normalized_bures", 0.73625531),
         ("procrustes_angle", 0.7432764761),
+        ("gaussian_information", 4.2602117636),
     ],
 )
 def test_demo_of_kornblith(demo: tuple[np.ndarray, np.ndarray], name: str, value: float) -> None:

@@ -19,6 +19,7 @@ OF_POSITIONS = Caveat(
     "rows='mean' has both"
 )
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
+BIASED = 0.1  # nats that information is too large by from which it is said
 WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
 FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
@@ -49,6 +50,8 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
                 if statistic.n < width:
                     text = f"n={statistic.n} < width={width}: biased {measure.closer}"
                     yield Caveat(text, **{where: site})
+    elif measure.few_rows == "infinite":
+        yield from _of_information(measure, statistic, side_a, side_b)
     elif measure.few_rows is not None:
         yield from _of_ranks(measure, statistic, side_a, side_b)
 
@@ -73,6 +76,19 @@ def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
             if r + s > free > max(r, s):
                 text = f"{r} and {s} dimensions for n={statistic.n} rows: {r + s - free} of {min(r, s)} correlations"
                 yield Caveat(f"{text} are 1 whatever the rows", site_a, site_b)
+
+
+def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """What rows give that have nothing to do with each other, where it is not little; infinite ones have no value."""
+    assert not isinstance(statistic, Grams)
+    assert measure.by_chance is not None
+    ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
+    for site_a, r in zip(side_a.sites, ranks_a, strict=True):
+        for site_b, s in zip(side_b.sites, ranks_b, strict=True):
+            mean, _ = measure.by_chance(statistic.n, r, s)
+            if mean >= BIASED:
+                text = f"{r} and {s} dimensions for n={statistic.n} rows: biased up by {mean:.2g} (its chance level)"
+                yield Caveat(text, site_a, site_b)
 
 
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:

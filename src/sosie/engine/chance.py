@@ -42,9 +42,13 @@ class Chance:
 
 
 def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
-    """Exact mean and spread over all shuffles, for the cosines of Gram matrices."""
+    """Exact mean and spread: over all shuffles for the cosines of Gram matrices; of Gaussian rows from the ranks."""
     if statistic.n < 4:
         return None
+    if measure.by_chance is not None and not isinstance(statistic, Grams):
+        ranks_a, ranks_b = ([int(scatter.rank) for scatter in side] for side in statistic.scatters)
+        found = np.array([[measure.by_chance(statistic.n, r, s) for s in ranks_b] for r in ranks_a])
+        return Chance(found[..., 0], found[..., 1])
     if measure.reads is DebiasedAlignment:
         view = statistic.alignment(DebiasedAlignment)
         mean = torch.zeros_like(view.xy)

@@ -5,7 +5,7 @@ from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .chains import chain_products, unit
 from .clusters import adjusted_rand_index, cluster, most_similar
-from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, threads_for, triangular_inverse
+from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular_values, threads_for, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
@@ -81,6 +81,7 @@ __all__ = [
     "self_product",
     "side_by_side",
     "singular",
+    "singular_values",
     "threads_for",
     "total_squares",
     "triangular_inverse",

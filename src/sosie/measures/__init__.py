@@ -12,6 +12,7 @@ from .geometry import (
     rtd,
     uniformity_difference,
 )
+from .information import gaussian_information
 from .joint import similarity_at_joint
 from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
@@ -73,6 +74,7 @@ __all__ = [
     "eigenspace_overlap",
     "error_overlap",
     "find",
+    "gaussian_information",
     "gulp",
     "hard_correlation_match",
     "imd",

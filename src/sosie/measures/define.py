@@ -29,7 +29,8 @@ from ..stats import (
 
 MEASURES: dict[str, Measure] = {}
 
-FewRows = Literal["biased", "saturates", "saturates in x"]
+FewRows = Literal["biased", "saturates", "saturates in x", "infinite"]
+ByChance = Callable[[int, int, int], tuple[float, float]]
 
 # What may be done to the rows of x without changing the value; the laws test has one transformation for each.
 TRANSFORMATIONS = {
@@ -58,7 +59,7 @@ class Measure:
     function: Callable[..., Tensor]
     reads: type
     bounds: tuple[float | None, float | None]
-    same: float | None  # the value of rows compared with themselves; None: it depends on the rows
+    same: float | None  # the value of rows compared with themselves; None: it depends on the rows, or is infinite
     closer: Literal["up", "down"]
     invariant: frozenset[str]  # to these transformations of either side
     symmetric: bool
@@ -72,6 +73,7 @@ class Measure:
     paired: bool  # whether row i of x must belong to row i of y
     same_width: bool  # whether both sides must have equally many neurons
     needs: frozenset[str]  # what it reads beside x and y: "inputs", "labels"
+    by_chance: ByChance | None = None  # mean and spread by chance, where n and both ranks tell them
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
@@ -188,6 +190,7 @@ def define(
     paired: bool = True,
     same_width: bool = False,
     needs: Iterable[str] = (),
+    by_chance: ByChance | None = None,
 ) -> Callable[[Callable[..., Tensor]], Measure]:
     """Register a function of a view as a measure under its own name, with its facts.
 
@@ -222,6 +225,7 @@ def define(
             paired,
             same_width,
             frozenset(needs),
+            by_chance,
         )
         return measure
 

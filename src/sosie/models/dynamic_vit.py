@@ -61,11 +61,11 @@ class DynamicViT(VisionTransformer):
 
     def _masked(self, tokens: Tensor) -> Tensor:
         """Every token stays in place; those that were dropped are seen by no other."""
-        kept = policy = None
+        kept: Tensor | None = None
+        policy: Tensor | None = None
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
-                gate = self._gate(number)
-                kept = gate.draw(gate(tokens[:, 1:], kept), kept)
+                kept = self.gates[str(number)](tokens[:, 1:], kept, drawing=True)
                 policy = torch.cat([torch.ones_like(kept[:, :1]), kept], 1)
             tokens = block(tokens, policy)
         return tokens
@@ -88,11 +88,8 @@ class DynamicViT(VisionTransformer):
         """A gate that would let everything pass is not asked."""
         return number in self.stages and self.keep < 1
 
-    def _gate(self, stage: int) -> TokenGate:
-        return cast(TokenGate, self.gates[str(stage)])
-
     def _scores(self, stage: int, patches: Tensor, positions: Tensor) -> Tensor:
-        log_probability = self._gate(stage)(patches)[..., 1]
+        log_probability = self.gates[str(stage)](patches)
         if self.rule == "learned":
             return log_probability  # ordered like π, which rounds to 1 where gates are sure
         if self.rule == "eq13":
@@ -163,9 +160,7 @@ def dynamic_vit(
         stages = sorted({depth // 4, depth // 2, 3 * depth // 4} - {0})
     stages = [stages] if isinstance(stages, int) else list(stages)
     if not stages or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
-        raise ValueError(
-            f"stages={tuple(stages)} of a network of {depth} blocks: numbers from 0 to {depth - 1}, ascending, one at least"
-        )
+        raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
     built_from = sizes(classes, size, patch, depth, width, heads=heads, hidden=hidden, channels=channels)
     return DynamicViT(keep=keep, stages=stages, rule=rule, gamma=gamma, **built_from)
 

@@ -12,25 +12,12 @@ SAME = 8  # roundings of the first image's token within which tokens that differ
 NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
 
 
-class Draw(nn.Module):
-    """Keep decisions (batch, tokens), exactly 0 or 1, drawn with Gumbel noise; gradients are those of the soft draw.
-
-    `before`, earlier decisions, is multiplied in: what was dropped stays dropped. Random numbers are torch's, as those
-    of dropout are, so that checkpointing, compiling and recorded graphs repeat them.
-    """
-
-    def forward(self, log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
-        soft = functional.gumbel_softmax(log_probabilities, dim=-1)[..., 1]
-        # Added as a difference: 0 to the last bit, where hard − soft + soft would be 1 but for rounding.
-        drawn = (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
-        return drawn if before is None else drawn * before
-
-
 class TokenGate(nn.Module):
-    """log (π₀, π₁) of dropping and keeping each token, from its own features and the mean of those still there.
+    """What becomes of each token (batch, tokens), from its own features and the mean of those still there.
 
-    The predictor of DynamicViT (Rao et al. 2021, Eq. 2–5). With `kept` (batch, tokens) the mean is over kept tokens;
-    where none is left it is 0.
+    The predictor of DynamicViT (Rao et al. 2021, Eq. 2–5): log π, π the probability to keep the token, or with
+    `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is over
+    kept tokens, and 0 where none is left.
     """
 
     def __init__(self, width: int) -> None:
@@ -42,9 +29,8 @@ class TokenGate(nn.Module):
         self.decide = nn.Sequential(
             nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
         )
-        self.draw = Draw()
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None, *, drawing: bool = False) -> Tensor:
         local, shared = self.gelu(self.enter(self.norm(tokens))).tensor_split(2, dim=-1)
         if kept is None:
             mean = shared.mean(1, keepdim=True)
@@ -52,7 +38,20 @@ class TokenGate(nn.Module):
             count = kept.sum(1)[:, None, None]
             mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
         both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
-        return functional.log_softmax(self.decide(both), -1)
+        log_probabilities = functional.log_softmax(self.decide(both), -1)  # of dropping and of keeping
+        return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
+
+
+def draw(log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
+    """Keep decisions (batch, tokens), exactly 0 or 1, drawn with Gumbel noise; gradients are those of the soft draw.
+
+    `before`, earlier decisions, is multiplied in: what was dropped stays dropped. Random numbers are torch's, as those
+    of dropout are, so that checkpointing, compiling and recorded graphs repeat them.
+    """
+    soft = functional.gumbel_softmax(log_probabilities, dim=-1)[..., 1]
+    # Added as a difference: 0 to the last bit, where hard − soft + soft would be 1 but for rounding.
+    drawn = (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
+    return drawn if before is None else drawn * before
 
 
 def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:

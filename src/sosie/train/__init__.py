@@ -9,6 +9,7 @@ from .recorder import Recorder
 from .run_folder import Run, open_run
 from .sparse import Masks, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
+from .tokens import TokenPenalty, calibrate_tokens
 
 __all__ = [
     "Attached",
@@ -19,7 +20,9 @@ __all__ = [
     "Penalty",
     "Recorder",
     "Run",
+    "TokenPenalty",
     "accuracy",
+    "calibrate_tokens",
     "decorrelation",
     "fit",
     "fit_together",

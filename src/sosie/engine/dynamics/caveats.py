@@ -51,5 +51,6 @@ def of_widths(measure: Measure, runs: Sequence[Run], site: str) -> Iterator[Cave
     for run in dict.fromkeys(runs):
         n, width = run.shape(site)
         if measure.few_rows is not None and n <= width:
-            effect = f"biased {measure.closer}" if measure.few_rows == "biased" else "values saturate"
+            effects = {"biased": f"biased {measure.closer}", "infinite": "values are infinite"}
+            effect = effects.get(measure.few_rows, "values saturate")
             yield Caveat(f"n={n} rows for a width of {width}: {effect}", site)

@@ -75,7 +75,7 @@ def values(
         return Values(torch.where(defined, found, torch.zeros_like(found)), defined, varies)
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
-    return _one_by_one(measure, [each.double() for each in rows], pairs, directed)
+    return _one_by_one(measure, columns, [each.double() for each in rows], pairs, directed)
 
 
 # All pairs in one product
@@ -187,7 +187,13 @@ def _rounding(digits: torch.dtype) -> float:
 # One pair after the other
 
 
-def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[int, int]], directed: bool) -> Values:
+def _one_by_one(
+    measure: Measure,
+    columns: Sequence[Column],
+    rows: Sequence[Tensor],
+    pairs: Sequence[tuple[int, int]],
+    directed: bool,
+) -> Values:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
@@ -196,6 +202,12 @@ def _one_by_one(measure: Measure, rows: Sequence[Tensor], pairs: Sequence[tuple[
     found, nothing = [], rows[0].new_zeros(())
 
     def of(i: int, j: int) -> Tensor:
+        try:
+            return of_rows(i, j)
+        except ValueError as error:
+            raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
+
+    def of_rows(i: int, j: int) -> Tensor:
         if issubclass(measure.reads, Covariances):
             return measure(sample.covariances(i, j))
         if issubclass(measure.reads, Neurons):

@@ -66,7 +66,7 @@ class Penalty(Attached):
         _check_models(models, target)
         self._take_on(models, rows, every, weight)
         self.measure, self.target, self.rule = find(measure), target, rule
-        _check_measure(self.measure, rows, alone=len(models) == 1 and target is None)
+        _check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
         check_rule(rule)
         if reduce not in ("sum", "mean"):
             raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
@@ -235,12 +235,16 @@ def _check_models(models: Sequence[nn.Module], target: Target | None) -> None:
         raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
 
 
-def _check_measure(measure: Measure, rows: int | None, *, alone: bool) -> None:
+def _check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
     if not measure.differentiable or measure.needs:
         others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4]
         others = others or ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
         why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
         raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
+    if towards and measure.closer == "up" and measure.bounds[1] is None:
+        raise ValueError(
+            f"{measure.name} has no largest value, so that no model is ever close to a target; take mean_cca"
+        )
     if measure.reads_weights:
         if alone:
             raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")

@@ -1,0 +1,140 @@
+"""Training a network that drops tokens: how many, what a teacher says, and how alike tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..capture import as_found, watch
+from ..models import DynamicViT
+from ..models.token_gates import mean_of_others, token_cka
+from .adversarial import Prepare, floats
+from .attached import Attached
+from .taps import Shown, Taps
+
+
+def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021, Eq. 11).
+
+    `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
+    """
+    if not decisions or len(decisions) != len(shares):
+        raise ValueError(f"need one share a stage, got {len(decisions)} stages and {len(shares)} shares")
+    found = [(each.float().mean(1) - share).square().mean() for each, share in zip(decisions, shares, strict=True)]
+    return torch.stack(found).mean()
+
+
+def answer_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Mean over images of KL(teacher ‖ student) of the softmax answers, in nats."""
+    student, said = (functional.log_softmax(each.float(), -1) for each in (logits, teacher.detach()))
+    return functional.kl_div(student, said, reduction="batchmean", log_target=True)
+
+
+def token_loss(tokens: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
+    """Mean over kept tokens of all images, and over features, of the squared difference to the teacher's token.
+
+    tokens and teacher (batch, tokens, width), kept (batch, tokens), through which no gradient flows; 0 where nothing
+    was kept.
+    """
+    if tokens.shape != teacher.shape or kept.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"the student has tokens {tuple(tokens.shape)}, the teacher {tuple(teacher.shape)} and the decisions are "
+            f"{tuple(kept.shape)}: take a teacher of the same patches and width, or tokens=0"
+        )
+    kept = kept.detach().float()
+    apart = (tokens.float() - teacher.detach().float()).square().mean(-1)
+    count = kept.sum()
+    return (kept * apart).sum() / torch.where(count > 0, count, 1)
+
+
+class TokenPenalty(Attached):
+    """`with TokenPenalty(model, teacher) as penalty: fit(model, …, penalty=penalty)`, what DynamicViT adds to the loss.
+
+    `ratio` × how far the shares of kept tokens are from those of the model's `counts`, and with a `teacher` (often the
+    plain network that the model was made from) `answers` × `answer_loss` and `tokens` × `token_loss` of the last
+    stage's tokens after the final norm. The teacher is run on the same inputs, in evaluation mode, without gradients.
+    `last` has the terms of the last step, unweighted, and the share of tokens that stayed at each stage.
+    """
+
+    def __init__(
+        self,
+        model: DynamicViT,
+        teacher: nn.Module | None = None,
+        *,
+        ratio: float = 2.0,
+        answers: float = 0.5,
+        tokens: float = 0.5,
+        weight: float = 1.0,
+    ) -> None:
+        if not isinstance(model, DynamicViT):
+            raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
+        if model.keep == 1:
+            raise ValueError("keep=1 drops nothing, so there is nothing to learn about tokens")
+        if teacher is model:
+            raise ValueError("the teacher is the model itself: give the plain network, or a copy (copy.deepcopy)")
+        if min(ratio, answers, tokens) < 0:
+            raise ValueError(f"ratio={ratio}, answers={answers}, tokens={tokens}: weights are numbers from 0 on")
+        self._take_on([model], None, 1, weight)
+        self.teacher, self.ratio = teacher, ratio
+        self.answers, self.tokens = (answers, tokens) if teacher is not None else (0.0, 0.0)
+        self.last: dict[str, Tensor] = {}
+        self._model = model
+        self._gates = [f"gates.{stage}" for stage in model.stages]
+        self._taps.append(Taps(model, [*self._gates, "norm", "head"], calls=teacher is not None))
+
+    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
+        if not self._model.training:
+            raise ValueError("the model is in evaluation mode, where tokens are removed: call model.train() first")
+        seen = {each.site.label: each.value for each in shown[0]}
+        decisions = [seen[gate] for gate in self._gates]
+        counts = self._model.counts.values()
+        terms = {"ratio": ratio_loss(decisions, [count / self._model.patch_count for count in counts])}
+        if self.answers or self.tokens:
+            logits, tokens = self._of_teacher()
+            terms["answers"] = answer_loss(seen["head"], logits)
+            if self.tokens:
+                terms["tokens"] = token_loss(seen["norm"][:, 1:], tokens, decisions[-1])
+        kept = torch.stack([each.detach().mean() for each in decisions])
+        self.last = {**{name: term.detach() for name, term in terms.items()}, "kept": kept}
+        weights = {"ratio": self.ratio, "answers": self.answers, "tokens": self.tokens}
+        return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+
+    def _of_teacher(self) -> tuple[Tensor, Any]:
+        """Its logits and, where they count, its tokens after the final norm, without the class token."""
+        assert self.teacher is not None
+        args, kwargs = self._taps[0].called or ((), {})
+        with as_found(self.teacher), self._taps[0].as_called():
+            if not self.tokens:
+                return self.teacher(*args, **kwargs), None
+            with watch(self.teacher, ["norm"]) as seen:
+                logits = self.teacher(*args, **kwargs)
+            return logits, seen["norm"][:, 1:]
+
+
+@torch.no_grad()
+def calibrate_tokens(
+    model: DynamicViT, images: Tensor, *, debiased: bool = True, prepare: Prepare | None = None
+) -> Tensor:
+    """Measure how alike each token is to the others at each stage (stages, patches), for rule="cka"; kept in the model.
+
+    Mean over the other positions of the token CKA (`debiased`, or else linear, which few images push towards 1), rows
+    being the images, with every token in place. A few hundred images are enough; memory is patches × images². Nothing
+    else of the model changes, and what is kept from an image then depends on that image alone.
+    """
+    if not isinstance(model, DynamicViT):
+        raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
+    x = floats(images)
+    with as_found(model):
+        tokens = model.embed(prepare(x) if prepare else x)
+        found = []
+        for number, block in enumerate(model.blocks):
+            if number in model.stages:
+                found.append(mean_of_others(token_cka(tokens[:, 1:], debiased=debiased)))
+            tokens = block(tokens)
+    model.likeness.copy_(torch.stack(found))
+    model.calibrated_on = len(images)
+    return model.likeness.clone()
