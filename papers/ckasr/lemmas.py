@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from information import gaussian_information, token_cka
 from scipy import stats
 from settings import Settings
 from torch import Tensor, nn
 
 import sosie
 from sosie.models import build_model, cifar_resnet
+from sosie.models.token_gates import mean_of_others, token_cka
 from sosie.train import Penalty
 
 STRONG, WEAK = 0.8, 1e-6  # ρ² of the wide direction at the start; 1 − ρ² of the narrow one at the end
@@ -72,7 +72,7 @@ def of_rows(settings: Settings, wide: float, narrow: float, generator: torch.Gen
     squared = torch.tensor([wide, narrow], dtype=torch.float64)
     scale = torch.tensor([1.0, math.sqrt(NARROW)], dtype=torch.float64)
     y = (squared.sqrt() * x + (1 - squared).sqrt() * noise) * scale
-    return float(sosie.measure("linear_cka", x * scale, y)), gaussian_information(x * scale, y)
+    return float(sosie.measure("linear_cka", x * scale, y)), float(sosie.measure("gaussian_information", x * scale, y))
 
 
 def equation_2(settings: Settings, generator: torch.Generator) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def equation_2(settings: Settings, generator: torch.Generator) -> dict[str, Any]
     y = 0.8 * x + 0.6 * noise
     both = torch.cat([x, y], 1).T
     printed = x.T.cov().log() + y.T.cov().log() - both.cov().logdet()
-    return {"printed_over_true": float(printed) / gaussian_information(x, y)}
+    return {"printed_over_true": float(printed) / float(sosie.measure("gaussian_information", x, y))}
 
 
 def equation_7(generator: torch.Generator) -> dict[str, Any]:
@@ -109,22 +109,17 @@ def equation_13(settings: Settings, generator: torch.Generator) -> dict[str, Any
         for _ in range(2):  # two batches
             model(torch.rand(images, 3, side, side, generator=generator))
     handle.remove()
-    first, second = (others(token_cka(batch[:, 1:], debiased=False)) for batch in seen)
+    first, second = ((tokens - 1) * mean_of_others(token_cka(batch[:, 1:], debiased=False)) for batch in seen)
     independent = torch.randn(8, tokens, width, generator=generator)
     return {
         "largest_keep": 1 - float(first.min()),  # π is at most 1
         "lowest_keep": -float(first.max()),
-        "of_independent_tokens_at_8_images": float(others(token_cka(independent, debiased=False)).mean()) / (tokens - 1),
-        "debiased_of_independent_tokens": float(others(token_cka(independent, debiased=True)).mean()) / (tokens - 1),
+        "of_independent_tokens_at_8_images": float(mean_of_others(token_cka(independent, debiased=False)).mean()),
+        "debiased_of_independent_tokens": float(mean_of_others(token_cka(independent, debiased=True)).mean()),
         "change_with_the_batch": float((first - second).abs().max()),
         "span_over_pi": float(first.max() - first.min()),
         "sums": first.tolist(),
     }
-
-
-def others(likeness: Tensor) -> Tensor:
-    """Σ over j ≠ i."""
-    return likeness.sum(1) - likeness.diagonal()
 
 
 def equation_14() -> dict[str, Any]:

@@ -125,7 +125,7 @@ def small(full: Settings) -> Settings:
         table_5=tiny,
         table_5_sparsities=(0.5, 0.6),
         table_5_seeds=(0, 1, 2),
-        table_5_rest=(0.3, 0.4),
+        table_5_rest=(0.2, 0.3, 0.4, 0.7),
         sparse=tiny,
         sparsity=0.5,
         table_3_seeds=(0, 1),

@@ -96,6 +96,8 @@ def table_2(settings: Settings) -> dict[str, Any]:
     seconds = step_seconds(settings, [NONE, *(sampled(*sample, CKA_SR.weight) for sample in settings.samples)])
     for sample, name in names.items():
         numbers[f"{name}_cost"] = seconds[sampled(*sample, CKA_SR.weight).name] / seconds["none"]
+    added = [numbers[f"{name}_cost"] or 0 for name in ("all", "eight_5")]
+    numbers["added_share"] = (added[1] - 1) / (added[0] - 1) if added[0] > 1 else None
     cells_of = {arm.name: dict(zip(("rows", "every", "weight"), cell, strict=True)) for cell, arm in arms.items()}
     return {"numbers": numbers, **found, "cells": cells_of, "step_seconds": seconds}
 
