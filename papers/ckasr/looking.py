@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -34,8 +35,7 @@ def penalty_of(model: nn.Module, arm: Arm) -> Penalty | None:
 def pairs_of(
     model: nn.Module, x: Tensor, measure: str, *, pairs: Any = "stage", sites: Any = None, rule: Any = "flatten"
 ) -> Rows:
-    """What a penalty would see, of all rows at once: `site_a`, `site_b`, `value`; the network in evaluation mode."""
-    model.eval()
+    """What a penalty would see, of all rows at once: `site_a`, `site_b`, `value`; in the mode that the network is in."""
     look = Penalty(model, measure, sites, weight=1.0, pairs=pairs, reduce="mean", rows=None, every=1, rule=rule)
     look.__enter__()
     try:
@@ -143,10 +143,10 @@ def share(chosen: Tensor) -> float:
 
 
 def gradient_share(settings: Settings, model: nn.Module, dataset: str, arm: Arm) -> float | None:
-    """Length of the penalty's gradient over that of the task's: kept weights, evaluation mode, one batch of training."""
+    """Length of the penalty's gradient over that of the task's, of kept weights, in a step of training that is due."""
     if arm.weight == 0:
         return None
-    model.eval()
+    model = copy.deepcopy(model).train()  # whose batch norms may count the step
     bytes_, labels = (side[: settings.few] for side in images(settings, dataset, "train"))
     x = prepare(settings, dataset)(bytes_.float() / 255)
     chosen = {f"{name}.weight": mask for name, (_, mask) in layers(model).items()}

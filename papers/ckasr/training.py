@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import time
@@ -94,15 +95,17 @@ def _train(settings: Settings, jobs: Sequence[Job]) -> list[Record]:
 
 
 def _look(settings: Settings, job: Job, model: nn.Module) -> Record:
+    as_trained = copy.deepcopy(model).train()  # before training batch norms know of no other statistics
     return {
         "job": asdict(job),
         "diverged": False,
-        "before": looking.similarity(settings, model, job.dataset),
+        "before": looking.similarity(settings, as_trained, job.dataset),
         "gradient_share_before": looking.gradient_share(settings, model, job.dataset, job.arm),
     }
 
 
 def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seconds: float) -> Record:
+    model.eval()
     found = {
         **before,
         "accuracy": 100 * tested(settings, model, job.dataset),
