@@ -7,7 +7,7 @@ from .loop import accuracy, fit
 from .penalties import Penalty
 from .recorder import Recorder
 from .run_folder import Run, open_run
-from .sparse import Masks, pruned_masks, random_masks
+from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
 
@@ -19,6 +19,7 @@ __all__ = [
     "Masks",
     "Penalty",
     "Recorder",
+    "Regrow",
     "Run",
     "TokenPenalty",
     "accuracy",

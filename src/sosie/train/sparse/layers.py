@@ -38,8 +38,8 @@ def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.
     whole = named([*aliases, *computed], dense, "dense")
     if odd := [name for name in computed if name not in whole]:
         raise ValueError(
-            f"the weight of {listed(odd)} is no parameter: where torch.nn.utils.prune masked it, Masks.of(model) takes the "
-            "masks over; remove a parametrisation, or name the layer in dense"
+            f"the weight of {listed(odd)} is no parameter: where torch.nn.utils.prune masked it, Masks.of(model) takes "
+            "the masks over; remove a parametrisation, or name the layer in dense"
         )
     whole = {aliases.get(name, name) for name in whole}
     found = {name: modules[name] for name in layers if name not in whole}

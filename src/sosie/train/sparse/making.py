@@ -106,7 +106,8 @@ def _of_channels(name: str, module: nn.Module, sparsity: float) -> Tensor:
     bare = _Bare(module)
     if isinstance(module, _ConvTransposeNd) and module.groups > 1:
         raise ValueError(
-            f"{name!r} is a transposed convolution in groups: its weight has no axis of output channels; name it in dense"
+            f"{name!r} is a transposed convolution in groups: its weight has no axis of output channels; name it in "
+            "dense"
         )
     axis = 1 if isinstance(module, _ConvTransposeNd) else 0
     channels = bare.mask.movedim(axis, 0).flatten(1).any(1)
