@@ -39,6 +39,8 @@ BESIDE = {
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
     "sosie.train": (
         "fit",
+        "Training",
+        "Augment",
         "fit_together",
         "Checkpoint",
         "accuracy",

@@ -10,6 +10,7 @@ from .run_folder import Run, open_run
 from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .together import Checkpoint, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
+from .training import Training
 
 __all__ = [
     "Attached",
@@ -22,6 +23,7 @@ __all__ = [
     "Regrow",
     "Run",
     "TokenPenalty",
+    "Training",
     "accuracy",
     "calibrate_tokens",
     "decorrelation",

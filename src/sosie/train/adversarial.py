@@ -35,6 +35,12 @@ class Attacked:
         finally:
             self.model.train(training)
 
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._steps = state["steps"]
+
     def _answer(self, x: Tensor) -> Tensor:
         found = self.model(x if self.prepare is None else self.prepare(x))
         assert isinstance(found, Tensor)

@@ -57,6 +57,20 @@ class Attached(AbstractContextManager["Attached"]):
         """Whether the next call of `penalty()` gives more than 0."""
         return self._attached and self.weight > 0 and self.step % self.every == 0
 
+    def state_dict(self) -> dict[str, int]:
+        """The steps so far, on which hangs what is due: the rest is made anew."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on after so many steps, attached already or not."""
+        step = state["step"]
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step={step!r}: the calls of penalty() so far, a whole number from 0 on")
+        self.step = step
+        for taps in self._taps:
+            taps.forget()
+            taps.due = self.due
+
     def __enter__(self) -> Self:
         if self._attached:
             raise RuntimeError("this penalty is attached already")
