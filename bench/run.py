@@ -22,6 +22,7 @@ import startup
 import stitching
 import task2vec
 import together
+import tokens
 import torch
 import weights
 
@@ -42,6 +43,7 @@ def main() -> None:
     bures.main()
     together.main()
     penalty.main()
+    tokens.main()
     weights.main()
     atoms.main()
     try:

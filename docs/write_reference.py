@@ -35,7 +35,7 @@ BESIDE = {
     ),
     "sosie.engine.benchmark": ("run_benchmark", "Scale"),
     "sosie.measures": ("Measure", "find", "define"),
-    "sosie.models": ("open_model", "list_models", "NamedModel"),
+    "sosie.models": ("open_model", "list_models", "NamedModel", "with_dynamic_tokens"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
     "sosie.train": (
         "fit",
@@ -61,6 +61,8 @@ BESIDE = {
         "epsilon_sparsity",
         "weight_histogram",
         "WeightHistograms",
+        "TokenPenalty",
+        "calibrate_tokens",
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),

@@ -51,6 +51,8 @@ TITLES = {
     "together-gpu": "Networks trained together on a GPU",
     "penalty": "Similarity as a term of the loss, on a CPU",
     "penalty-gpu": "Similarity as a term of the loss, on a GPU",
+    "tokens": "Tokens dropped, on a CPU",
+    "tokens-gpu": "Tokens dropped, on a GPU",
     "startup": "Starting up",
     "coverage": "Coverage",
     "sketch-coverage": "Coverage for sketches",

@@ -73,6 +73,7 @@ def test_a_file_comes_back(tmp_path: Path, name: str) -> None:
         ("vgg11_bn", {"size": 64, "hidden": 32}),
         ("alexnet", {"hidden": 16, "classes": 4}),
         ("vit", {"depth": 2, "width": 64, "patch": 8, "size": 48, "hidden": 100}),
+        ("dynamic_vit", {"depth": 3, "width": 64, "heads": 4, "keep": 0.5, "stages": (0, 2), "rule": "eq13"}),
         ("inception_v1", {"stem": "cifar", "classes": 3}),
         ("small_cnn", {"width": 4, "channels": 3, "size": 32}),
     ],

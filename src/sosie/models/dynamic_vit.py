@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .registry import State, architecture
 from .specification import seeded
-from .token_gates import TokenGate, eq13
+from .token_gates import TokenGates, eq13
 from .vit import TransformerBlock, VisionTransformer, initialise_linear, read_options, sizes
 
 Rule = Literal["learned", "cka", "eq13"]
@@ -33,7 +33,7 @@ class DynamicViT(VisionTransformer):
         self.keep, self.stages, self.rule, self.gamma = keep, tuple(stages), rule, gamma
         self.heads = built_from["heads"]
         self.patch_count = self.positions.shape[1] - 1
-        self.gates = nn.ModuleDict({str(stage): TokenGate(built_from["width"]) for stage in stages})
+        self.gates = TokenGates(built_from["width"], stages)
         self.register_buffer("likeness", torch.zeros(len(self.stages), self.patch_count))
         self.likeness: Tensor
         self.calibrated_on = 0  # images that `likeness` rests on
@@ -65,7 +65,7 @@ class DynamicViT(VisionTransformer):
         policy: Tensor | None = None
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
-                kept = self.gates[str(number)](tokens[:, 1:], kept, drawing=True)
+                kept = self.gates(tokens[:, 1:], number, kept, drawing=True)
                 policy = torch.cat([torch.ones_like(kept[:, :1]), kept], 1)
             tokens = block(tokens, policy)
         return tokens
@@ -89,7 +89,7 @@ class DynamicViT(VisionTransformer):
         return number in self.stages and self.keep < 1
 
     def _scores(self, stage: int, patches: Tensor, positions: Tensor) -> Tensor:
-        log_probability = self.gates[str(stage)](patches)
+        log_probability = self.gates(patches, stage)
         if self.rule == "learned":
             return log_probability  # ordered like π, which rounds to 1 where gates are sure
         if self.rule == "eq13":
@@ -126,7 +126,7 @@ def _check(model: DynamicViT) -> None:
 
 def _read_options(state: State) -> dict[str, Any]:
     found = read_options(state)
-    stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.(\d+)\.", name))})
+    stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.enter\.(\d+)\.", name))})
     found["stages"] = tuple(stages) or None
     own = state.get("_extra_state")
     if own is not None and own.shape == (5,):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,33 +14,34 @@ SAME = 8  # roundings of the first image's token within which tokens that differ
 NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
 
 
-class TokenGate(nn.Module):
-    """What becomes of each token (batch, tokens), from its own features and the mean of those still there.
+class TokenGates(nn.Module):
+    """What becomes of each token (batch, tokens) at a stage, from its own features and the mean of those still there.
 
-    The predictor of DynamicViT (Rao et al. 2021, Eq. 2–5): log π, π the probability to keep the token, or with
-    `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is over
-    kept tokens, and 0 where none is left.
+    The predictor of DynamicViT (Rao et al. 2021), one a stage: log π, π the probability to keep the token, or
+    with `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is
+    over kept tokens, and 0 where none is left. All stages are one module, called once a stage: what is compared by
+    default, or penalised, are the blocks.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, stages: Sequence[int]) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.enter = nn.Linear(width, width)
-        self.gelu = nn.GELU()
         half, quarter = max(1, width // 2), max(1, width // 4)
-        self.decide = nn.Sequential(
-            nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
-        )
+        self.enter, self.decide = nn.ModuleDict(), nn.ModuleDict()
+        for stage in map(str, stages):
+            self.enter[stage] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+            self.decide[stage] = nn.Sequential(
+                nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
+            )
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None, *, drawing: bool = False) -> Tensor:
-        local, shared = self.gelu(self.enter(self.norm(tokens))).tensor_split(2, dim=-1)
+    def forward(self, tokens: Tensor, stage: int, kept: Tensor | None = None, *, drawing: bool = False) -> Tensor:
+        local, shared = self.enter[str(stage)](tokens).tensor_split(2, dim=-1)
         if kept is None:
             mean = shared.mean(1, keepdim=True)
         else:
             count = kept.sum(1)[:, None, None]
             mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
         both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
-        log_probabilities = functional.log_softmax(self.decide(both), -1)  # of dropping and of keeping
+        log_probabilities = functional.log_softmax(self.decide[str(stage)](both), -1)  # of dropping and of keeping
         return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
 
 

@@ -18,7 +18,7 @@ from .taps import Shown, Taps
 
 
 def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021, Eq. 11).
+    """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021).
 
     `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
     """
@@ -83,14 +83,13 @@ class TokenPenalty(Attached):
         self.answers, self.tokens = (answers, tokens) if teacher is not None else (0.0, 0.0)
         self.last: dict[str, Tensor] = {}
         self._model = model
-        self._gates = [f"gates.{stage}" for stage in model.stages]
-        self._taps.append(Taps(model, [*self._gates, "norm", "head"], calls=teacher is not None))
+        self._taps.append(Taps(model, ["gates", "norm", "head"], calls=teacher is not None))
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         if not self._model.training:
             raise ValueError("the model is in evaluation mode, where tokens are removed: call model.train() first")
         seen = {each.site.label: each.value for each in shown[0]}
-        decisions = [seen[gate] for gate in self._gates]
+        decisions = [each.value for each in shown[0] if each.site.module_name == "gates"]  # stage by stage
         counts = self._model.counts.values()
         terms = {"ratio": ratio_loss(decisions, [count / self._model.patch_count for count in counts])}
         if self.answers or self.tokens:
