@@ -85,7 +85,9 @@ def power(effect: float, pairs: int) -> float:
     edge = float(stats.t.ppf(1 - LEVEL / 2, df)) / math.sqrt(df)
 
     def found(chi: float) -> float:
-        return float(stats.chi.pdf(chi, df) * (stats.norm.cdf(shift - edge * chi) + stats.norm.cdf(-shift - edge * chi)))
+        return float(
+            stats.chi.pdf(chi, df) * (stats.norm.cdf(shift - edge * chi) + stats.norm.cdf(-shift - edge * chi))
+        )
 
     return float(integrate.quad(found, 0, stats.chi.isf(1e-12, df), limit=200)[0])
 

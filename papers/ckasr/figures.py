@@ -15,7 +15,9 @@ Levels = Mapping[float, Mapping[int, Record]]  # weight of the penalty → seed 
 def figure_1(settings: Settings) -> dict[str, Any]:
     """ResNet-56, one seed each weight."""
     arms = (NONE, *(sampled(None, 1, weight) for weight in settings.figure_1_weights))
-    jobs = [Job("cifar10", settings.deep, settings.figure_1, 0, arm, settings.sparsity, settings.options) for arm in arms]
+    jobs = [
+        Job("cifar10", settings.deep, settings.figure_1, 0, arm, settings.sparsity, settings.options) for arm in arms
+    ]
     return described(levels(arms, arranged(jobs, train(settings, jobs))))
 
 
@@ -52,6 +54,7 @@ def described(by_weight: Levels) -> dict[str, Any]:
     rows["rms"] = [mean(chosen(r, lambda one: one["weights"]["rms"])) for r in by_weight.values()]
     rows["accuracy"] = [mean(accuracies(r)) for r in by_weight.values()]
     rows["nats"] = [mean(chosen(r, lambda one: one.get("information", {}).get("nats"))) for r in by_weight.values()]
+    rows["finite"] = [mean(chosen(r, finite)) for r in by_weight.values()]
     numbers: Numbers = {f"{kind}_{k}": value for kind, values in rows.items() for k, value in enumerate(values)}
     for kind, values in rows.items():
         known = [value for value in values if value is not None]
@@ -66,3 +69,9 @@ def described(by_weight: Levels) -> dict[str, Any]:
     points = {name: [r["information"]["points"] for r in records.values() if "information" in r][:1]
               for name, records in by_name.items()}  # fmt: skip
     return {"numbers": numbers, "weights": list(by_weight), "rows": rows, "maps": maps(by_name), "information": points}
+
+
+def finite(record: Record) -> float | None:
+    """Share of pairs of layers whose information is finite."""
+    found = record.get("information")
+    return found["finite"] / found["pairs"] if found else None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.train import Penalty
+from sosie.train.sparse import epsilon_sparsity, weight_histogram
 
 Rows = list[dict[str, Any]]
 
@@ -120,18 +121,16 @@ def layers(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 def weights(settings: Settings, model: nn.Module) -> dict[str, Any]:
     """ε-sparsity of all weights and of those that are kept, in numbers and in units of each layer, and a histogram."""
     every = list(layers(model).values())
-    all_weights = torch.cat([weight for weight, _ in every]).abs()
-    kept = torch.cat([weight[mask] for weight, mask in every])
-    scaled = torch.cat([own / own.square().mean().sqrt() for weight, mask in every if len(own := weight[mask])]).abs()
-    small = kept.abs()
-    histogram = torch.histc(kept.float().cpu(), settings.bins, -settings.limit, settings.limit)
+    kept = [own for weight, mask in every if len(own := weight[mask])]
+    together = torch.cat(kept)
+    scaled = torch.cat([own / own.square().mean().sqrt() for own in kept]).abs()
     return {
-        "all": {f"{epsilon:g}": share(all_weights < epsilon) for epsilon in settings.epsilons},
-        "kept": {f"{epsilon:g}": share(small < epsilon) for epsilon in settings.epsilons},
-        "relative": share(scaled < settings.relative_epsilon),
-        "rms": float(kept.square().mean().sqrt()),
-        "density": len(kept) / len(all_weights),
-        "histogram": [int(count) for count in histogram],
+        "all": {f"{epsilon:g}": epsilon_sparsity(model, epsilon) for epsilon in settings.epsilons},
+        "kept": {f"{epsilon:g}": share(together.abs() <= epsilon) for epsilon in settings.epsilons},
+        "relative": share(scaled <= settings.relative_epsilon),
+        "rms": float(together.square().mean().sqrt()),
+        "density": len(together) / sum(len(weight) for weight, _ in every),
+        "histogram": weight_histogram(model, settings.bins, settings.limit).counts.tolist(),
     }
 
 
@@ -168,7 +167,5 @@ def gradient_share(settings: Settings, model: nn.Module, dataset: str, arm: Arm)
 
 
 def _length(grads: tuple[Tensor | None, ...], masks: list[Tensor]) -> float:
-    squares = [
-        g.flatten()[mask].double().square().sum() for g, mask in zip(grads, masks, strict=True) if g is not None
-    ]
+    squares = [g.flatten()[mask].double().square().sum() for g, mask in zip(grads, masks, strict=True) if g is not None]
     return float(torch.stack(squares).sum().sqrt())

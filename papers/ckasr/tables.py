@@ -15,7 +15,10 @@ ByArm = dict[str, dict[int, Record]]
 
 def dense(settings: Settings) -> dict[str, Any]:
     """Ten networks whole: whether the training that all of this rests on is any good."""
-    jobs = [Job("cifar10", settings.network, settings.dense, seed, options=settings.options) for seed in settings.dense_seeds]
+    jobs = [
+        Job("cifar10", settings.network, settings.dense, seed, options=settings.options)
+        for seed in settings.dense_seeds
+    ]
     records = train(settings, jobs)
     found = compare_arms({"none": accuracies({job.seed: records[job] for job in jobs})}, "none")["arms"]["none"]
     each = found["seeds"].values()
@@ -25,7 +28,11 @@ def dense(settings: Settings) -> dict[str, Any]:
         "sd": found["sd"],
         "minutes": sum(records[job]["seconds"] for job in jobs) / 60,
     }
-    return {"numbers": numbers, "accuracies": found["seeds"], "maps": maps({"none": {j.seed: records[j] for j in jobs}})}
+    return {
+        "numbers": numbers,
+        "accuracies": found["seeds"],
+        "maps": maps({"none": {j.seed: records[j] for j in jobs}}),
+    }
 
 
 def table_5(settings: Settings) -> dict[str, Any]:
@@ -43,7 +50,9 @@ def _table_5(settings: Settings, sparsities: Sequence[float], seeds: Sequence[in
     found: dict[str, Any] = {}
     numbers: Numbers = {}
     arms = (NONE, CKA_SR, AUGMENTED)
-    every = {sparsity: jobs_of(settings, "cifar100", settings.table_5, arms, seeds, sparsity) for sparsity in sparsities}
+    every = {
+        sparsity: jobs_of(settings, "cifar100", settings.table_5, arms, seeds, sparsity) for sparsity in sparsities
+    }
     records = train(settings, [job for jobs in every.values() for job in jobs])
     for level, (sparsity, jobs) in zip(levels, every.items(), strict=True):
         by_arm = arranged(jobs, records)
@@ -176,7 +185,9 @@ def described(by_arm: ByArm) -> dict[str, Any]:
     for key in ("gradient_share_before", "gradient_share"):
         found[key] = {name: mean(chosen(records, lambda r, key=key: r[key])) for name, records in by_arm.items()}
     found["epsilon"] = {
-        kind: {name: mean(chosen(records, lambda r, kind=kind: epsilon_of(r, kind))) for name, records in by_arm.items()}
+        kind: {
+            name: mean(chosen(records, lambda r, kind=kind: epsilon_of(r, kind))) for name, records in by_arm.items()
+        }
         for kind in ("all", "kept", "relative")
     }
     found["seconds"] = {name: mean(chosen(records, lambda r: r["seconds"])) for name, records in by_arm.items()}
@@ -205,7 +216,10 @@ def mean(values: Values) -> float | None:
 
 def flat(found: Mapping[str, Any]) -> Numbers:
     """The numbers that claims name, of one table."""
-    numbers: Numbers = {"none": found["accuracy"]["arms"]["none"]["mean"], "none_sd": found["accuracy"]["arms"]["none"]["sd"]}
+    numbers: Numbers = {
+        "none": found["accuracy"]["arms"]["none"]["mean"],
+        "none_sd": found["accuracy"]["arms"]["none"]["sd"],
+    }
     for name, cell in found["accuracy"]["differences"].items():
         numbers |= {
             f"{name}_gain": cell["difference"],
