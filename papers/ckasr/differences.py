@@ -1,4 +1,4 @@
-"""Is there a difference? Arms trained from the same seeds, compared seed by seed and as if they had nothing in common."""
+"""Is there a difference? Arms trained from the same seeds, compared seed by seed, and as if unrelated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Values = Mapping[int, float]  # by seed
 
 
 def compare_arms(arms: Mapping[str, Values], baseline: str) -> dict[str, Any]:
-    """Mean and spread of each arm, and its difference to the baseline; p-values are corrected for the number of arms."""
+    """Mean and spread of each arm, and its difference to the baseline; p-values are corrected together."""
     differences = {name: difference(values, arms[baseline]) for name, values in arms.items() if name != baseline}
     tested = [name for name, found in differences.items() if found["p"] is not None]
     corrected = holm([differences[name]["p"] for name in tested])

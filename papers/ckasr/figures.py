@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from settings import CKA_SR, NONE, Arm, Settings, sampled
@@ -58,7 +59,7 @@ def described(by_weight: Levels) -> dict[str, Any]:
     numbers: Numbers = {f"{kind}_{k}": value for kind, values in rows.items() for k, value in enumerate(values)}
     for kind, values in rows.items():
         known = [value for value in values if value is not None]
-        steps = [b - a for a, b in zip(known, known[1:], strict=False)]
+        steps = [b - a for a, b in pairwise(known)]
         whole = len(known) == len(values)
         numbers |= {
             f"{kind}_rise": known[-1] - known[0] if whole else None,

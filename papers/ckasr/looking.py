@@ -36,7 +36,7 @@ def penalty_of(model: nn.Module, arm: Arm) -> Penalty | None:
 def pairs_of(
     model: nn.Module, x: Tensor, measure: str, *, pairs: Any = "stage", sites: Any = None, rule: Any = "flatten"
 ) -> Rows:
-    """What a penalty would see, of all rows at once: `site_a`, `site_b`, `value`; in the mode that the network is in."""
+    """What a penalty would see, of all rows at once: `site_a`, `site_b`, `value`; in the network's own mode."""
     look = Penalty(model, measure, sites, weight=1.0, pairs=pairs, reduce="mean", rows=None, every=1, rule=rule)
     look.__enter__()
     try:
@@ -56,7 +56,7 @@ def mean_of(rows: Rows) -> float | None:
 def similarity(settings: Settings, model: nn.Module, dataset: str) -> dict[str, float | None]:
     """Mean over pairs of blocks within a stage, its input among them: what CKA-SR lowers.
 
-    `penalised`: CKA of as many test images as a batch has, as the penalty has it; `biased` and `debiased` of all probes.
+    `penalised`: CKA of as many test images as a batch has, as the penalty has it; the others of all probes.
     """
     x = probes(settings, dataset, settings.probes)
     return {

@@ -22,7 +22,7 @@ def table_1(settings: Settings) -> dict[str, Any]:
     """Two transformers, then two dynamic ones of each; the rule of what to keep is changed after training."""
     chosen = settings.tokens
     first = {arm.name: pretrained(settings, arm) for arm in (NONE, CKA_SR)}
-    plain = {name: 100 * tested(settings, model, chosen.dataset) for name, model in first.items()}
+    plain = {name: 100 * tested(settings, model, chosen.dataset, 500) for name, model in first.items()}
     whole = cost(settings, first["none"])
     numbers: dict[str, float | None] = {f"plain_{name}": value for name, value in plain.items()}
     alike = {name: looking.similarity(settings, model, chosen.dataset) for name, model in first.items()}

@@ -22,6 +22,16 @@ from sosie.models import DynamicViT, build_model, with_dynamic_tokens
 from sosie.results import write_atomically
 from sosie.train import Augment, TokenPenalty, accuracy, calibrate_tokens, fit, random_masks
 
+try:
+    from sosie.train import fit_side_by_side
+except ImportError:  # TEMPORARY, until sosie has it: one after the other
+
+    def fit_side_by_side(models, images, labels, *, seeds, penalties, masks, at_once, **options):  # type: ignore
+        for k, model in enumerate(models):
+            own = {"penalty": penalties[k] if penalties else None, "masks": masks[k] if masks else None}
+            fit(model, images, labels, seed=seeds[k], **own, **options)
+
+
 Record = dict[str, Any]
 
 
@@ -108,7 +118,7 @@ def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seco
     model.eval()
     found = {
         **before,
-        "accuracy": 100 * tested(settings, model, job.dataset),
+        "accuracy": 100 * tested(settings, model, job.dataset, 2000),
         "seconds": seconds,
         "after": looking.similarity(settings, model, job.dataset),
         "gradient_share": looking.gradient_share(settings, model, job.dataset, job.arm),
@@ -120,7 +130,7 @@ def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seco
     return found
 
 
-def tested(settings: Settings, model: nn.Module, dataset: str, batch: int = 2000) -> float:
+def tested(settings: Settings, model: nn.Module, dataset: str, batch: int) -> float:
     model.eval()
     x, labels = images(settings, dataset, "test")
     return accuracy(model, x, labels, batch=batch, prepare=prepare(settings, dataset))
@@ -171,6 +181,7 @@ def fit_models(
         rate=recipe.rate,
         optimiser=recipe.optimiser,
         decay=recipe.decay,
+        schedule="cosine",
         augment=Augment(),
         prepare=prepare(settings, dataset),
         mixed=settings.mixed,
@@ -196,12 +207,3 @@ def fit_dynamic(settings: Settings, plain: Sequence[nn.Module], keeps: Sequence[
     for model in models:
         calibrate_tokens(model.eval(), known, prepare=prepare(settings, chosen.dataset))
     return models
-
-
-# TEMPORARY, until sosie has it: one after the other.
-
-
-def fit_side_by_side(models, images, labels, *, seeds, penalties, masks, at_once, **options):  # type: ignore
-    for k, model in enumerate(models):
-        own = {"penalty": penalties[k] if penalties else None, "masks": masks[k] if masks else None}
-        fit(model, images, labels, seed=seeds[k], schedule="cosine", **own, **options)
