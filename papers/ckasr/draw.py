@@ -88,7 +88,7 @@ def similarities(axis: Any, similarity: dict[str, Any]) -> None:
                 axis.plot(place + 0.2 * k - 0.1, value["after"], "o", color=f"C{k}", markersize=4,
                           label=NAMES[kind] if not place else None)  # fmt: skip
     axis.set_xticks(range(len(arms)), [NAMES.get(arm, arm.replace("_", " ")) for arm in arms], rotation=60, ha="right")
-    axis.set_title("CKA within stages, from before to after")
+    axis.set_title("CKA within stages (line: from before)")
     axis.legend()
 
 
@@ -162,13 +162,19 @@ def levels_figure(found: dict[str, Any]) -> Any:
             values = np.array([[np.nan if v is None else v for v in line] for line in one[measure]], dtype=float)
             axes[row, column].imshow(values, vmin=0, vmax=1, origin="lower")
             axes[row, column].set_title(f"β = {weight}" + (", debiased" if row else ""))
-        axes[2, column].plot(one["histogram"], linewidth=0.8)
+        axes[2, column].plot(*histogram(one), linewidth=0.8)
         axes[2, column].set_title("kept weights")
     against(axes[3, 0], found, ("biased", "debiased", "all_pairs"), "similarity of layers")
     against(axes[3, 1], found, ("epsilon_kept", "epsilon_relative"), "share of small weights")
     for axis in [*axes[0, len(maps) :], *axes[1, len(maps) :], *axes[2, len(maps) :], *axes[3, 2:]]:
         axis.set_axis_off()
     return figure
+
+
+def histogram(one: dict[str, Any]) -> tuple[Any, list[int]]:
+    """The middles of the bins, and how many weights are in each."""
+    edges = np.linspace(-one["limit"], one["limit"], len(one["histogram"]) + 1)
+    return (edges[1:] + edges[:-1]) / 2, one["histogram"]
 
 
 def against(axis: Any, found: dict[str, Any], kinds: tuple[str, ...], title: str) -> None:
@@ -184,7 +190,7 @@ def figure_3(found: dict[str, Any]) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(6, 2.6))
     for axis, part in zip(axes, found["networks"].values(), strict=True):
         for weight, one in part["maps"].items():
-            axis.plot(one["histogram"], linewidth=0.8, label=f"β = {weight}")
+            axis.plot(*histogram(one), linewidth=0.8, label=f"β = {weight}")
         axis.set_title(f"weights of {part['network']}")
         axis.legend()
     return figure

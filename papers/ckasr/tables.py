@@ -206,7 +206,7 @@ def maps(by_arm: ByArm) -> dict[str, Any]:
     for name, records in by_arm.items():
         first = next((r for r in records.values() if "map" in r), None)
         if first is not None:
-            found[name] = {**first["map"], "histogram": first["weights"]["histogram"]}
+            found[name] = {**first["map"], **{key: first["weights"][key] for key in ("histogram", "limit")}}
     return found
 
 
