@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..linalg import centred_grams, u_centred
+from ..linalg import centred_grams, u_centred, widened
 
 SAME = 8  # roundings of the first image's token within which tokens that differ do not differ
 NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
@@ -41,7 +41,9 @@ class TokenGates(nn.Module):
             count = kept.sum(1)[:, None, None]
             mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
         both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
-        log_probabilities = functional.log_softmax(self.decide[str(stage)](both), -1)  # of dropping and of keeping
+        log_probabilities = functional.log_softmax(
+            widened(self.decide[str(stage)](both)), -1
+        )  # of dropping and of keeping
         return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
 
 

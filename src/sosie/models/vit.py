@@ -31,7 +31,7 @@ class AttentionWeights(nn.Softmax):
         best = scores.detach().masked_fill(seen.detach() == 0, -math.inf).amax(-1, keepdim=True)
         # Above 0 are dropped keys only, which weigh 0 times this: without a bound that could be 0 times infinity.
         raised = (scores - best).clamp(max=HIGHEST).exp() * seen
-        return raised / raised.sum(-1, keepdim=True)
+        return (raised / raised.sum(-1, keepdim=True)).to(scores.dtype)
 
 
 class Attention(nn.Module):
