@@ -51,3 +51,16 @@ def test_the_rows_themselves_are_kept_for_the_gradient() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
         live_gram(x)
     assert kept == [x.data_ptr()]
+
+
+@pytest.mark.parametrize("offset", [0.0, 5.0])
+def test_gradients_of_bfloat16_rows_are_as_good_as_bfloat16(offset: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    rows = (torch.randn(32, 4096, generator=random) + offset).bfloat16()
+    pull = torch.randn(32, 32, generator=random)
+    low, exact = rows.clone().requires_grad_(), rows.double().requires_grad_()
+    (live_gram(low) * pull).sum().backward()
+    (live_gram(exact) * pull.double()).sum().backward()
+    assert low.grad is not None
+    assert exact.grad is not None
+    assert float((low.grad.double() - exact.grad).norm() / exact.grad.norm()) < 2**-7

@@ -129,6 +129,19 @@ def test_a_loss_that_is_no_number_is_told_with_its_network(device: str) -> None:
         fit_side_by_side(models, images, labels, seeds=[0, 1], **RECIPE | {"augment": None})
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_training_of_a_single_step(device: str) -> None:
+    images, labels = lesson(device)
+    alone, beside = nets(device, 1), nets(device, 1)
+    recipe = RECIPE | {"epochs": 1, "batch": 150, "warmup": 0}
+    with Penalty(alone[0], every=3, weight=0.1, pairs="all") as penalty:
+        fit(alone[0], images, labels, seed=4, penalty=penalty, **recipe)
+    with Penalty(beside[0], every=3, weight=0.1, pairs="all") as penalty:
+        fit_side_by_side(beside, images, labels, seeds=[4], penalties=[penalty], **recipe)
+    assert distance(nets(device, 1)[0], alone[0]) > 1e-3
+    assert distance(alone[0], beside[0]) < 1e-4
+
+
 def test_bad_input() -> None:
     images, labels = lesson("cpu")
     models = nets("cpu", 2)

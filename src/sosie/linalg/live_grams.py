@@ -73,7 +73,10 @@ class _Gram(torch.autograd.Function):
         if ctx.centre:
             both = both - both.mean(0, keepdim=True)
             both = both - both.mean(1, keepdim=True)
-        parts = (widened(part) - part[:1] if ctx.centre else widened(part) for part in _strips(rows))
+        # A gradient that is rounded to bfloat16 in the end may be made in it: its exponents are those of float32.
+        digits = rows.dtype if rows.dtype == torch.bfloat16 else torch.promote_types(rows.dtype, torch.float32)
+        both = both.to(digits)
+        parts = (part.to(digits) - part[:1] if ctx.centre else part.to(digits) for part in _strips(rows))
         found = [(both @ part).to(rows.dtype) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
 

@@ -52,11 +52,11 @@ class Recorded:
         with self.training, torch.cuda.stream(self._stream):
             for kind in self._kinds():
                 for _ in range(WARM):
-                    self._place.zero_()
+                    self._rewind()
                     self._step(kind)
             for kind in self._kinds():
                 if self._can_be_recorded(kind):
-                    self._place.zero_()
+                    self._rewind()
                     graph = torch.cuda.CUDAGraph()
                     torch.cuda.synchronize()
                     with torch.cuda.graph(graph, pool=self._pool(), stream=self._stream):
@@ -90,6 +90,11 @@ class Recorded:
         model: nn.Module = self.training.model
         return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
+    def _rewind(self) -> None:
+        """To the first step of all; a short training has fewer than there are kinds to record."""
+        self._place.zero_()
+        self.training.taken.zero_()
+
     @torch.no_grad()
     def _go_back(self, before: dict[str, Tensor]) -> None:
         for name, value in self._state().items():
@@ -98,7 +103,7 @@ class Recorded:
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()  # what every optimiser here starts from
-        self.training.taken.zero_()
+        self._rewind()
         self.training.failed.zero_()
         if isinstance(self.penalty, Attached):
             self.penalty.begin_again()

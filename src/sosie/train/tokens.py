@@ -85,6 +85,11 @@ class TokenPenalty(Attached):
         self._model = model
         self._taps.append(Taps(model, ["gates", "norm", "head"], calls=teacher is not None))
 
+    @property
+    def recordable(self) -> bool:
+        """A teacher is watched from the host."""
+        return self.teacher is None
+
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         if not self._model.training:
             raise ValueError("the model is in evaluation mode, where tokens are removed: call model.train() first")
