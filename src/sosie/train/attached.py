@@ -74,7 +74,8 @@ class Attached(AbstractContextManager["Attached"]):
 
     def begin_again(self) -> None:
         """As before the first call."""
-        self._bad = None
+        if self._bad is not None:
+            self._bad.zero_()  # not a new one: recorded steps write to this
         self.go_to(0)
 
     def state_dict(self) -> dict[str, int]:
@@ -130,8 +131,11 @@ class Attached(AbstractContextManager["Attached"]):
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
         """Find the first value that is no number; a GPU is not waited for at every step."""
         wrong = ~torch.isfinite(found.detach())
-        before = torch.zeros((), dtype=torch.long, device=found.device) if self._bad is None else self._bad
-        self._bad = torch.where(wrong & (before == 0), self.step + 1, before)
+        if self._bad is None:
+            self._bad = torch.zeros((), dtype=torch.long, device=found.device)
+        self._bad.copy_(
+            torch.where(wrong & (self._bad == 0), self.step + 1, self._bad)
+        )  # in place, as recorded steps are
         if not found.is_cuda or (self.step // self.every + 1) % LOOKS == 0:
             self._look(shown)
 
@@ -139,7 +143,8 @@ class Attached(AbstractContextManager["Attached"]):
         bad = 0 if self._bad is None else int(self._bad)
         if not bad:
             return
-        self._bad = None  # told once
+        assert self._bad is not None
+        self._bad.zero_()  # told once
         sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
         where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else ""
         raise ValueError(

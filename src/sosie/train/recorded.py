@@ -49,7 +49,7 @@ class Recorded:
         self.training.model.train()
         before = {name: value.clone() for name, value in self._state().items()}
         self._stream.wait_stream(torch.cuda.current_stream())
-        with self.training, torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), self.training:
             for kind in self._kinds():
                 for _ in range(WARM):
                     self._rewind()

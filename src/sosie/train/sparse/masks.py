@@ -173,11 +173,17 @@ class Masks(Mapping[str, Tensor]):
             torch._foreach_mul_(list(found.values()), [self._factor(layer) for layer in found])
 
     def _factor(self, layer: str) -> Tensor:
-        """The mask as 0 and 1 of the weight's type, made anew when it changed: equal types share a single kernel."""
+        """The mask as 0 and 1 of the weight's type: equal types share a single kernel.
+
+        Written to in place when the mask changed: a recorded step goes on reading the same memory.
+        """
         mask, weight = self[layer], self.weight(layer)
         known = self._factors.get(layer)
-        if known is None or known[0] is not mask or known[1] != mask._version or known[2].dtype != weight.dtype:
-            known = self._factors[layer] = mask, mask._version, mask.to(weight.dtype)
+        if known is None or known[2].dtype != weight.dtype or known[2].device != mask.device:
+            known = mask, mask._version, mask.to(weight.dtype)
+        elif known[0] is not mask or known[1] != mask._version:
+            known = mask, mask._version, known[2].copy_(mask)
+        self._factors[layer] = known
         return known[2]
 
 
