@@ -14,7 +14,7 @@ from sosie.models.atoms import with_atoms
 from sosie.train import accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
 
-GIVEN = {"epochs": 8, "seed": 0, "batch": 32, "rate": 1e-2}
+GIVEN = {"epochs": 40, "seed": 0, "batch": 32, "rate": 1e-2}
 
 
 def make() -> nn.Module:
