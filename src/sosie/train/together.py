@@ -26,7 +26,7 @@ class Checkpoint:
 
     epoch: int
     seeds: tuple[int, ...]
-    state: State
+    state: State = field(repr=False)
     template: nn.Module = field(repr=False)
 
     def __len__(self) -> int:
