@@ -53,7 +53,7 @@ def test_coefficients_of_one_type_only_are_shared(source: torch.dtype, other: to
 
 
 def test_another_device_is_told() -> None:
-    with pytest.raises(ValueError, match="on meta, .* on cpu.*model.to"):
+    with pytest.raises(ValueError, match=r"on meta, .* on cpu.*model\.to"):
         share_coefficients(small_cnn(width=4, atoms=4), [small_cnn(width=4, atoms=4).to("meta")])
 
 

@@ -227,6 +227,27 @@ def test_a_changed_byte_is_never_read_as_a_number(tmp_path: Path) -> None:
             assert records.read_bytes() == changed
 
 
+@pytest.mark.parametrize("size", ["huge", "one more than is left", "to the end", "into a later frame"])
+def test_a_wrong_length_costs_no_later_record(tmp_path: Path, size: str) -> None:
+    """A head that is whole in itself: its checksum fits."""
+    records = tiny_run(tmp_path / "r", 4)
+    whole, found = records.read_bytes(), open_run(tmp_path / "r").frames
+    second, left = found[1], len(whole) - found[1].start
+    length = {"huge": 2**62, "one more than is left": left + 1, "to the end": left, "into a later frame": left - 3}[size]
+    head = frames._HEAD.pack(frames.MAGIC, second.step, length, second.checksum)
+    head += frames._CHECK.pack(zlib.crc32(head))
+    changed = whole[: second.begins] + head + whole[second.start :]
+    records.write_bytes(changed)
+    for opening in (lambda: open_run(tmp_path / "r"), lambda: Recorder(tmp_path / "r", tiny(), "weights")):
+        with pytest.raises(DamagedFile, match=r"damaged at byte \d+: .*step [23] after it is whole.*no interrupted run"):
+            opening()
+    assert records.read_bytes() == changed
+    # The same head with nothing whole behind it is what a kill leaves.
+    records.write_bytes(changed[: second.start + 20])
+    if length > 20:
+        assert open_run(tmp_path / "r").steps == [0]
+
+
 def test_killed_at_any_moment_a_run_reopens(tmp_path: Path) -> None:
     if not hasattr(__import__("os"), "fork"):
         pytest.skip("no fork on this system")
