@@ -281,6 +281,7 @@ def forged(folder: Path, **changes: Any) -> None:
         {"what": "pickles"},
         {"parameters": []},
         {"probe": {"inputs": "many"}},
+        {"by_depth": "yes"},
         {"version": 2},
         {"format": "sosie-comparison"},
     ],
