@@ -159,6 +159,8 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         ({"what": "gradients"}, "one of atoms, weights, activations"),
         ({"what": "activations"}, "give probe="),
         ({"probe": IMAGES}, "probe= is for activations"),
+        ({"what": "activations", "probe": 100}, "the inputs themselves"),
+        ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),
         ({"sites": "cnov1"}, "did you mean 'conv1'"),
@@ -233,13 +235,17 @@ def test_a_wrong_length_costs_no_later_record(tmp_path: Path, size: str) -> None
     records = tiny_run(tmp_path / "r", 4)
     whole, found = records.read_bytes(), open_run(tmp_path / "r").frames
     second, left = found[1], len(whole) - found[1].start
-    length = {"huge": 2**62, "one more than is left": left + 1, "to the end": left, "into a later frame": left - 3}[size]
+    length = {"huge": 2**62, "one more than is left": left + 1, "to the end": left, "into a later frame": left - 3}[
+        size
+    ]
     head = frames._HEAD.pack(frames.MAGIC, second.step, length, second.checksum)
     head += frames._CHECK.pack(zlib.crc32(head))
     changed = whole[: second.begins] + head + whole[second.start :]
     records.write_bytes(changed)
     for opening in (lambda: open_run(tmp_path / "r"), lambda: Recorder(tmp_path / "r", tiny(), "weights")):
-        with pytest.raises(DamagedFile, match=r"damaged at byte \d+: .*step [23] after it is whole.*no interrupted run"):
+        with pytest.raises(
+            DamagedFile, match=r"damaged at byte \d+: .*step [23] after it is whole.*no interrupted run"
+        ):
             opening()
     assert records.read_bytes() == changed
     # The same head with nothing whole behind it is what a kill leaves.

@@ -14,6 +14,7 @@ from torch.nn import functional
 from ..data.attacks import Attack, open_attack
 from ..progress import track
 from .adversarial import Attacked, Prepare, floats
+from .checks import check_epochs, check_types
 
 Schedule = Literal["one_cycle", "constant"]
 LOOKS = 50  # steps between looks at the losses: each look waits for the device
@@ -74,6 +75,8 @@ def fit(
     loss. `after_epoch` is called with 0 before training and with each epoch's number after it; it may look at the model
     in any mode, and must leave its weights. A loss that is no number ends the training.
     """
+    check_epochs(epochs)
+    check_types(model, images, prepare=prepare, mixed=mixed)
     device = images.device
     an_epoch = -(-len(images) // batch)
     steps = epochs * an_epoch

@@ -168,6 +168,8 @@ def _check_options(what: str, probe: Any, every: int, dtype: torch.dtype) -> Non
         raise ValueError(
             "activations are of inputs: give probe=" if probe is None else f"probe= is for activations, not for {what}"
         )
+    if isinstance(probe, (int, float)):
+        raise ValueError(f"probe={probe!r}: the inputs themselves (a tensor, batches, 'demo'), not how many")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every!r}: a whole number of at least 1")
     if dtype not in CODES:
