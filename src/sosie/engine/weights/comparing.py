@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...measures import MEASURES, Measure, find
-from ...results import Array, Comparison, Comparisons, MadeWhenAsked
+from ...results import TENSORS, Array, Comparison, Comparisons, MadeWhenAsked, at_layers, layers
 from ...stats import Atoms, LinearMaps
 from ..plan import MEMORY, parse_size
 from ..provenance import provenance
@@ -211,14 +212,16 @@ def _of_tensors(
         assert side_b is not None
         asked = [measure.name for measure in measures]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
-        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, "tensors", about)
+        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about)
 
     if len(sources) == 2:
         return found(0, 1)
 
     def value(i: int, j: int, name: str) -> Array:
         own = atoms is not None and name in {measure.name for measure in atoms.measures}
-        return atoms.value(i, j, name) if atoms is not None and own else found(i, j)[name].value
+        if atoms is None or not own:
+            return at_layers(found(i, j), name).value
+        return atoms.value(i, j, name)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
 
     pairs = list(itertools.combinations(range(len(sources)), 2))
     whole = None if atoms is None else atoms.whole
