@@ -88,8 +88,7 @@ def numbers(rows: list[dict[str, Any]], study: Study) -> dict[str, float | None]
     for kernel, measure in itertools.product(KERNELS, MEASURES):
         biases = [abs(r["bias"]) for r in rows if (r["size"], r["kernel"], r["measure"]) == (at, kernel, measure)
                   and r["bias"] is not None]  # fmt: skip
-        if biases:
-            found[f"{kernel}_{measure}_largest_bias"] = max(biases)
+        found[f"{kernel}_{measure}_largest_bias"] = max(biases, default=None)  # of a handful of rows there may be none
     for equation in ("15", "16", "39"):
         found[f"equation_{equation}_held"] = min(r[f"equation_{equation}_held"] for r in rows)
     return found
