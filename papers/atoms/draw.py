@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
+PAPER = Path(__file__).resolve().parent
+sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from drawing import draw_all, set_style  # noqa: E402
 
-RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 NAMES = {
     "cca": "CCA", "linear_cka": "CKA", "rbf_cka": "CKA, Gaussian", "debiased_cka": "CKA, debiased",
     "grassmann": "Grassmann", "weights": "whole weights", "atoms": "atoms", "base": "alone", "random": "at random",
@@ -21,7 +20,7 @@ NAMES = {
 }  # fmt: skip
 CHOICES = ("atoms", "cca", "linear_cka", "random", "own", "classes")
 PAPERS_R = 0.8638  # of atoms with CCA, figure 2
-plt.rcParams.update({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
+set_style({"font.size": 7})
 
 
 def figure_2(found: dict[str, Any]) -> Any:
@@ -245,12 +244,4 @@ FIGURES = {
 }
 
 if __name__ == "__main__":
-    for name, draw in FIGURES.items():
-        path = RESULTS / f"{name}.json"
-        if not path.is_file():
-            continue
-        figure = draw(json.loads(path.read_text("utf-8")))
-        figure.tight_layout()
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        plt.close(figure)
-        print(path.with_suffix(".svg"))
+    draw_all(PAPER, FIGURES, tight=True)

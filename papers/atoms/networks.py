@@ -16,11 +16,7 @@ State = dict[str, Tensor]
 
 
 def make(settings: Settings, kind: str, classes: int, atoms: int, seed: int) -> nn.Module:
-    """A network on the device, its parameters drawn from the seed alone.
-
-    Atoms are drawn with a length of about 1, and coefficients larger by as much: that is the same network, but the
-    shorter atoms are, the further training turns them.
-    """
+    """A network on the device, its parameters drawn from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "alexnet":
@@ -29,11 +25,6 @@ def make(settings: Settings, kind: str, classes: int, atoms: int, seed: int) -> 
             model = vgg11(classes=classes, dropout=0, atoms=atoms)
         else:  # the clients', and all of the smoke run
             model = small_cnn(classes=classes, width=settings.width, channels=3, size=32, atoms=atoms)
-    with torch.no_grad():
-        for layer in atom_layers(model).values():
-            length = layer.atoms[0].numel() ** 0.5
-            layer.atoms.div_(length)
-            layer.coefficients.mul_(length)
     return model.to(settings.device)
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+PAPER = Path(__file__).resolve().parent
+sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt  # noqa: E402
+from drawing import draw_all, set_style  # noqa: E402
 
-RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 COLOURS = {"task_loss": "tab:blue", "least_squares": "tab:orange", "procrustes": "tab:green", "labels": "tab:purple"}
-plt.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
+set_style({"font.size": 8})
 
 
 def band(axis: Any, x: Any, points: list[list[float]], label: str, colour: str | None = None) -> None:
@@ -139,7 +138,7 @@ def curves(found: dict[str, Any]) -> Any:
     return figure
 
 
-DRAWN = {
+FIGURES = {
     "figure-2": figure_2,
     "figure-3": figure_3,
     "figure-4": figure_4,
@@ -154,10 +153,4 @@ DRAWN = {
 }
 
 if __name__ == "__main__":
-    for name, draw in DRAWN.items():
-        if (RESULTS / f"{name}.json").is_file():
-            figure = draw(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))
-            figure.tight_layout()
-            figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
-            plt.close(figure)
-            print(RESULTS / f"{name}.svg")
+    draw_all(PAPER, FIGURES, tight=True)

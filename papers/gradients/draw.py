@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+PAPER = Path(__file__).resolve().parent
+sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from drawing import draw_all, set_style  # noqa: E402
 
-RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST"}
 PAIRS = {
     "cifar10-cifar10": ("tab:blue", "-"),
@@ -40,8 +39,7 @@ SCORES = {
     "mean_over_norm": "‖μ‖ over ‖K‖/N²",
     "mean_over_trace": "‖μ‖ over √(Tr K)/N",
 }
-plt.rcParams.update({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
-plt.rcParams["figure.constrained_layout.use"] = True  # which makes room for a legend outside the panels
+set_style({"font.size": 7, "figure.constrained_layout.use": True})  # which makes room for a legend outside the panels
 
 
 def named(pair: str, between: str = " – ") -> str:
@@ -194,10 +192,4 @@ FIGURES = {
 }
 
 if __name__ == "__main__":
-    for name, draw in FIGURES.items():
-        path = RESULTS / f"{name}.json"
-        if path.is_file():
-            figure = draw(json.loads(path.read_text("utf-8")))
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-            plt.close(figure)
-            print(f"wrote {path.with_suffix('.svg')}")
+    draw_all(PAPER, FIGURES)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+PAPER = Path(__file__).resolve().parent
+sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from drawing import draw_all, set_style  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
 
-RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 NAMES = {
     "normalized_bures": "Procrustes", "linear_cka": "CKA", "deconfounded_cka": "dCKA", "wcka": "wCKA",
     "debiased_cka": "debiased CKA", "kernel_alignment": "CKA, uncentred", "wcka_uncentred": "wCKA, uncentred",
@@ -26,8 +25,7 @@ PAPERS = ("normalized_bures", "linear_cka", "deconfounded_cka", "wcka")
 COLOURS = dict(zip(NAMES, [*(f"C{k}" for k in range(10)), "teal", "tan"], strict=True))
 KINDS = ("epoch", "seed", "architecture", "strategy")
 UNLIKE, ALIKE = "tab:blue", "tab:orange"
-plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7, "legend.frameon": False,
-                     "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})  # fmt: skip
+set_style({"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7, "legend.frameon": False})
 
 
 def boxes(axis: Any, values: list[list[float]], colour: str) -> None:
@@ -185,11 +183,4 @@ FIGURES = {
 }
 
 if __name__ == "__main__":
-    for name, draw in FIGURES.items():
-        path = RESULTS / f"{name}.json"
-        if not path.is_file():
-            continue
-        figure = draw(json.loads(path.read_text("utf-8")))
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        plt.close(figure)
-        print(path.with_suffix(".svg"))
+    draw_all(PAPER, FIGURES)

@@ -60,12 +60,31 @@ def test_checkpoints_with_and_without_data(tmp_path: Path) -> None:
     assert sosie.load(out)["debiased_cka"].n == 32
 
 
+def test_checkpoints_have_the_steps_that_were_given(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.safetensors" for name in ("first", "second", "third")]
+    for path in paths:
+        save_file(small_cnn(width=4).state_dict(), path)
+    out = tmp_path / "d.json"
+    assert "100" in invoke(*paths, "--steps", "0,10,100", "--out", out)
+    found = sosie.load(out)
+    assert found.steps == [0, 10, 100]
+    assert set(found.settled(0.99).values()) == {100}  # random networks have nothing in common
+    np.testing.assert_array_equal(found.matrix(), sosie.dynamics(paths).matrix())
+    invoke(*paths, "--out", out)
+    assert sosie.load(out).steps == [0, 1, 2]
+
+
 def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
     for words, match in [
         ([run, "small_cnn"], "is a recorded run and small_cnn is none"),
         ([run, run, run], "one run, or two"),
         ([tmp_path], "has no run.json"),
         ([run, "--data", "demo"], "data= was settled"),
+        ([run, "--steps", "0"], "recorded run, which knows its own"),
+        (["small_cnn", "small_cnn", "--steps", "0,1,2"], "got 3 for 2"),
+        (["small_cnn", "small_cnn", "--steps", "5,5"], "they must go up"),
+        (["small_cnn", "small_cnn", "--steps", "a,b"], "whole numbers of at least 0"),
+        (["small_cnn", "small_cnn", "--steps", "-1,0"], "whole numbers of at least 0"),
         (["small_cnn"], "of checkpoints name two or more"),
         ([tmp_path / "nowhere"], "nowhere: no such folder"),
     ]:

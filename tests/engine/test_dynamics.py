@@ -287,9 +287,17 @@ def test_depth_is_known_only_where_something_tells_it(tmp_path: Path) -> None:
     paths = [tmp_path / f"{k}.safetensors" for k in range(3)]
     for path, model in zip(paths, models, strict=True):
         save_file(model.state_dict(), path)
-    files = sosie.dynamics(paths)
+    files = sosie.dynamics(paths, folder=tmp_path / "kept")
     assert files.sites == ("a", "m", "z")  # sorted by name
     assert files.order().correlation is None
     assert "not in order of depth" in files["weight_cosine"].caveats[0].text
     again = sosie.load(files.save(tmp_path / "d.json"))
     assert not again.by_depth
+    kept = sosie.dynamics(tmp_path / "kept")  # the folder knows what it did not know
+    assert not kept.by_depth
+    assert kept.order().correlation is None
+    assert kept["weight_cosine"].caveats == files["weight_cosine"].caveats
+    with Recorder(tmp_path / "model", models[0], "weights") as recorder:
+        recorder.record(0)
+    assert not sosie.dynamics(tmp_path / "model", tmp_path / "kept").by_depth
+    assert sosie.dynamics(tmp_path / "model").by_depth

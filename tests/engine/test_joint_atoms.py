@@ -229,10 +229,34 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert np.isfinite(np.diag(sosie.load(out).matrix())).all()
     assert CliRunner().invoke(app, [*pair, "--joint", "polar"]).exit_code == 0
-    refused = CliRunner().invoke(app, [*pair, "--joint", "many"])
-    assert refused.exit_code != 0
-    assert "a number of atoms, or polar" in refused.output + str(refused.exception)
+    for options, words in (
+        (["--joint", "many"], "a number of atoms, or polar"),
+        (["--joint", "polar", "--match", "weights"], "does not depend on the order of neurons"),
+    ):
+        refused = CliRunner().invoke(app, [*pair, *options])
+        assert refused.exit_code != 0
+        assert words in refused.output + str(refused.exception)
     assert decompose(small_cnn(width=4), 3).atoms["conv2"] == 3
+
+
+def test_what_is_asked_beside_polar_factors_is_matched(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sosie.cli.main import app
+
+    pair, both = ["weights", "small_cnn(seed=0, width=4)", "small_cnn(seed=1, width=4)"], "atom_cosine,weight_cosine"
+    out = tmp_path / "w.json"
+    options = ["--measures", both, "--joint", "polar", "--draws", "2", "--out", str(out)]
+    found = []
+    for more in ([], ["--match", "weights"]):
+        done = CliRunner().invoke(app, [*pair, *options, *more])
+        assert done.exit_code == 0, done.output + str(done.exception)
+        found.append(sosie.load(out))
+    alone, matched = found
+    assert matched.measures == [*alone.measures, "weight_cosine after matching"]
+    assert np.array_equal(alone.matrix("atom_cosine"), matched.matrix("atom_cosine"), equal_nan=True)
+    after, before = (matched.matrix(name).diagonal()[:4].mean() for name in (matched.measures[-1], "weight_cosine"))
+    assert after > before + 0.05
 
 
 def test_a_model_of_zeros_has_no_atoms_rather_than_those_of_rounding() -> None:

@@ -277,12 +277,18 @@ def test_gradients_are_those_of_the_weight_put_together() -> None:
     )
 
 
-def test_fresh_kernels_have_the_variance_of_he() -> None:
-    layer = seeded(0, lambda: AtomConv2d(64, 128, 3, 9))
-    assert float(layer.weight.detach().std()) == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.15)
+@pytest.mark.parametrize(("kernel", "groups"), [(3, 1), (5, 1), (3, 4), ((2, 7), 2)])
+def test_fresh_atoms_have_length_1_and_kernels_the_variance_of_he(kernel: int | tuple[int, int], groups: int) -> None:
+    layer = seeded(0, lambda: AtomConv2d(64, 128, kernel, 200, groups=groups))  # of few atoms the variance is a draw
+    entries = layer.atoms[0].numel()
+    assert float(layer.atoms.detach().flatten(1).square().sum(1).mean()) == pytest.approx(1, rel=0.1)
+    assert float(layer.weight.detach().std()) == pytest.approx((2 * groups / (128 * entries)) ** 0.5, rel=0.1)
+
+
+def test_a_network_to_train_is_drawn_from_torchs_generator() -> None:
     state = torch.random.get_rng_state()
     with_atoms(seeded(0, small_cnn), 3)
-    assert not torch.equal(torch.random.get_rng_state(), state), "a network to train is drawn from torch's generator"
+    assert not torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_it_says_what_it_is() -> None:

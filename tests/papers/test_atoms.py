@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_scripts import PAPERS, draw, run
 
-PAPERS = Path(__file__).resolve().parents[2] / "papers"
 PAPER = PAPERS / "atoms"
-sys.path.insert(0, str(PAPERS))
-
-from claims import read_claims, read_number  # noqa: E402
-
-VERDICTS = PAPER / "results" / "verdicts.json"
-after_the_run = pytest.mark.skipif(not VERDICTS.is_file(), reason="the paper's run has not been made yet")
-
-
-def run(*arguments: str, **variables: str) -> str:
-    environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def pack(folder: Path) -> None:
@@ -41,7 +25,7 @@ def pack(folder: Path) -> None:
 def test_the_smoke_run(tmp_path: Path) -> None:
     pack(tmp_path)
     results = tmp_path / "results"
-    arguments = (str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results))
+    arguments = (PAPER / "run.py", "--small", "--device", "cpu", "--results", results)
     run(*arguments, SOSIE_DATA=str(tmp_path))
     verdicts = {each["name"]: each for each in json.loads((results / "verdicts.json").read_text())}
     measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
@@ -53,7 +37,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     kept = run(*arguments, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert {Path(path).stem for path in run(str(PAPER / "draw.py"), str(results)).splitlines()} == stored
+    assert draw(PAPER, results) == stored
 
 
 def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
@@ -84,45 +68,6 @@ def test_a_site_follows_every_layer_of_atoms() -> None:
     assert run("-c", code).strip() == "5 8"
 
 
-def test_every_claim_can_fail() -> None:
-    claims = read_claims(PAPER / "expected.toml")
-    assert len({claim.name for claim in claims}) == len(claims) == 92
-    for claim in claims:
-        outside = [edge + step for edge, step in ((claim.low, -1.0), (claim.high, 1.0)) if edge is not None]
-        assert {claim.judge(value) for value in outside} == {"not reproduced"}
-
-
-@after_the_run
-def test_every_claim_was_judged_by_the_number_that_is_there() -> None:
-    verdicts = {each["name"]: each for each in json.loads(VERDICTS.read_text())}
-    for claim in read_claims(PAPER / "expected.toml"):
-        value = read_number(PAPER / "results", claim.measured)
-        assert verdicts[claim.name]["value"] == value
-        assert verdicts[claim.name]["verdict"] == claim.judge(value)
-
-
-@after_the_run
-def test_the_readme_counts_as_the_verdicts_do() -> None:
-    verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
-    text = " ".join((PAPER / "README.md").read_text().split())
-    assert f"Of {len(verdicts)} claims" in text
-    counts = [verdicts.count(word) for word in ("reproduced", "not reproduced", "not run")]
-    assert "{} were reproduced and {} were not; {} were not run".format(*counts) in text
-
-
-@after_the_run
-def test_only_an_experiment_without_results_is_not_run() -> None:
-    verdicts = json.loads(VERDICTS.read_text())
-    asked = {each["measured"].partition("/")[0] for each in verdicts}
-    missing = {each["measured"].partition("/")[0] for each in verdicts if each["verdict"] == "not run"}
-    assert missing == {name for name in asked if not (PAPER / "results" / f"{name}.json").is_file()}
-
-
-@after_the_run
-def test_results_are_plain_json_and_have_their_figures() -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} in a results file")
-
-    for path in (PAPER / "results").glob("*.json"):
-        json.loads(path.read_text(), parse_constant=refuse)
-        assert path.stem == "verdicts" or path.with_suffix(".svg").is_file()
+def test_every_result_has_its_figure() -> None:
+    results = {path.stem for path in (PAPER / "results").glob("*.json")} - {"verdicts"}
+    assert results == {path.stem for path in (PAPER / "results").glob("*.svg")}

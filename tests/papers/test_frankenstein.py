@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from paper_scripts import PAPERS, draw, run
 
 from sosie.data import open_images
 from sosie.factory import find_file
 
-PAPER = Path(__file__).resolve().parents[2] / "papers" / "frankenstein"
+PAPER = PAPERS / "frankenstein"
 WEIGHTS = (
     "drfrankenstein-tiny10-cifar10-seed00.safetensors",
     "drfrankenstein-resnet20w1-cifar10-seed00.safetensors",
@@ -31,18 +32,11 @@ def needed() -> None:
         pytest.skip(f"the paper's data or weights are not at hand: {error}")
 
 
-def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.usefixtures("needed")
 def test_the_smoke_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
     told = run(str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results))
     verdicts = json.loads((results / "verdicts.json").read_text())
-    assert len(verdicts) == 42
     assert all(f"{each['name']} " in told for each in verdicts)
     measured = {each["measured"].partition("/")[0] for each in verdicts}
     stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
@@ -54,8 +48,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     kept = run(str(PAPER / "run.py"), "--small", "--resume", "--only", "figure-2", "--results", str(results))
     assert "figure-2: kept" in kept
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    drawn = run(str(PAPER / "draw.py"), str(results)).splitlines()
-    assert {Path(path).stem for path in drawn} == stored
+    assert draw(PAPER, results) == stored - {"baseline-cka"}  # which is numbers alone
 
 
 def test_an_unknown_experiment_is_refused() -> None:

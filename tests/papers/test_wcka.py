@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from paper_scripts import PAPERS, draw, run
 
 from sosie.data import open_images
 
-PAPERS = Path(__file__).resolve().parents[2] / "papers"
 PAPER = PAPERS / "wcka"
-sys.path.insert(0, str(PAPERS))
-
-from claims import read_claims, read_number  # noqa: E402
-
-VERDICTS = PAPER / "results" / "verdicts.json"
-after_the_run = pytest.mark.skipif(not VERDICTS.is_file(), reason="the paper's run has not been made yet")
-
-
-def run(*arguments: str, **variables: str) -> str:
-    environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_smoke_run(tmp_path: Path) -> None:
@@ -53,8 +37,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
         own = first["correlations"]["wcka"][kind]["groups"]["all"]["pearson"]["value"]
         assert parts["all"]["all"]["pearson"]["values"]["wcka"] == pytest.approx(own)
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    drawn = run(str(PAPER / "draw.py"), str(results)).splitlines()
-    assert {Path(path).stem for path in drawn} == stored | {"afterwards"}
+    assert draw(PAPER, results) == stored | {"afterwards"}
 
 
 def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
@@ -66,30 +49,3 @@ def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
         "print(len(json.loads(json.dumps([full.scratch.facts(), full.heads.facts()]))[0]['corruptions']))"
     )
     assert run("-c", code).strip() == "15"
-
-
-def test_every_claim_can_fail() -> None:
-    claims = read_claims(PAPER / "expected.toml")
-    assert len({claim.name for claim in claims}) == len(claims) == 82
-    for claim in claims:
-        outside = [edge + step for edge, step in ((claim.low, -1.0), (claim.high, 1.0)) if edge is not None]
-        assert {claim.judge(value) for value in outside} == {"not reproduced"}
-
-
-@after_the_run
-def test_every_claim_was_judged_by_a_number_that_is_there() -> None:
-    verdicts = {each["name"]: each for each in json.loads(VERDICTS.read_text())}
-    for claim in read_claims(PAPER / "expected.toml"):
-        value = read_number(PAPER / "results", claim.measured)
-        assert value is not None
-        assert verdicts[claim.name]["value"] == value
-        assert verdicts[claim.name]["verdict"] == claim.judge(value)
-
-
-@after_the_run
-def test_the_readme_counts_as_the_verdicts_do() -> None:
-    verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
-    text = " ".join((PAPER / "README.md").read_text().split())
-    assert f"Of {len(verdicts)} claims" in text
-    assert "not fully run" not in text
-    assert f"{verdicts.count('reproduced')} were reproduced and {verdicts.count('not reproduced')} were not" in text

@@ -14,7 +14,7 @@ from sosie.models.atoms import with_atoms
 from sosie.train import accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
 
-GIVEN = {"epochs": 8, "seed": 0, "batch": 32, "rate": 1e-2}
+GIVEN = {"epochs": 40, "seed": 0, "batch": 32, "rate": 1e-2}
 
 
 def make() -> nn.Module:
@@ -137,6 +137,10 @@ def test_an_ensemble_of_members(found: Continual, tasks: list[Task]) -> None:
     helped = ensemble(found, tasks, members, epochs=20, rate=1e-2)
     assert helped.alone.tolist() == found.accuracy[2].tolist()
     assert float(helped.accuracy.min()) > 0.8
+    assert (
+        repr(found) == f"<Continual by atoms: 3 tasks, mean accuracy {float(helped.alone.mean()):.3f} after the last>"
+    )
+    assert repr(helped).startswith("<Ensemble of 2 members for 3 tasks: mean accuracy")
     untrained = learn_tasks(make, tasks, **{**GIVEN, "epochs": 1, "rate": 1e-8})
     better = ensemble(untrained, tasks, members, epochs=60, rate=1e-2)
     assert float(better.accuracy.mean()) > float(better.alone.mean()) + 0.2  # the members' layers were fitted

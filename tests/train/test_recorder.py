@@ -159,6 +159,8 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         ({"what": "gradients"}, "one of atoms, weights, activations"),
         ({"what": "activations"}, "give probe="),
         ({"probe": IMAGES}, "probe= is for activations"),
+        ({"what": "activations", "probe": 100}, "the inputs themselves"),
+        ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),
         ({"sites": "cnov1"}, "did you mean 'conv1'"),
@@ -227,6 +229,31 @@ def test_a_changed_byte_is_never_read_as_a_number(tmp_path: Path) -> None:
             assert records.read_bytes() == changed
 
 
+@pytest.mark.parametrize("size", ["huge", "one more than is left", "to the end", "into a later frame"])
+def test_a_wrong_length_costs_no_later_record(tmp_path: Path, size: str) -> None:
+    """A head that is whole in itself: its checksum fits."""
+    records = tiny_run(tmp_path / "r", 4)
+    whole, found = records.read_bytes(), open_run(tmp_path / "r").frames
+    second, left = found[1], len(whole) - found[1].start
+    length = {"huge": 2**62, "one more than is left": left + 1, "to the end": left, "into a later frame": left - 3}[
+        size
+    ]
+    head = frames._HEAD.pack(frames.MAGIC, second.step, length, second.checksum)
+    head += frames._CHECK.pack(zlib.crc32(head))
+    changed = whole[: second.begins] + head + whole[second.start :]
+    records.write_bytes(changed)
+    for opening in (lambda: open_run(tmp_path / "r"), lambda: Recorder(tmp_path / "r", tiny(), "weights")):
+        with pytest.raises(
+            DamagedFile, match=r"damaged at byte \d+: .*step [23] after it is whole.*no interrupted run"
+        ):
+            opening()
+    assert records.read_bytes() == changed
+    # The same head with nothing whole behind it is what a kill leaves.
+    records.write_bytes(changed[: second.start + 20])
+    if length > 20:
+        assert open_run(tmp_path / "r").steps == [0]
+
+
 def test_killed_at_any_moment_a_run_reopens(tmp_path: Path) -> None:
     if not hasattr(__import__("os"), "fork"):
         pytest.skip("no fork on this system")
@@ -260,6 +287,7 @@ def forged(folder: Path, **changes: Any) -> None:
         {"what": "pickles"},
         {"parameters": []},
         {"probe": {"inputs": "many"}},
+        {"by_depth": "yes"},
         {"version": 2},
         {"format": "sosie-comparison"},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,10 @@ def dynamics(
             "compare, or files of weights)."
         ),
     ],
+    steps: Annotated[
+        str | None,
+        typer.Option(help="For checkpoints: the step of each, separated by commas (0,10,100); else 0, 1, 2 …"),
+    ] = None,
     measures: Annotated[
         str | None,
         typer.Option(help="Measures, separated by commas; else atom_cosine, weight_cosine or debiased_cka."),
@@ -55,8 +60,11 @@ def dynamics(
     folders = [text for text in runs if Path(text).is_dir()]
     if not recorded and folders:
         raise FileNotFoundError(f"{folders[0]} is no recorded run: it has no run.json")
+    if steps is not None and recorded:
+        raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run, which knows its own")
+    checkpoints = runs if steps is None else _at_steps(runs, steps)
     found = engine.dynamics(
-        recorded[0] if recorded else runs,
+        recorded[0] if recorded else checkpoints,
         recorded[1] if len(recorded) == 2 else None,
         measures=None if measures is None else split(measures) or [],
         data=None if data is None else open_data(data, batch=batch),
@@ -72,3 +80,16 @@ def dynamics(
     print_dynamics(found, full=full)
     for path in written:
         typer.echo(f"wrote {path}")
+
+
+def _at_steps(checkpoints: list[str], steps: str) -> dict[int, str]:
+    """Each checkpoint by its step."""
+    words = split(steps) or []
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"--steps {steps}: whole numbers of at least 0, separated by commas")
+    numbers = [int(word) for word in words]
+    if len(numbers) != len(checkpoints):
+        raise ValueError(f"--steps: one for each checkpoint; got {len(numbers)} for {len(checkpoints)}")
+    if any(one >= other for one, other in pairwise(numbers)):
+        raise ValueError(f"--steps {steps}: they must go up, as the checkpoints are in order of time")
+    return dict(zip(numbers, checkpoints, strict=True))

@@ -71,9 +71,9 @@ def vgg11(
     `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network. `atoms`: convolutions are made
     of at most so many filter atoms each (`AtomConv2d`).
     """
-    shape = {"classes": classes, "size": size, "hidden": hidden, "channels": channels}
-    model = VGG(**shape, batch_norm=False, dropout=dropout)
-    return model if atoms is None else with_atoms(model, atoms)
+    return _vgg11(
+        atoms, batch_norm=False, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout
+    )
 
 
 @architecture(_read_options)
@@ -86,6 +86,9 @@ def vgg11_bn(
     atoms: int | None = None,
 ) -> nn.Module:
     """VGG-11 with a batch norm after each convolution; options as for `vgg11`."""
-    shape = {"classes": classes, "size": size, "hidden": hidden, "channels": channels}
-    model = VGG(**shape, batch_norm=True, dropout=dropout)
+    return _vgg11(atoms, batch_norm=True, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
+
+
+def _vgg11(atoms: int | None, **options: Any) -> nn.Module:
+    model = VGG(**options)
     return model if atoms is None else with_atoms(model, atoms)

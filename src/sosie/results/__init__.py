@@ -6,6 +6,7 @@ from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
 from .cost import Cost, Costs
 from .dynamics import THRESHOLDS, Dynamics, Order
 from .files import check_writable, write_atomically
+from .layers import TENSORS, WHOLE, at_layers, layers
 from .leaderboard import Entry, Leaderboard
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
@@ -25,8 +26,10 @@ __all__ = [
     "ARRAYS",
     "LEVEL",
     "MEAN_EMBEDDING",
+    "TENSORS",
     "THRESHOLDS",
     "TRANSFER",
+    "WHOLE",
     "Array",
     "Caveat",
     "Closer",
@@ -43,6 +46,7 @@ __all__ = [
     "Side",
     "Summary",
     "Values",
+    "at_layers",
     "by_chance",
     "check_writable",
     "correction",
@@ -50,6 +54,7 @@ __all__ = [
     "in_order",
     "is_shifted",
     "is_transfer",
+    "layers",
     "least_first",
     "load",
     "over_sites",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import Array, Comparison
+from .layers import at_layers
 from .summary import mean_at_same_depth
 
 Pair = tuple[int, int]
@@ -23,7 +24,7 @@ class MadeWhenAsked(Mapping[Pair, Comparison]):
         value: Callable[[int, int, str], Array] | None = None,
         whole: Callable[[str], Array | None] | None = None,
     ) -> None:
-        """`value`: of a pair and a measure, where that is cheaper than all there is to say about the pair.
+        """`value`: of a pair and a measure at layers, where that is cheaper than all there is to say about the pair.
 
         `whole`: model by model, where all pairs at once are cheaper; None for a measure of which they are not.
         """
@@ -37,10 +38,10 @@ class MadeWhenAsked(Mapping[Pair, Comparison]):
         return found
 
     def value(self, pair: Pair, measure: str) -> Array:
-        """The values of a pair alone."""
+        """The values of a pair at layers alone."""
         if self._made[pair] is None and self._value is not None:
             return self._value(*pair, measure)
-        return self[pair][measure].value
+        return at_layers(self[pair], measure).value
 
     def whole(self, measure: str) -> Array | None:
         """Model by model at once, where that is known how."""
@@ -101,7 +102,9 @@ class Comparisons:
 
     def _value(self, pair: Pair, measure: str) -> Array:
         pairs = self.pairs
-        return pairs.value(pair, measure) if isinstance(pairs, MadeWhenAsked) else pairs[pair][measure].value
+        if isinstance(pairs, MadeWhenAsked):
+            return pairs.value(pair, measure)
+        return at_layers(pairs[pair], measure).value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""

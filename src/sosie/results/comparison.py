@@ -176,16 +176,17 @@ class Comparison:
         Where p-values are known, also the share of pairs that are distinguishable from chance.
         """
         from .chance import share_distinguishable
+        from .layers import at_layers
         from .summary import summarise
 
         scalars = {}
-        for name, values in self.values.items():
+        for name in self.values:
             found = summarise(self, name)
             if found.best_mean is not None:
                 scalars[f"sosie/{name}/best_match"] = found.best_mean
             if found.diagonal_mean is not None:
                 scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
-            share = share_distinguishable(values)
+            share = share_distinguishable(at_layers(self, name))
             if share is not None:
                 scalars[f"sosie/{name}/distinguishable"] = share
         if hasattr(writer, "add_scalar"):

@@ -8,6 +8,7 @@ import numpy as np
 
 from .chance import LEVEL, by_chance, correction, distinguishable
 from .comparison import Array, Comparison, Values, closest
+from .layers import WHOLE, layers_of
 from .shifted import is_shifted
 from .stitched import STITCHED, in_order, what_it_does
 from .transfer import is_transfer, transfer_sentence
@@ -17,7 +18,10 @@ MANY = 6  # layers of B from which a best match one layer off still counts as be
 
 @dataclass(frozen=True)
 class Summary:
-    """The same-depth curve, the best-match curve, and a sentence or two that say what was found."""
+    """The same-depth curve, the best-match curve, and a sentence or two that say what was found.
+
+    A site that stands for the whole model is in the curves, beside itself, and is no layer: means and counts leave it.
+    """
 
     measure: str
     depth_partner: tuple[int, ...]  # for each site of A, the site of B at the same relative depth
@@ -31,8 +35,8 @@ class Summary:
 
 def summarise(comparison: Comparison, measure: str) -> Summary:
     values = comparison[measure]
-    count_a, count_b = values.value.shape
-    partner = same_depth(count_a, count_b)
+    count_a, layers = len(values.value), layers_of(comparison)[0]
+    partner = _partners(comparison)
     diagonal = values.value[np.arange(count_a), list(partner)]
     best_partner = tuple(closest(values))
     best = np.array([np.nan if j is None else values.value[i, j] for i, j in enumerate(best_partner)])
@@ -42,10 +46,10 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         diagonal=diagonal,
         best_partner=best_partner,
         best=best,
-        diagonal_mean=_mean(diagonal),
-        best_mean=_mean(best),
+        diagonal_mean=_mean(diagonal[layers]),
+        best_mean=_mean(best[layers]),
         sentence=_sentence(comparison, measure, diagonal, best_partner, partner)
-        + ("" if is_shifted(comparison) else _chance(values, best_partner)),
+        + ("" if is_shifted(comparison) else _chance(values, {i: best_partner[i] for i in layers})),
     )
 
 
@@ -54,6 +58,15 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
     if count_a == 1:
         return (count_b - 1,) if count_b else ()
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
+
+
+def _partners(comparison: Comparison) -> tuple[int, ...]:
+    """Among layers alone; the whole of A has the whole of B, or else no layer in particular."""
+    rows, columns = layers_of(comparison)
+    whole = [j for j, site in enumerate(comparison.side_b.sites) if site == WHOLE]
+    other = (whole or [len(comparison.side_b.sites) - 1])[-1]
+    found = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
+    return tuple(found.get(i, other) for i in range(len(comparison.side_a.sites)))
 
 
 def mean_at_same_depth(value: Array) -> float | None:
@@ -91,7 +104,10 @@ def _sentence(
     if unclear is not None and unclear[np.isfinite(values.value)].all():
         return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
     sign = 1.0 if values.closer == "up" else -1.0
-    most, least = int(np.nanargmax(sign * diagonal)), int(np.nanargmin(sign * diagonal))
+    layers, others = layers_of(comparison)
+    if np.isnan(diagonal[layers]).all():  # the whole has a value, and no layer has
+        layers = list(range(len(diagonal)))
+    most, least = (layers[int(f(sign * diagonal[layers]))] for f in (np.nanargmax, np.nanargmin))
     if measure in STITCHED and what_it_does(comparison) is not None:
         best, worst = (f"{b.sites[partner[k]]} on" for k in (most, least))
         if measure != what_it_does(comparison):
@@ -108,17 +124,17 @@ def _sentence(
     )
     if shifted or in_order(comparison):
         return f"{text}."
-    slack = int(len(b.sites) >= MANY)  # one up or down is near among many layers, and anywhere among few
-    aligned = sum(p is not None and abs(p - q) <= slack for p, q in zip(best_partner, partner, strict=True))
+    slack = int(len(others) >= MANY)  # one up or down is near among many layers, and anywhere among few
+    pairs = [(p, partner[i]) for i in layers if (p := best_partner[i]) is not None]  # a layer may have no value at all
+    aligned = sum(abs(p - q) <= slack for p, q in pairs)
     near = ", give or take one" if slack else ""
-    known = sum(p is not None for p in best_partner)  # a mean over layers may have no value at all
-    return f"{text}; {aligned} of {known} layers find their best match at the same depth{near}."
+    return f"{text}; {aligned} of {len(pairs)} layers find their best match at the same depth{near}."
 
 
-def _chance(values: Values, best_partner: tuple[int | None, ...]) -> str:
+def _chance(values: Values, best_partner: dict[int, int | None]) -> str:
     """How many best matches chance would hardly give; nothing where no p-value of theirs is known."""
     yes, no = distinguishable(values), by_chance(values)
-    places = [(i, j) for i, j in enumerate(best_partner) if j is not None]
+    places = [(i, j) for i, j in best_partner.items() if j is not None]
     if yes is None or no is None:
         return ""
     clear, known = sum(bool(yes[p]) for p in places), sum(bool(yes[p] or no[p]) for p in places)

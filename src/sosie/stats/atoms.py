@@ -89,6 +89,11 @@ class AtomTable:
         part = self.rows[:, start : start + math.prod(self.shapes[k])].view(len(self.rows), self.shapes[k][0], -1)
         return Atoms(part, part)
 
+    def __repr__(self) -> str:
+        return (
+            f"<AtomTable of {len(self.names)} models: {len(self.layers)} layers, {self.rows.shape[1]:,} entries each>"
+        )
+
 
 def _check(name: str, atoms: Mapping[str, Tensor], first: str, layout: Mapping[str, tuple[int, ...]]) -> None:
     shapes = {layer: tuple(tensor.shape) for layer, tensor in atoms.items()}

@@ -22,7 +22,7 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
         from lightning.pytorch import Callback
     except ImportError:
         try:
-            from pytorch_lightning import Callback
+            from pytorch_lightning import Callback  # type: ignore[assignment, unused-ignore]
         except ImportError as error:
             raise ImportError("lightning_callback needs Lightning: pip install 'sosie[lightning]'") from error
     _check(at)

@@ -54,7 +54,7 @@ def scan(path: Path) -> Scanned:
     """Find the frames by their heads; only the last one's payload is read.
 
     An unfinished last frame, or a last one with a wrong checksum, is left out. Damage with whole frames after it is no
-    interruption, and refused.
+    interruption, and refused; so is a length that reaches over them.
     """
     frames: list[Frame] = []
     if not path.exists():
@@ -64,24 +64,34 @@ def scan(path: Path) -> Scanned:
         place = 0
         while place < size:
             frame = _head_at(file, place)
-            if frame is None and (later := _later_frame(file, place + 1, size)) is not None:
-                raise DamagedFile(
-                    f"{path} is damaged at byte {place}: the frame of step {later.step} after it is whole, so this is "
-                    "no interrupted run"
-                )
             if frame is None or frame.ends > size:
                 break
             if frames and frame.step <= frames[-1].step:
                 raise DamagedFile(f"{path} is damaged: step {frame.step} comes after step {frames[-1].step}")
             frames.append(frame)
             place = frame.ends
-        if frames and place == size and not _is_whole(file, frames[-1]):
+        last_is_whole = not frames or _is_whole(file, frames[-1])
+        doubtful = place if last_is_whole else frames[-1].begins  # the last frame may reach over others
+        if doubtful < size and (later := _later_frame(file, doubtful + 1, size)) is not None:
+            raise DamagedFile(
+                f"{path} is damaged at byte {doubtful}: {_fault(_head_at(file, doubtful), size)}, and the frame of "
+                f"step {later.step} after it is whole, so this is no interrupted run"
+            )
+        if place == size and not last_is_whole:
             place = frames.pop().begins
     torn = None
     if place < size:
         after = f"after step {frames[-1].step}" if frames else "at the start"
         torn = f"{path.name}: {size - place} bytes of an unfinished record {after} were left out"
     return Scanned(frames, place, torn)
+
+
+def _fault(frame: Frame | None, size: int) -> str:
+    if frame is None:
+        return "there is no head of a frame"
+    if frame.ends > size:
+        return f"its frame says that it has {frame.size} bytes, more than are left"
+    return "its frame has a wrong checksum"
 
 
 def _head_at(file: BinaryIO, place: int) -> Frame | None:

@@ -15,6 +15,7 @@ from ..progress import track
 from .adversarial import Attacked, Prepare
 from .augment import Augment
 from .average import Average
+from .checks import check_epochs, check_types
 from .resume import Saved, digest, named, rewind
 from .schedules import Schedule, optimiser_of, schedule_of
 from .training import Holds, Training, prepared, trained
@@ -72,9 +73,11 @@ def fit(
     in any mode, and must leave its weights. `checkpoint`: a .safetensors file, written after every `save_every` epochs
     and the last; where it is there already, training goes on from it. A loss that is no number ends the training.
     """
+    given = dict(locals())
+    check_epochs(epochs)
+    check_types(model, images, prepare=prepare, mixed=mixed)
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
         raise ValueError(f"save_every={save_every!r}: 1 for a checkpoint after every epoch, 5 after every fifth")
-    given = dict(locals())
     an_epoch = -(-len(images) // batch)
     stepper = optimiser_of(trained(model), optimiser, rate, decay, momentum)
     plan = schedule_of(stepper, schedule, rate, epochs * an_epoch, round(warmup * an_epoch))

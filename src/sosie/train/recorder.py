@@ -28,7 +28,8 @@ class Recorder(AbstractContextManager["Recorder"]):
     `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
     made rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers with a
     matrix of weights, or for activations blocks or layers as `compare` does. Of the steps, every `every`-th is kept.
-    Numbers are stored as `dtype`. `prepare` and `inputs` are as for `compare`.
+    Numbers are stored as `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False` says that sites are not
+    in order of depth, as in a state dict that is sorted by name; then nothing is concluded from their order.
 
     The folder holds run.json and records, to which only whole records are added: a run that is killed loses at most the
     record it was writing. Opened again for the same model, sites and probe it goes on, after the last step; a step that
@@ -49,10 +50,11 @@ class Recorder(AbstractContextManager["Recorder"]):
         dtype: torch.dtype = torch.float32,
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
+        by_depth: bool = True,
     ) -> None:
         _check_options(what, probe, every, dtype)
         self.folder, self.model, self.what, self.every = Path(folder), model, what, every
-        self._dtype, self._sites, self._probe = dtype, sites, None
+        self._dtype, self._sites, self._probe, self._by_depth = dtype, sites, None, by_depth
         if what == "activations":
             if not isinstance(model, nn.Module):
                 raise TypeError(f"activations are of a torch.nn.Module, got {type(model).__name__}")
@@ -131,9 +133,8 @@ class Recorder(AbstractContextManager["Recorder"]):
             shapes = {name: tuple(weight.shape) for name, weight in weights_of(self.model, self._sites).items()}
         parameters = {name: tuple(tensor.shape) for name, tensor in parameters_of(self.model).items()}
         code = CODES[self._dtype]
-        return About(
-            self.what, tuple(shapes), tuple(shapes.values()), code, described(self.model), parameters, rows, probe
-        )
+        kept = tuple(shapes), tuple(shapes.values())
+        return About(self.what, *kept, code, described(self.model), parameters, rows, probe, self._by_depth)
 
     def _payload(self) -> bytes:
         """The numbers of one record: one copy off the device for all sites together."""
@@ -167,6 +168,8 @@ def _check_options(what: str, probe: Any, every: int, dtype: torch.dtype) -> Non
         raise ValueError(
             "activations are of inputs: give probe=" if probe is None else f"probe= is for activations, not for {what}"
         )
+    if isinstance(probe, (int, float)):
+        raise ValueError(f"probe={probe!r}: the inputs themselves (a tensor, batches, 'demo'), not how many")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every!r}: a whole number of at least 1")
     if dtype not in CODES:

@@ -40,6 +40,7 @@ class About:
     parameters: dict[str, tuple[int, ...]]
     rows: str | None = None  # the row rule of activations
     probe: dict[str, Any] | None = None  # inputs and digest of what activations are of
+    by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
 
     def as_json(self) -> dict[str, Any]:
         found = {key: value for key, value in vars(self).items() if not key.startswith("_")}
@@ -186,12 +187,14 @@ def _about(found: dict[str, Any]) -> About:
     if len(sites) != len(shapes) or len(set(sites)) != len(sites) or not sites:
         raise ValueError(f"{len(sites)} sites, {len(shapes)} shapes")
     parameters = {_text(name): _shape(shape) for name, shape in found["parameters"].items()}
-    rows, probe = found["rows"], found["probe"]
+    rows, probe, by_depth = found["rows"], found["probe"], found.get("by_depth", True)
+    if not isinstance(by_depth, bool):
+        raise TypeError(f"by_depth is {by_depth!r}")
     if probe is not None and not (isinstance(probe["inputs"], int) and isinstance(probe["digest"], str)):
         raise ValueError(f"probe {probe!r}")
     return About(
         found["what"], sites, shapes, found["dtype"], _text(found["model"]), parameters,
-        None if rows is None else _text(rows), None if probe is None else dict(probe),
+        None if rows is None else _text(rows), None if probe is None else dict(probe), by_depth,
     )  # fmt: skip
 
 

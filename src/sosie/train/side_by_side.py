@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..progress import Progress
 from .adversarial import Prepare
 from .augment import Augment
+from .checks import check_epochs, check_types
 from .loop import fit
 from .recorded import Penalty, Recorded
 from .schedules import Schedule, optimiser_of, rates_of
@@ -66,6 +67,7 @@ def fit_side_by_side(
         raise ValueError("one model is given twice: networks trained side by side are models of their own")
     if at_once < 1:
         raise ValueError(f"at_once={at_once}: how many networks train at a time, 1 at least")
+    check_epochs(epochs)
     if images.device.type != "cuda":
         for k, model in enumerate(models):
             fit(
@@ -75,6 +77,8 @@ def fit_side_by_side(
                 after_epoch=_told(after_epoch, k), task=f"{task}, {k + 1} of {count}",
             )  # fmt: skip
         return list(models)
+    for model in models:
+        check_types(model, images, prepare=prepare, mixed=mixed)
     an_epoch = -(-len(images) // batch)
     rates = rates_of(schedule, rate, epochs * an_epoch, round(warmup * an_epoch), momentum=momentum)
     source = augment.padded(images) if augment else images

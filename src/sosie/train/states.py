@@ -30,6 +30,7 @@ from ..capture import (
     without_labels,
 )
 from ..models.atoms import AtomConv2d
+from .checks import tell_types
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # in a state dict, but no parameters
@@ -177,7 +178,11 @@ class Probe:
                 count = count_inputs(batch)
                 args, kwargs = model_arguments(batch, inputs=self._inputs, prepare=self._prepare, device=home)
                 masks = Masks.of(*((kwargs, batch) if self._inputs else (batch, kwargs)))
-                seen.run(*args, **kwargs)
+                try:
+                    seen.run(*args, **kwargs)
+                except RuntimeError as error:
+                    tell_types(error, model, [args, kwargs], "inputs")
+                    raise
                 for label, rows in seen.items():
                     found.setdefault(label, []).append(rows)
         return {label: torch.cat(parts) for label, parts in found.items()}

@@ -14,6 +14,7 @@ from ..data.attacks import Attack, open_attack
 from ..data.draws import derived
 from ..progress import Progress
 from .adversarial import floats
+from .checks import check_epochs, check_types
 from .schedules import Schedule, optimiser_of, schedule_of
 from .stack import Stack, State, evaluating, made, network, orders, stacked_state, without_numbers
 
@@ -26,7 +27,7 @@ class Checkpoint:
 
     epoch: int
     seeds: tuple[int, ...]
-    state: State
+    state: State = field(repr=False)
     template: nn.Module = field(repr=False)
 
     def __len__(self) -> int:
@@ -80,6 +81,7 @@ def fit_together(
     networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 20, which its caches
     hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
     """
+    check_epochs(epochs)
     kept = _epochs_to_keep(keep, epochs)
     own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
     if len(own_seeds) != count or count < 1:
@@ -94,6 +96,7 @@ def fit_together(
     with Progress(task, steps * len(groups), "steps") as bar:
         for group in groups:
             seeded = _Seeded.of(make, group, images.device)
+            check_types(seeded.own, images)
             stepper = optimiser_of(seeded.networks.trained.values(), optimiser, rate, decay, momentum, fused=True)
             plan = schedule_of(stepper, schedule, rate, steps)
             found.append([seeded.checkpoint(0)] if 0 in kept else [])

@@ -51,6 +51,7 @@ def recorded(
     steps = _steps(checkpoints.given)
     place = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory())) / NAME
     probe: Probe | None = None
+    kept: dict[str, Any] = {"sites": checkpoints.sites, "by_depth": not _sorted_by_name(checkpoints)}
     for step, name, thing in track(steps, "checkpoints", len(steps), ""):
         try:
             model, given = _opened(thing, checkpoints.kind, options["prepare"])
@@ -60,7 +61,7 @@ def recorded(
             with ExitStack() as meanwhile:
                 if isinstance(model, nn.Module):
                     meanwhile.enter_context(as_found(model, checkpoints.device))
-                recorder = Recorder(place, model, checkpoints.kind, sites=checkpoints.sites, probe=probe)  # type: ignore[arg-type]
+                recorder = Recorder(place, model, checkpoints.kind, probe=probe, **kept)  # type: ignore[arg-type]
                 meanwhile.enter_context(recorder).record(step)
         except Exception as error:
             error.add_note(f"while reading checkpoint {name} (step {step})")
@@ -68,7 +69,7 @@ def recorded(
     return open_run(place)
 
 
-def sorted_by_name(checkpoints: Checkpoints) -> bool:
+def _sorted_by_name(checkpoints: Checkpoints) -> bool:
     """Whether they are read without a model from safetensors, which sorts by name: depth is not known then."""
     given = checkpoints.given
     things = given.values() if isinstance(given, Mapping) else given

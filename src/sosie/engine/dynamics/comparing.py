@@ -17,7 +17,7 @@ from ...train.run_folder import Run, chosen_sites, is_run, open_run
 from ..plan import parse_size
 from ..provenance import provenance
 from .caveats import SORTED, of_coefficients, of_run
-from .checkpoints import MAX_ROWS, Checkpoints, is_checkpoints, recorded, sorted_by_name
+from .checkpoints import MAX_ROWS, Checkpoints, is_checkpoints, recorded
 from .values import MEMORY, site_values
 
 DEFAULTS = {"atoms": "atom_cosine", "weights": "weight_cosine", "activations": "debiased_cka"}
@@ -56,7 +56,7 @@ def dynamics(
         options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
         if other is not None and folder is not None:
             raise ValueError("folder= keeps the checkpoints of one run; leave it out where there are two")
-        runs, by_depth = [], True
+        runs = []
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
                 if given := [
@@ -69,14 +69,13 @@ def dynamics(
             elif is_checkpoints(thing):
                 kind = _kind(chosen, data)
                 checkpoints = Checkpoints(thing, kind, sites, device, max_rows or MAX_ROWS)
-                by_depth = by_depth and not sorted_by_name(checkpoints)
                 runs.append(recorded(checkpoints, stack, folder, **options))
             else:
                 raise TypeError(
                     f"dynamics takes the folder of a recorder (with a run.json), a list of checkpoints or {{step: "
                     f"checkpoint}}, got {_named(thing)}"
                 )
-        return _between(runs, chosen, sites, budget, data, by_depth)
+        return _between(runs, chosen, sites, budget, data)
 
 
 def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> list[Measure] | None:
@@ -116,10 +115,9 @@ def _reads(measure: Measure) -> str:
     return "activations"
 
 
-def _between(
-    runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, by_depth: bool
-) -> Dynamics:
+def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any) -> Dynamics:
     a, b = runs[0], runs[-1]
+    by_depth = all(each.about.by_depth for each in runs)
     names = _sites(a, b, sites)
     for each in runs:
         if not each.frames:

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...measures import MEASURES, Measure, find
-from ...results import Array, Comparison, Comparisons, MadeWhenAsked
+from ...results import TENSORS, Array, Comparison, Comparisons, MadeWhenAsked, at_layers, layers
 from ...stats import Atoms, LinearMaps
 from ..plan import MEMORY, parse_size
 from ..provenance import provenance
@@ -64,7 +65,8 @@ def compare_weights(
     Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
     mean over layers. `joint=m`: models that share nothing are decomposed together first, m atoms a layer on common
     coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their kernels, with
-    what shuffled weights give. Asked beside them, `weight_cosine` reads the whole weights.
+    what shuffled weights give; these do not depend on the order of neurons, so that `match` concerns what is asked
+    beside them. Asked beside them, `weight_cosine` reads the whole weights.
     """
     things, names = _things(model_a, model_b)
     chosen = _chosen(measures)
@@ -76,7 +78,7 @@ def compare_weights(
         )
     _check_options(of_tensors, base=base, null=None if joint else null, probes=probes)
     of_atoms = tuple(measure for measure in chosen if measure.reads is Atoms)
-    _check_joint(joint, of_atoms, match, base)
+    _check_joint(joint, chosen, match, base)
     if len(things) > 2 and sites_b is not None:
         raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
     if match not in (None, "weights"):
@@ -160,7 +162,8 @@ def _probes(probes: int | None) -> int | None:
     return -(-probes // BLOCK) * BLOCK
 
 
-def _check_joint(joint: Joint, of_atoms: Sequence[Measure], match: str | None, base: Any) -> None:
+def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, base: Any) -> None:
+    of_atoms = [measure for measure in measures if measure.reads is Atoms]
     names = ", ".join(measure.name for measure in of_atoms)
     if joint is None:
         if of_atoms and match is not None:
@@ -169,14 +172,17 @@ def _check_joint(joint: Joint, of_atoms: Sequence[Measure], match: str | None, b
     if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
         raise ValueError(f"joint={joint!r}: a number of atoms, or 'polar'")
     if not of_atoms:
-        raise ValueError("joint= is for atom_cosine and atom_grassmann")
+        raise ValueError("joint= is for atom_cosine and atom_grassmann: name one as a measure")
     if joint == POLAR:
         if others := [measure.name for measure in of_atoms if measure.base != "atom_cosine"]:
             raise ValueError(f"joint='polar' has as many atoms as entries, for which {', '.join(others)} is always 1")
         if base is not None:
             raise ValueError("joint='polar' does not go with base=: what a factor moved by depends on all of a layer")
-        if match is not None:
-            raise ValueError("joint='polar' does not depend on the order of neurons: leave match out")
+        if match is not None and len(of_atoms) == len(measures):
+            raise ValueError(
+                "joint='polar' does not depend on the order of neurons, so match= has nothing to do: leave it out "
+                "(weight_cosine, asked beside it, is matched)"
+            )
 
 
 def _of_tensors(
@@ -206,14 +212,16 @@ def _of_tensors(
         assert side_b is not None
         asked = [measure.name for measure in measures]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
-        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, "tensors", about)
+        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about)
 
     if len(sources) == 2:
         return found(0, 1)
 
     def value(i: int, j: int, name: str) -> Array:
         own = atoms is not None and name in {measure.name for measure in atoms.measures}
-        return atoms.value(i, j, name) if atoms is not None and own else found(i, j)[name].value
+        if atoms is None or not own:
+            return at_layers(found(i, j), name).value
+        return atoms.value(i, j, name)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
 
     pairs = list(itertools.combinations(range(len(sources)), 2))
     whole = None if atoms is None else atoms.whole

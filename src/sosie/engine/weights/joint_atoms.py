@@ -29,6 +29,13 @@ class JointAtoms:
         """The atoms of all models, so that all pairs are one product."""
         return AtomTable.of([{name: layer.atoms for name, layer in atom_layers(m).items()} for m in self.models])
 
+    def __repr__(self) -> str:
+        worst = max(max(each) for each in self.errors.values())
+        return (
+            f"<JointAtoms of {len(self.models)} models: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
+            f"atoms, errors up to {worst:.2g}>"
+        )
+
 
 def decompose_together(
     models: Sequence[nn.Module],
@@ -68,7 +75,7 @@ def decompose_together(
 
         model, left = replace_convolutions(model, joint)
         made.append(model)
-    share_coefficients(made[0], made[1:])
+    share_coefficients(made[0], made)  # the first too, so that an error has the number of its model
     counts = {name: own.shape[1] for name, (_, own) in parts.items()}
     return JointAtoms(tuple(made), counts, {name: tuple(each) for name, each in errors.items()}, left, caveats)
 

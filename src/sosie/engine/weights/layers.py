@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import unwrap
+from ...results import WHOLE
 from .same_tensors import check_finite, check_same_tensors
 
-ALL = "all"  # the site that stands for every parameter of a model, as one vector
+ALL = WHOLE  # the site that stands for every parameter of a model, as one vector
 OUTPUT = "output"  # a site of other measures of weights: the whole network, which is no one tensor
 NO_WEIGHTS = "it holds no matrix of weights of its own"
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # in a state dict, but no parameters

@@ -12,6 +12,18 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .layer import AtomConv2d, check_count
 
+# What torch keeps of hooks on what a module computes. Those on its state dict speak of parameters that are gone.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Decomposed:
@@ -21,6 +33,12 @@ class Decomposed:
     atoms: dict[str, int]  # of each layer that was decomposed: how many
     errors: dict[str, float]  # ‖W − αD‖ / ‖W‖ of each
     left: dict[str, str]  # layers of weights that stayed as they were, and why
+
+    def __repr__(self) -> str:
+        return (
+            f"<Decomposed {type(self.model).__name__}: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
+            f"atoms, errors up to {max(self.errors.values()):.2g}, {len(self.left)} left alone>"
+        )
 
 
 def decompose(model: nn.Module, atoms: int) -> Decomposed:
@@ -47,13 +65,15 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
 
 def recompose(model: nn.Module) -> nn.Module:
-    """A copy in which every `AtomConv2d` is a plain convolution again."""
+    """A copy in which every `AtomConv2d` is a plain convolution again; hooks come along, as in any deep copy."""
     tied: dict[tuple[Tensor, Tensor], nn.Conv2d] = {}
 
     def plain(name: str, layer: nn.Module) -> nn.Module:
         if not isinstance(layer, AtomConv2d):
             return layer
         made = layer.to_conv()
+        for kind in HOOKS:
+            setattr(made, kind, getattr(layer, kind))
         # Layers that share their parts go on sharing the weight.
         made.weight = tied.setdefault((layer.coefficients, layer.atoms), made).weight
         return made

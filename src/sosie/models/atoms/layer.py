@@ -60,11 +60,13 @@ class AtomConv2d(_ConvNd):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Atoms of unit variance, coefficients so that kernels have the variance of He et al. 2015 (fan out)."""
+        """Atoms of length about 1, coefficients so that kernels have the variance of He et al. 2015 (fan out).
+
+        The weight alone would leave their length open, but the shorter atoms are, the further training turns them.
+        """
         count, height, width = self.atoms.shape
-        nn.init.normal_(self.atoms)
-        fan = self.out_channels * height * width / self.groups
-        nn.init.normal_(self.coefficients, std=math.sqrt(2 / (fan * count)))
+        nn.init.normal_(self.atoms, std=1 / math.sqrt(height * width))
+        nn.init.normal_(self.coefficients, std=math.sqrt(2 * self.groups / (self.out_channels * count)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

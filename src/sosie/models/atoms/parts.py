@@ -46,7 +46,10 @@ def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
 
 
 def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
-    """Give models the coefficients of another: the same tensors in memory, so that training one moves all."""
+    """Give models the coefficients of another: the same tensors in memory, so that training one moves all.
+
+    One tensor has one type and one device, so models of another are refused.
+    """
     ours = _layers(source)
     for k, model in enumerate(others):
         theirs = _layers(model)
@@ -58,6 +61,7 @@ def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
                     f"{name}: coefficients of {tuple(layer.coefficients.shape)} (outputs, inputs, atoms) cannot be "
                     f"those of the source, {tuple(ours[name].coefficients.shape)}"
                 )
+            _check_same_place(f"{name} of model {k}", layer.coefficients, ours[name].coefficients)
         for name, layer in theirs.items():
             layer.coefficients = ours[name].coefficients
 
@@ -74,6 +78,15 @@ def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
         for name, tensor in atoms.items():
             layers[name].atoms.copy_(tensor)
     return model
+
+
+def _check_same_place(where: str, own: Tensor, shared: Tensor) -> None:
+    if (own.dtype, own.device) != (shared.dtype, shared.device):
+        here, there = (f"{str(each.dtype).removeprefix('torch.')} on {each.device}" for each in (own, shared))
+        raise ValueError(
+            f"{where} computes in {here}, the source's coefficients are {there}, and they would be one tensor: bring "
+            "the models to one type and device first (model.to)"
+        )
 
 
 def _layers(model: nn.Module) -> dict[str, AtomConv2d]:

@@ -27,7 +27,8 @@ function method(found) {
     if (measure[kind]) return words;
     return measure.dropped.includes(kind) ? "left out here to keep the page small" : missing;
   };
-  const [layers, others] = [found.a.sites.length, found.b.sites.length];
+  // “all” is the whole model, no layer.
+  const [layers, others] = [found.a, found.b].map(({ sites }) => sites.filter((site) => pair.rule !== "tensors" || site !== "all").length);
   const facts = [
     ["Statistic", measure.statistic],
     pair.stitched?.overInputs.includes(measure.name) ? ["Inputs", `${measure.n.toLocaleString("en")}, each answered once`]

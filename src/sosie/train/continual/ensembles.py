@@ -23,6 +23,13 @@ class Ensemble:
     accuracy: Tensor  # (tasks,)
     alone: Tensor  # (tasks,)
 
+    def __repr__(self) -> str:
+        helped, alone = (float(each.mean()) for each in (self.accuracy, self.alone))
+        return (
+            f"<Ensemble of {self.members.shape[1]} members for {len(self.members)} tasks: mean accuracy {helped:.3f}, "
+            f"alone {alone:.3f}>"
+        )
+
 
 def ensemble(
     found: Continual, tasks: Sequence[Task], members: Tensor, *, prepare: Prepare | None = None, **options: Any

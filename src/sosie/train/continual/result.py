@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,21 @@ class Continual:
     """
 
     method: str
-    template: nn.Module = field(repr=False)
+    template: nn.Module
     head: str  # the name of the last layer, of which every task has its own
-    shared: State = field(repr=False)  # what the networks of all tasks have in common
-    own: tuple[State, ...] = field(repr=False)  # and what is each task's own
+    shared: State  # what the networks of all tasks have in common
+    own: tuple[State, ...]  # and what is each task's own
     accuracy: Tensor  # (tasks, tasks)
     class_accuracy: Tensor  # (tasks, tasks)
 
     def __len__(self) -> int:
         return len(self.own)
+
+    def __repr__(self) -> str:
+        reached = (
+            f", mean accuracy {float(self.accuracy[len(self) - 1].nanmean()):.3f} after the last" if self.own else ""
+        )
+        return f"<Continual by {self.method}: {len(self)} tasks{reached}>"
 
     def model(self, task: int) -> nn.Module:
         """The network of one task as a module of its own, in evaluation mode."""
