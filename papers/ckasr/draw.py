@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))  # what all papers share
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from drawing import draw_all, set_style  # noqa: E402
 
-RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "results"
 NAMES = {
     "none": "none", "cka_sr": "CKA-SR", "augcka_sr": "AugCKA-SR", "cca": "CCA", "biased": "CKA",
     "debiased": "CKA, debiased", "all_pairs": "all pairs, debiased", "epsilon_all": "all weights",
@@ -29,7 +28,7 @@ PAPER = {
     ("table-5-rest", 0.998): {"cka_sr": 0.37, "augcka_sr": 0.09},
     ("table-3", None): {"cca": 0.42, "cka_sr": 0.87},
 }  # gains, in points
-plt.rcParams.update({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sosie"})
+set_style({"font.size": 7})
 
 
 def lemmas(found: dict[str, Any]) -> Any:
@@ -203,12 +202,4 @@ FIGURES = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    for name, draw in FIGURES.items():
-        path = RESULTS / f"{name}.json"
-        if not path.is_file():
-            continue
-        figure = draw(json.loads(path.read_text("utf-8")))
-        figure.tight_layout()
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        plt.close(figure)
-        print(path.with_suffix(".svg"))
+    draw_all(FOLDER, FIGURES, tight=True)

@@ -172,6 +172,7 @@ def fit_models(
         optimiser=recipe.optimiser,
         decay=recipe.decay,
         schedule="cosine",
+        warmup=recipe.warmup,
         augment=Augment(),
         prepare=prepare(settings, dataset),
         mixed=settings.mixed,

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paper_scripts import PAPERS, draw, run
 
-PAPERS = Path(__file__).resolve().parents[2] / "papers"
 PAPER = PAPERS / "ckasr"
-sys.path.insert(0, str(PAPERS))
-
-from claims import read_claims, read_number  # noqa: E402
-
-VERDICTS = PAPER / "results" / "verdicts.json"
-after_the_run = pytest.mark.skipif(not VERDICTS.is_file(), reason="the paper's run has not been made yet")
-
-
-def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def load(name: str) -> Any:
@@ -71,7 +57,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     kept = run(*arguments, "--resume", "--only", "table-3")
     assert "table-3: kept" in kept
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert {Path(path).stem for path in run(str(PAPER / "draw.py"), str(tmp_path)).splitlines()} == stored
+    assert draw(PAPER, tmp_path) == stored
 
 
 # Student's sleep data (1908), hours gained by ten patients with two drugs: what R's t.test prints for them.
@@ -143,40 +129,3 @@ def test_experiments_share_networks() -> None:
     assert settings.sampled(8, 5, 8e-4) != settings.CKA_SR
     planned = settings.net_epochs(settings.Settings("cpu", Path(), Path()))
     assert planned["table-3"] == 3 * 5 * settings.Settings("cpu", Path(), Path()).sparse.epochs
-
-
-def test_every_claim_can_fail() -> None:
-    claims = read_claims(PAPER / "expected.toml")
-    assert len({claim.name for claim in claims}) == len(claims) == 121
-    for claim in claims:
-        outside = [edge + step for edge, step in ((claim.low, -1.0), (claim.high, 1.0)) if edge is not None]
-        assert {claim.judge(value) for value in outside} == {"not reproduced"}
-
-
-@after_the_run
-def test_every_claim_was_judged_by_the_number_that_is_there() -> None:
-    verdicts = {each["name"]: each for each in json.loads(VERDICTS.read_text())}
-    for claim in read_claims(PAPER / "expected.toml"):
-        value = read_number(PAPER / "results", claim.measured)
-        assert verdicts[claim.name]["value"] == value
-        assert verdicts[claim.name]["verdict"] == claim.judge(value)
-
-
-@after_the_run
-def test_the_readme_counts_as_the_verdicts_do() -> None:
-    verdicts = [each["verdict"] for each in json.loads(VERDICTS.read_text())]
-    text = " ".join((PAPER / "README.md").read_text().split())
-    assert f"Of {len(verdicts)} claims" in text
-    counts = [verdicts.count(word) for word in ("reproduced", "not reproduced", "not run")]
-    assert "{} were reproduced and {} were not; {} were not run".format(*counts) in text
-    assert "TO MEASURE" not in text
-
-
-@after_the_run
-def test_results_are_plain_json_and_have_their_figures() -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} in a results file")
-
-    for path in (PAPER / "results").glob("*.json"):
-        json.loads(path.read_text(), parse_constant=refuse)
-        assert path.stem == "verdicts" or path.with_suffix(".svg").is_file()

@@ -25,7 +25,7 @@ def verdicts(paper: Path) -> list[dict[str, Any]]:
 
 
 def test_there_are_papers() -> None:
-    assert {"atoms", "frankenstein", "gradients", "wcka"} <= set(NAMES)
+    assert {"atoms", "ckasr", "frankenstein", "gradients", "wcka"} <= set(NAMES)
 
 
 @each_paper
