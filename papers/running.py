@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -16,6 +17,21 @@ import torch
 from claims import check_claims
 
 Experiment = Callable[[Any], dict[str, Any]]  # settings → {"numbers": {name: number}, and whatever figures need}
+
+
+def start(
+    paper: Path,
+    experiments: Mapping[str, Experiment],
+    settings: Callable[[str, Path, Path], Any],
+    small: Callable[[Any], Any],
+) -> None:
+    """A paper's command line: `settings(device, results, folder of networks)`, or `small` of them for a smoke run."""
+    given = parse(paper, experiments)
+    nets = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else paper / "nets"))
+    chosen = settings(given.device, given.results, nets)
+    if given.small:
+        torch.set_num_threads(1)  # more than one only wait for each other
+    run(paper, experiments, small(chosen) if given.small else chosen, given)
 
 
 def parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namespace:

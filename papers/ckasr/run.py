@@ -12,11 +12,8 @@ the folders with the images (README.md says which).
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-
-import torch
 
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
@@ -25,7 +22,7 @@ import figures  # noqa: E402
 import lemmas  # noqa: E402
 import tables  # noqa: E402
 import tokens  # noqa: E402
-from running import parse, run  # noqa: E402
+from running import start  # noqa: E402
 from settings import Settings, small  # noqa: E402
 
 EXPERIMENTS = {  # the most important first
@@ -43,9 +40,4 @@ EXPERIMENTS = {  # the most important first
 }
 
 if __name__ == "__main__":
-    given = parse(PAPER, EXPERIMENTS)
-    cache = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else PAPER / "nets"))
-    settings = Settings(given.device, given.results, cache)
-    if given.small:
-        torch.set_num_threads(1)  # more than one only wait for each other
-    run(PAPER, EXPERIMENTS, small(settings) if given.small else settings, given)
+    start(PAPER, EXPERIMENTS, Settings, small)

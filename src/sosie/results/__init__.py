@@ -12,6 +12,7 @@ from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
+from .tensor_files import read_tensors
 from .transfer import (
     MEAN_EMBEDDING,
     TRANSFER,
@@ -58,6 +59,7 @@ __all__ = [
     "least_first",
     "load",
     "over_sites",
+    "read_tensors",
     "same_depth",
     "side_from_json",
     "sites_least_first",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..results import DamagedFile, Side, write_atomically
+from ..results import DamagedFile, Side, read_tensors, write_atomically
 from .drift import Drift
 from .gram_shuffles import ShuffledSums
 from .grams import Grams, PairSums
@@ -50,18 +50,7 @@ def save_statistics(
 
 def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
     """The statistics by name, and what was said about them."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as opened:
-            text = opened.metadata() or {}
-            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-    if text.get("format") != f"sosie-{kind}":
-        raise DamagedFile(f"{path} is a safetensors file, but holds no {kind} of sosie's")
-    if not text.get("version", "").isdecimal() or int(text["version"]) > VERSION:
-        raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
+    text, tensors = read_tensors(path, kind, VERSION)
     try:
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
         return {name: _decode(found, tensors) for name, found in layout.items()}, about

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..results import DamagedFile, write_atomically
+from ..results import DamagedFile, read_tensors, write_atomically
 
-FORMAT, VERSION = "sosie-training", 1
+KIND, VERSION = "training", 1
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -22,7 +22,7 @@ def write_state(path: Path, about: Mapping[str, Any], state: Mapping[str, Any]) 
     tensors: dict[str, Tensor] = {}
     layout = _encode(state, "", tensors)
     text = {
-        "format": FORMAT,
+        "format": f"sosie-{KIND}",
         "version": str(VERSION),
         "about": json.dumps(about),
         "layout": json.dumps(layout),
@@ -33,18 +33,7 @@ def write_state(path: Path, about: Mapping[str, Any], state: Mapping[str, Any]) 
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What was said about it, and the state, its tensors on the CPU."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as opened:
-            text = opened.metadata() or {}
-            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-    if text.get("format") != FORMAT:
-        raise DamagedFile(f"{path} is a safetensors file, but holds no training of sosie's: name another checkpoint")
-    if not text.get("version", "").isdecimal() or int(text["version"]) > VERSION:
-        raise DamagedFile(f"{path} was written by a newer sosie (format {text.get('version')}): upgrade sosie")
+    text, tensors = read_tensors(path, KIND, VERSION)
     try:
         return json.loads(text["about"]), _decode(json.loads(text["layout"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

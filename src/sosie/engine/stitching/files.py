@@ -18,13 +18,12 @@ from ...capture.arguments import CallArguments
 from ...capture.leaks import is_mask
 from ...data import open_data
 from ...models.joint import Form, Joint
-from ...results import DamagedFile, write_atomically
+from ...results import DamagedFile, read_tensors, write_atomically
 from ..digest import digest_of
 from .evaluating import Stitch
 from .halves import Half, Stitched, open_network
 
-FORMAT = "sosie-stitch"
-VERSION = 1
+KIND, VERSION = "stitch", 1
 MADE_UP = 2  # inputs of an example that stands in for data
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EXAMPLES = (*WEIGHTS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -45,7 +44,7 @@ def save_stitch(stitch: Stitch, path: str | os.PathLike[str]) -> Path:
         "b": _describe(stitch.model.upper, joint.target),
     }
     # Training that went astray may have reported what JSON has no number for.
-    text = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(_finite(about), allow_nan=False)}
+    text = {"format": f"sosie-{KIND}", "version": str(VERSION), "about": json.dumps(_finite(about), allow_nan=False)}
     kept = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     return write_atomically(path, lambda temporary: save_file(kept, temporary, metadata=text))
 
@@ -174,24 +173,11 @@ def _made_up(found: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tenso
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
+    text, tensors = read_tensors(path, KIND, VERSION)
     try:
-        with safe_open(path, framework="pt") as opened:
-            text = opened.metadata() or {}
-            if text.get("format") != FORMAT:
-                raise DamagedFile(f"{path} is a safetensors file, but holds no stitch of sosie's")
-            if text.get("version") != str(VERSION):
-                version = str(text.get("version"))[:20]
-                raise DamagedFile(f"{path} was written by a newer sosie (format {version}): upgrade sosie")
-            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
         return _typed(json.loads(text["about"]), dict), tensors
-    except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-    except DamagedFile:
-        raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number without end
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ...models.atoms import atom_layers
-from ...results import DamagedFile, write_atomically
+from ...results import DamagedFile, read_tensors, write_atomically
 from ...stats import AtomTable
 from ..stack import State, network, state_of
 
-FORMAT = "sosie-federated"
+KIND, VERSION = "federated", 1
 _VALUES = ("accuracy", "before", "global_accuracy")
 
 
@@ -72,7 +72,8 @@ class Federated:
             )
         tensors |= {name: t.contiguous() for name in _VALUES if (t := getattr(self, name)) is not None}
         text = {
-            "format": FORMAT,
+            "format": f"sosie-{KIND}",
+            "version": str(VERSION),
             "about": json.dumps({"method": self.method, "history": self.history, "head": self.head}),
         }
         return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
@@ -80,16 +81,7 @@ class Federated:
     @staticmethod
     def load(path: str | os.PathLike[str], make: Callable[[], nn.Module]) -> Federated:
         """Read what `save` wrote; `make` is the function that made the clients' model."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as opened:
-                text = opened.metadata() or {}
-                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError) as error:
-            raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
-        if text.get("format") != FORMAT:
-            raise DamagedFile(f"{path} is a safetensors file, but holds no federated learning of sosie's")
+        text, tensors = read_tensors(path, KIND, VERSION, "federated learning")
         with torch.random.fork_rng(devices=[]):
             template = make().eval()
         try:
