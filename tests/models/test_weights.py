@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 
-from sosie.models import load_weights, read_weights, tiny10
+from sosie.models import load_weights, open_model, read_weights, small_cnn, tiny10
 from sosie.results import DamagedFile
 
 
@@ -134,3 +135,25 @@ def test_what_is_no_weights_file(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1), "epoch": 3}, tmp_path / "mixed.pt")
     with pytest.raises(ValueError, match=r"not tensors: epoch \(int\)"):
         read_weights(tmp_path / "mixed.pt")
+
+
+@pytest.mark.parametrize("by", ["sosie", "torch"])
+def test_masked_models_open_as_they_compute(tmp_path: Path, by: str) -> None:
+    torch.manual_seed(0)
+    model = small_cnn(width=4)
+    if by == "sosie":
+        model.conv2.register_buffer("weight_mask", torch.rand_like(model.conv2.weight) < 0.5)
+    else:
+        prune.l1_unstructured(model.conv2, "weight", amount=0.5)
+    x = torch.rand(3, 1, 28, 28)
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    found = open_model(f"small_cnn@{tmp_path / 'm.safetensors'}").model
+    assert set(found.state_dict()) == set(small_cnn(width=4).state_dict())
+    masked = model.conv2.weight_mask == 0
+    assert (found.conv2.weight[masked] == 0).all()
+    assert torch.equal(found.conv1.weight, model.conv1.weight)
+    if by == "torch":
+        assert torch.allclose(found(x), model(x))
+    loaded = small_cnn(width=4)
+    load_weights(loaded, tmp_path / "m.safetensors")
+    assert torch.equal(loaded.conv2.weight, found.conv2.weight)

@@ -232,6 +232,8 @@ def test_what_is_wrong_is_said() -> None:
 
 @pytest.mark.parametrize("text", [{}, {"about": "["}, {"about": "{}"}, {"about": "[]"}])
 def test_a_damaged_file_is_told(tmp_path: Any, text: dict[str, str]) -> None:
-    save_file({"accuracy": torch.zeros(1)}, tmp_path / "f.safetensors", {"format": "sosie-federated", "version": "1", **text})
+    save_file(
+        {"accuracy": torch.zeros(1)}, tmp_path / "f.safetensors", {"format": "sosie-federated", "version": "1", **text}
+    )
     with pytest.raises(DamagedFile, match="is damaged"):
         Federated.load(tmp_path / "f.safetensors", make)

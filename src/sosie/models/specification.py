@@ -19,7 +19,7 @@ from sosie.factory import find_file, load_factory, parse_call
 from .normalise import parse_normalisation
 from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvision
 from .registry import build_model, find_architecture
-from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, read_weights
+from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
 Prepare = Callable[[Any], Any]  # images to normalised ones, or texts to token ids
 
@@ -84,6 +84,7 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
         return model, f"{label}-seed{seed}", parse_normalisation(str(stated)) if stated else None
     path = find_file(weights, "SOSIE_WEIGHTS")
     state, metadata = read_weights(path)
+    state = masked_weights(state)
     state = {key: value for key, value in state.items() if not key.startswith(entry.ignore)} if entry.ignore else state
     with seeded(seed):
         model = build_model(name, options, state)

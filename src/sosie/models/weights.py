@@ -48,12 +48,30 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     raise ValueError(f"{path}: weights are read from .safetensors, .pt and .pth, not from {suffix or 'such files'!r}")
 
 
+def masked_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a sparse model as it computes with them: masks are applied, and gone.
+
+    `weight_mask` beside `weight` is how sosie and beside `weight_orig` how torch.nn.utils.prune saves a mask.
+    """
+    found = dict(state)
+    for name in state:
+        own = name.removesuffix("_mask")
+        source = next((key for key in (f"{own}_orig", own) if key != name and key in state), None)
+        if own != name and source is not None and state[source].shape == state[name].shape:
+            found[own] = torch.where(state[name] != 0, state[source], 0)
+            for gone in {name, f"{own}_orig"} & set(found):
+                del found[gone]
+    return found
+
+
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]:
     """Fill the model from the file, every parameter and buffer, and return the file's metadata.
 
-    Only `num_batches_tracked` may be missing. Half-precision tensors take the type of what they fill.
+    Only `num_batches_tracked` may be missing. Half-precision tensors take the type of what they fill. Masks of sparse
+    models are applied.
     """
     state, metadata = read_weights(path)
+    state = state if any(name.endswith("_mask") for name in model.state_dict()) else masked_weights(state)
     fit_weights(model, state, source=str(path))
     return metadata
 

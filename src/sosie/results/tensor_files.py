@@ -25,7 +25,7 @@ def read_tensors(
             text = opened.metadata() or {}
             if text.get("format") != f"sosie-{kind}":
                 raise DamagedFile(f"{path} is a safetensors file, but holds no {what or kind} of sosie's")
-            if text.get("version") not in map(str, range(1, version + 1)):
+            if text.get("version") not in [str(known) for known in range(1, version + 1)]:
                 said = str(text.get("version"))[:20]
                 raise DamagedFile(f"{path} was written by a newer sosie (format {said}): upgrade sosie")
             return text, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...capture import as_found
 from ...models import NamedModel, open_model, with_name
-from ...models.weights import read_weights
+from ...models.weights import masked_weights, read_weights
 from ...progress import track
 from ...train.recorder import Recorder
 from ...train.run_folder import Run, open_run
@@ -103,7 +103,7 @@ def _opened(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any]:
     """A model or a state dict, and how its inputs are prepared."""
     if isinstance(thing, (str, os.PathLike)):
         if _without_model(thing, kind):
-            return read_weights(thing)[0], None
+            return masked_weights(read_weights(thing)[0]), None
         thing = open_model(str(thing))
     if _is_state(thing):
         if kind == "activations":
