@@ -1,0 +1,1 @@
+"""Many models: fingerprints of them, kept and searched."""
