@@ -53,6 +53,16 @@ def load(path: str | os.PathLike[str]) -> Fingerprint:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
+def from_parts(facts: dict[str, Any], arrays: dict[str, Vectors]) -> Fingerprint:
+    """A fingerprint of facts and tensors that others sent, by the names of `save`; checked as a file is."""
+    try:
+        return _checked(facts, dict(arrays))
+    except DamagedFile:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedFile(f"it is damaged: {type(error).__name__}: {error}") from error
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Vectors]]:
     from safetensors import SafetensorError, safe_open
 

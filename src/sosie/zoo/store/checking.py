@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ def find_problems(store: Store) -> list[Problem]:
     return [*_database(store), *_blocks(store), *_files(store)]
 
 
-def repair(store: Store, problems: list[Problem]) -> None:
+def mend(store: Store, problems: Sequence[Problem]) -> None:
     """Drop the models that lost bytes, cut off what nobody names, unlink what nobody reads. The lock must be held."""
     lost = [problem for problem in problems if problem.what == "lost"]
     with store.database.writing() as connection:

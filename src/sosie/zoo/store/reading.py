@@ -49,9 +49,7 @@ class Reader:
     def digest(self, name: str) -> str | None:
         """Of the weights of the model of that name; None where there is none."""
         with self.database.reading() as connection:
-            row = connection.execute(
-                "SELECT digest FROM models WHERE name = ? AND removed IS NULL", (name,)
-            ).fetchone()
+            row = connection.execute("SELECT digest FROM models WHERE name = ? AND removed IS NULL", (name,)).fetchone()
         return None if row is None else str(row["digest"])
 
     def rows(self, limit: int | None = None, offset: int = 0, **filters: Any) -> list[dict[str, Any]]:
@@ -71,23 +69,26 @@ class Reader:
         with self.database.reading() as connection:
             return [dict(row) for row in connection.execute("SELECT * FROM failed ORDER BY at, name")]
 
-    def read(self, name: str, kinds: Sequence[str] | None = None) -> Stored:
-        """A model with its vectors, whose checksums are looked at; some kinds of them, or all."""
+    def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Stored:
+        """A model, by name or id, with its vectors, whose checksums are looked at; some kinds of them, or all."""
         return self._again(lambda: self._read(name, kinds))
 
-    def _read(self, name: str, kinds: Sequence[str] | None) -> Stored:
+    def _read(self, name: str | int, kinds: Sequence[str] | None) -> Stored:
         with self.database.reading() as connection:
-            row = connection.execute("SELECT * FROM models WHERE id = ?", (self.id_of(connection, name),)).fetchone()
+            model = name if isinstance(name, int) else self.id_of(connection, name)
+            row = connection.execute("SELECT * FROM models WHERE id = ?", (model,)).fetchone()
+            if row is None:
+                raise KeyError(f"the model {name} of {self.folder} was removed meanwhile")
             tags = connection.execute("SELECT tag FROM tags WHERE model = ? ORDER BY tag", (row["id"],)).fetchall()
             places = connection.execute(
                 "SELECT kind, width, name, first, rows, checksum, labels FROM blocks JOIN files ON files.id = file "
                 "WHERE model = ? ORDER BY files.id",
                 (row["id"],),
             ).fetchall()
-        blocks = {p["kind"]: self._block(p, name) for p in places if kinds is None or p["kind"] in kinds}
+        blocks = {p["kind"]: self._block(p, row["name"]) for p in places if kinds is None or p["kind"] in kinds}
         facts = Facts(tuple(tag["tag"] for tag in tags), row["task"], row["source"], row["parent"])
         return Stored(
-            name, row["digest"], row["architecture"], row["parameters"], blocks, facts, json.loads(row["about"]),
+            row["name"], row["digest"], row["architecture"], row["parameters"], blocks, facts, json.loads(row["about"]),
             id=row["id"], added=row["added"],
         )  # fmt: skip
 

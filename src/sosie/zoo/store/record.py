@@ -12,7 +12,7 @@ from .names import check_kind, check_name, check_tags, check_text
 from .vectors import Rows
 
 MOST_ROWS = 4096  # of one kind, of one model
-MOST_LETTERS = 500  # of a site's name
+MOST_LETTERS = 1000  # of a site's name
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class Block:
             raise ValueError(f"vectors are float32 (sites, width), got {self.vectors.dtype} {shape}")
         if len(self.labels) != shape[0] or shape[0] > MOST_ROWS:
             raise ValueError(f"{len(self.labels)} sites for vectors of shape {shape}; at most {MOST_ROWS} sites")
-        for label in self.labels:
-            check_text(label, "site", MOST_LETTERS)
+        if wrong := [label for label in self.labels if not isinstance(label, str) or len(label) > MOST_LETTERS]:
+            raise ValueError(f"a site is called by text of at most {MOST_LETTERS} letters, got {str(wrong[0])[:60]!r}")
         if not np.isfinite(self.vectors).all():
             raise ValueError("vectors with values that are not finite")
 

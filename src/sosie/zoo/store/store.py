@@ -79,8 +79,8 @@ class Store(Reader):
             return None, False
         if not replace and row["digest"] != record.digest:
             raise NameTaken(
-                f"{record.name!r} is in the zoo with other weights ({row['digest']}, these are {record.digest}): add it "
-                "under another name, or with replace=True (--replace) in place of the old one"
+                f"{record.name!r} is in the zoo with other weights ({row['digest']}, these are {record.digest}): add "
+                "it under another name, or with replace=True (--replace) in place of the old one"
             )
         return row["id"], not replace
 

@@ -40,8 +40,13 @@ def placed(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def as_bytes(rows: Rows) -> memoryview:
+    """As they lie in a file."""
+    return memoryview(np.ascontiguousarray(rows, "<f4")).cast("B")  # type: ignore[arg-type]
+
+
 def checksum(rows: Rows) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(rows), digest_size=16).digest()
+    return hashlib.blake2b(as_bytes(rows), digest_size=16).digest()
 
 
 def append_rows(path: Path, end: int, arrays: Sequence[Rows]) -> None:
@@ -81,7 +86,7 @@ def cut_tail(path: Path, end: int, width: int) -> int:
 
 
 def write_all(handle: int, array: Rows) -> None:
-    left = memoryview(np.ascontiguousarray(array, dtype="<f4")).cast("B")
+    left = as_bytes(array)
     while left:
         left = left[os.write(handle, left) :]
 
