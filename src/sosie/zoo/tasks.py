@@ -6,6 +6,7 @@ Only fingerprints are made elsewhere. Whoever asked gets them back and writes th
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import (
@@ -23,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..models import open_model, with_name
+from ..models import NamedModel, open_model, with_name
 from .fingerprints import Fingerprint, Probe, fingerprint
 from .probe_file import load_probe
 from .settings import Settings
@@ -96,7 +97,8 @@ def make(task: Task) -> Outcome:
     if task.known is not None and _digest(model, options.get("prepare")) == task.known:
         return Same()
     s = task.settings
-    return fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
+    found = fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
+    return replace(found, about={**found.about, "architecture": _architecture(model, found)})
 
 
 def attempt(task: Task) -> Outcome:
@@ -128,6 +130,14 @@ def _digest(model: Any, prepare: Any) -> str | None:
 
     module, name, prepare = with_name(model, prepare)
     return ModelSource(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
+
+
+def _architecture(model: Any, found: Fingerprint) -> str:
+    """The class of the module; where that is no more than a sequence, what its specification calls it."""
+    own = str(found.about["architecture"])
+    if own != "Sequential" or not isinstance(model, NamedModel):
+        return own
+    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
 
 
 @lru_cache(maxsize=2)

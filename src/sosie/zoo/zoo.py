@@ -179,7 +179,7 @@ class Zoo:
         return self.store.count()
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.store.has(name)
+        return isinstance(name, str) and name.isprintable() and self.store.has(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter([row["name"] for row in self.store.rows()])

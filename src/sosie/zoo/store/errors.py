@@ -15,6 +15,13 @@ class ZooBusy(TimeoutError):
     """Somebody else is writing."""
 
 
+class UnknownModel(KeyError, ValueError):
+    """No model of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class DiskFull(OSError):
     """There is no room left; the zoo is as it was."""
 

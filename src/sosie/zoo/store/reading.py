@@ -13,8 +13,9 @@ import numpy as np
 
 from ...results import DamagedFile
 from .database import Database
-from .errors import REPAIR
+from .errors import REPAIR, UnknownModel
 from .filters import where
+from .names import check_name
 from .record import Block, Facts, Mapped, Stored
 from .vectors import checksum, mapped, placed, read_rows
 
@@ -30,11 +31,14 @@ class Reader:
         self.database = Database(folder / "zoo.sqlite", wait)
 
     def id_of(self, connection: sqlite3.Connection, name: str) -> int:
+        check_name(name)
         row = connection.execute("SELECT id FROM models WHERE name = ? AND removed IS NULL", (name,)).fetchone()
         if row is None:
             names = connection.execute("SELECT name FROM models WHERE removed IS NULL LIMIT 5000")
             near = get_close_matches(str(name), [row["name"] for row in names], n=3)
-            raise KeyError(f"no model {name!r} in {self.folder}" + (f"; near it: {', '.join(near)}" if near else ""))
+            raise UnknownModel(
+                f"no model {name!r} in {self.folder}" + (f"; near it: {', '.join(near)}" if near else "")
+            )
         return int(row["id"])
 
     def count(self) -> int:
@@ -78,7 +82,7 @@ class Reader:
             model = name if isinstance(name, int) else self.id_of(connection, name)
             row = connection.execute("SELECT * FROM models WHERE id = ?", (model,)).fetchone()
             if row is None:
-                raise KeyError(f"the model {name} of {self.folder} was removed meanwhile")
+                raise UnknownModel(f"the model {name} of {self.folder} was removed meanwhile")
             tags = connection.execute("SELECT tag FROM tags WHERE model = ? ORDER BY tag", (row["id"],)).fetchall()
             places = connection.execute(
                 "SELECT kind, width, name, first, rows, checksum, labels FROM blocks JOIN files ON files.id = file "
@@ -109,7 +113,7 @@ class Reader:
             file = connection.execute("SELECT id, width, name FROM files WHERE kind = ?", (kind,)).fetchone()
             if file is None:
                 there = ", ".join(row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id"))
-                raise KeyError(f"no vectors of kind {kind!r} in {self.folder}; there are {there or 'none yet'}")
+                raise UnknownModel(f"no vectors of kind {kind!r} in {self.folder}; there are {there or 'none yet'}")
             found = connection.execute(
                 "SELECT blocks.model, blocks.first, blocks.rows FROM blocks JOIN models ON models.id = blocks.model "
                 f"WHERE blocks.file = ? AND {condition} ORDER BY blocks.first",
