@@ -43,8 +43,9 @@ def same(a: Fingerprint, b: Fingerprint) -> bool:
     """Bit by bit."""
     assert a.exact is not None
     assert b.exact is not None
+    facts = ("labels", "absent", "about", "probe", "n", "size", "seed", "rows")
     return (
-        (a.labels, a.absent, a.about, a.probe, a.n, a.size, a.seed) == (b.labels, b.absent, b.about, b.probe, b.n, b.size, b.seed)
+        all(getattr(a, name) == getattr(b, name) for name in facts)
         and a.exact.tobytes() == b.exact.tobytes()
         and all(a.vectors[key].tobytes() == b.vectors[key].tobytes() for key in a.vectors)
-    )  # fmt: skip
+    )

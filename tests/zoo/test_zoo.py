@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_prints import INPUTS, N, PROBE, SIZE, made, new_zoo, same
+from made_prints import INPUTS, PROBE, SIZE, N, made, new_zoo, same
 from torch import nn
 
 import sosie

@@ -199,29 +199,29 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def _run(executor: Executor, tasks: Iterator[Task], window: int) -> Generator[tuple[Task, Outcome], None, list[Task]]:
     """Send tasks a few at a time and hand back what comes; returns those on their way when the executor broke."""
     pending: dict[Future[Outcome], Task] = {}
+    again: list[Task] = []  # with the inputs, for workers that cannot see the folder
     suspects: list[Task] = []
     travels = not isinstance(executor, ThreadPoolExecutor)
     try:
         while True:
-            while not suspects and len(pending) < window and (task := next(tasks, None)) is not None:
+            while not suspects and len(pending) < window:
+                if (task := again.pop() if again else next(tasks, None)) is None:
+                    break
                 if isinstance(task.model, Fingerprint):
                     yield task, task.model
-                    continue
-                if (problem := _send(executor, task, travels, pending)) is None:
-                    continue
-                if problem.reason == _BROKEN:
+                elif (problem := _send(executor, task, travels, pending)) == _BROKEN:
                     suspects.append(task)
-                else:
+                elif problem is not None:
                     yield task, problem
             if not pending:
-                return suspects
+                return suspects + again
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 task = pending.pop(future)
                 outcome = _result(future)
                 if isinstance(outcome, NoProbe):
-                    _send(executor, _with_probe(task), travels, pending)
-                elif isinstance(outcome, Failure) and outcome.reason == _BROKEN:
+                    again.append(replace(task, probe=_probe(task.probe_path, task.settings.probe)))
+                elif outcome == _BROKEN:
                     suspects.append(task)
                 else:
                     yield task, outcome
@@ -230,7 +230,7 @@ def _run(executor: Executor, tasks: Iterator[Task], window: int) -> Generator[tu
             future.cancel()
 
 
-_BROKEN = "the executor broke"
+_BROKEN = Failure("the executor broke")
 
 
 def _send(executor: Executor, task: Task, travels: bool, pending: dict[Future[Outcome], Task]) -> Failure | None:
@@ -244,7 +244,7 @@ def _send(executor: Executor, task: Task, travels: bool, pending: dict[Future[Ou
     try:
         pending[executor.submit(attempt, sent)] = task
     except BrokenExecutor:
-        return Failure(_BROKEN)
+        return _BROKEN
     return None
 
 
@@ -252,10 +252,6 @@ def _result(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except BrokenExecutor:
-        return Failure(_BROKEN)
+        return _BROKEN
     except Exception as error:  # what a cluster says when it gives a task up
         return Failure(reason_of(error))
-
-
-def _with_probe(task: Task) -> Task:
-    return replace(task, probe=_probe(task.probe_path, task.settings.probe))

@@ -51,7 +51,7 @@ def _in_words(error: sqlite3.DatabaseError, path: Path) -> Exception:
             "longer wait="
         )
     if code == sqlite3.SQLITE_FULL:
-        return DiskFull(f"no room left on the disk for {path}: make some and add again; the zoo is as it was")
+        return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
     if code == sqlite3.SQLITE_READONLY:

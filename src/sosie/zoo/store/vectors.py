@@ -126,4 +126,4 @@ def lost(path: Path, size: int, wanted: int) -> DamagedFile:
 
 
 def no_room(path: Any) -> DiskFull:
-    return DiskFull(f"no room left on the disk for {path}: make some and add again; the zoo is as it was")
+    return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")
