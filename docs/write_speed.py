@@ -51,6 +51,7 @@ TITLES = {
     "together-gpu": "Networks trained together on a GPU",
     "penalty": "Similarity as a term of the loss, on a CPU",
     "penalty-gpu": "Similarity as a term of the loss, on a GPU",
+    "zoo-kills": "A zoo whose writer is killed",
     "startup": "Starting up",
     "coverage": "Coverage",
     "sketch-coverage": "Coverage for sketches",

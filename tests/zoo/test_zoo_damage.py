@@ -160,13 +160,17 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 100_000)
     zoo = Zoo(small_disk / "zoo", INPUTS, size=SIZE)
-    done = 0
+
+    def fill() -> None:
+        for k in range(10_000):
+            zoo.add(made(k), f"m{k}")
+
     with pytest.raises(DiskFull, match="no room"):
-        for done in range(10_000):
-            zoo.add(made(done), f"m{done}")
+        fill()
+    done = len(zoo)
     assert done > 3
     again = Zoo(small_disk / "zoo")
-    assert len(again) == done
+    assert list(again) == [f"m{k}" for k in range(done)]
     assert again.check().ok
     assert same(again[f"m{done - 1}"].fingerprint, made(done - 1))
     with pytest.raises(DiskFull, match="no room"):

@@ -182,7 +182,7 @@ class Zoo:
         return isinstance(name, str) and name.isprintable() and self.store.has(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([row["name"] for row in self.store.rows()])
+        return iter(self.store.all_names())
 
     def __getitem__(self, name: str) -> Entry:
         found = self.store.read(name, kinds=())

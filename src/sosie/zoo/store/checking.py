@@ -10,6 +10,7 @@ from typing import Any
 from ...progress import track
 from ...results import DamagedFile
 from . import statements
+from .compacting import unnamed_files
 from .errors import told
 from .store import Store
 from .vectors import ITEM, checksum, cut_tail, placed, read_rows
@@ -114,8 +115,5 @@ def _files(store: Store) -> Iterator[Problem]:
         if extra > 0:
             text = f"{row['name']} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
             yield Problem("tail", text, file=row["name"], harmless=True)
-    there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
-    for path in sorted(there):
-        name = path.relative_to(store.folder).as_posix()
-        if name not in {row["name"] for row in named}:
-            yield Problem("leftover", f"{name} belongs to nothing", file=name, harmless=True)
+    for name in unnamed_files(store):
+        yield Problem("leftover", f"{name} belongs to nothing: the next compact removes it", file=name, harmless=True)

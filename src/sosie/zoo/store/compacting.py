@@ -18,6 +18,8 @@ def compact(store: Store) -> int:
     with store.writer():
         with store.database.reading() as connection:
             files = connection.execute("SELECT id, kind, width, name FROM files").fetchall()
+        for name in unnamed_files(store):  # of one that was killed
+            placed(store.folder, name).unlink(missing_ok=True)
         before = _bytes(store)
         made: list[Path] = []
         places: list[tuple[int, int, int]] = []  # first row, file, model
@@ -40,6 +42,14 @@ def compact(store: Store) -> int:
             with contextlib.suppress(OSError):
                 placed(store.folder, file["name"]).unlink()
         return before - _bytes(store)
+
+
+def unnamed_files(store: Store) -> list[str]:
+    """Vectors that the database does not name: what a killed `compact` left."""
+    there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
+    with store.database.reading() as connection:
+        named = {row["name"] for row in connection.execute("SELECT name FROM files")}
+    return sorted({path.relative_to(store.folder).as_posix() for path in there} - named)
 
 
 def _rewrite(store: Store, file: sqlite3.Row, path: Path) -> list[tuple[int, int, int]]:

@@ -128,6 +128,12 @@ class Reader:
         with self.database.reading() as connection:
             return [row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id")]
 
+    def all_names(self) -> list[str]:
+        """In the order they were added."""
+        with self.database.reading() as connection:
+            found = connection.execute("SELECT name FROM models WHERE removed IS NULL ORDER BY id")
+            return [row["name"] for row in found]
+
     def names(self, ids: Sequence[int]) -> dict[int, str]:
         """The names of models by their ids, also of those removed meanwhile."""
         found: dict[int, str] = {}
