@@ -24,8 +24,8 @@ import torch
 from sosie.zoo import Fingerprint, Probe, Zoo
 from sosie.zoo.fingerprints import project
 
-WHAT = """A process that adds models is killed at random moments, and another goes on. *lost*: models that were added and
-are not there; *wrong bytes*: vectors that are not those given; *tails* and *leftovers*: kills that hit an add or a
+WHAT = """A process that adds models is killed at random moments, and another goes on. *lost*: models that were added
+and are not there; *wrong bytes*: vectors that are not those given; *tails* and *leftovers*: kills that hit an add or a
 compaction half-way; *unannounced*: models that were complete when the process was killed before it could say so."""
 KILLS, LONGEST = 200, 1 / 3  # rounds; seconds until a kill
 N, SITES, SIZE, DIFFERENT = 64, 8, 128, 16

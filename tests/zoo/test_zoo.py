@@ -61,6 +61,14 @@ def test_the_probe_set_is_kept(data: object, tmp_path: Path) -> None:
     assert kept.n == Probe.of(data).n
 
 
+def test_as_many_inputs_are_taken_as_at_first(tmp_path: Path) -> None:
+    more = torch.arange(60.0).reshape(20, 3)
+    assert Zoo(tmp_path / "z", more, inputs=8).probe.n == 8
+    assert Zoo(tmp_path / "z", more).probe.n == 8
+    with pytest.raises(ValueError, match=r"8 inputs of hash .* 12 of hash"):
+        Zoo(tmp_path / "z", more, inputs=12)
+
+
 def test_another_probe_set_is_refused_naming_both(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     with pytest.raises(ValueError, match="another probe set") as told:

@@ -7,12 +7,14 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
 from sosie.zoo import Zoo, ZooBusy
+from sosie.zoo.store import reading
 
 MODELS = 12
 
@@ -124,6 +126,21 @@ def test_readers_while_the_zoo_is_compacted(tmp_path: Path) -> None:
         mapped = zoo.store.mapped("cka")
         assert np.array_equal(mapped.rows[mapped.first[2] : mapped.first[2] + 3], made(2).vectors["cka"])
     assert ended_well(child)
+
+
+def test_files_that_went_away_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, other = new_zoo(tmp_path, 3), Zoo(tmp_path / "zoo")
+    other.remove("m0")
+    real, times = reading.read_rows, []
+
+    def late(*arguments: Any) -> Any:
+        if not times:
+            times.append(other.compact())  # after the database was asked, before the file is opened
+        return real(*arguments)
+
+    monkeypatch.setattr(reading, "read_rows", late)
+    assert same(zoo["m2"].fingerprint, made(2))
+    assert times[0] > 0
 
 
 def test_what_changes_is_counted(tmp_path: Path) -> None:

@@ -85,19 +85,19 @@ class Zoo:
         self.folder = Path(folder)
         options = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
         given = {name: value for name, value in options.items() if value is not None}
-        probe = None if data is None else Probe.of(data, PROBES if inputs is None else inputs)
         if not (self.folder / "zoo.sqlite").is_file():
-            if probe is None:
+            if data is None:
                 raise FileNotFoundError(
                     f"no zoo in {self.folder}: to make one, say which inputs all models are shown, with data= "
                     "(`sosie zoo init FOLDER --data …`)"
                 )
+            probe = Probe.of(data, PROBES if inputs is None else inputs)
             make_folder(self.folder, probe, Settings.of(probe, given), wait)
         self.store = Store(self.folder, wait)
         self.settings = Settings.from_json(self.store.database.about())
         self.settings.check_same(given, self.folder)
-        if probe is not None:
-            self.settings.check_probe(probe, self.folder)
+        if data is not None:
+            self.settings.check_probe(Probe.of(data, self.settings.n if inputs is None else inputs), self.folder)
 
     @cached_property
     def probe(self) -> Probe:
@@ -106,6 +106,7 @@ class Zoo:
 
     @property
     def probe_path(self) -> Path:
+        """The file that they are in."""
         return self.folder / "probe.safetensors"
 
     def add(
@@ -202,7 +203,11 @@ class Zoo:
             return self._report(problems, repaired=True)
 
     def _problems(self) -> Sequence[Problem]:
-        found = find_problems(self.store)
+        while True:
+            files = self.store.files()
+            found = find_problems(self.store)
+            if self.store.files() == files:  # else the zoo was compacted meanwhile
+                break
         try:
             load_probe(self.probe_path, self.settings.probe)
         except (DamagedFile, OSError) as error:

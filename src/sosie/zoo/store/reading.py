@@ -124,6 +124,11 @@ class Reader:
         rows = mapped(placed(self.folder, file["name"]), end, file["width"])
         return Mapped(kind, rows, *(np.ascontiguousarray(column) for column in spans.T))
 
+    def files(self) -> list[str]:
+        """Where the vectors of each kind are; others once the zoo was compacted."""
+        with self.database.reading() as connection:
+            return [row["name"] for row in connection.execute("SELECT name FROM files ORDER BY id")]
+
     def kinds(self) -> list[str]:
         with self.database.reading() as connection:
             return [row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id")]
