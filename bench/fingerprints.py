@@ -1,6 +1,6 @@
 """What a fingerprint costs beside the forward pass it needs: ResNet-50 at 224², 256 probes, its 16 blocks.
 
-    python bench/fingerprints.py [results.json]
+python bench/fingerprints.py [results.json]
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
+from sosie.engine.sources import ModelSource
 from sosie.models import open_model
 from sosie.zoo.fingerprints import Probe, fingerprint
 from sosie.zoo.fingerprints.gram_vectors import gram_vectors
-from sosie.engine.sources import ModelSource
 
 TIMES = 7
 

@@ -99,9 +99,7 @@ def test_files_that_lie_are_refused(name: str, made: Fingerprint, tmp_path: Path
         Fingerprint.load(rewritten(made, tmp_path, change))
 
 
-def test_files_that_are_none_are_refused(
-    made: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_none_are_refused(made: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.save(tmp_path / "a.safetensors")
     (tmp_path / "cut").write_bytes(path.read_bytes()[:-100])
     (tmp_path / "text").write_text("hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 from ...capture import Chunk
 from ...engine.precision import products
 from ...engine.sources import ModelSource
-from ...linalg import double_centred, gram_stack, live_gram, u_centred, widened
+from ...linalg import centred_diagonal, double_centred, gram_stack, live_gram, u_centred, widened
+from ...stats.gram_parts import OFFSET_LIMIT, offsets
 from .probe import Probe
-from .projection import unit
 
 ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
 LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
+TOGETHER = 2**24  # entries of Gram matrices that are looked at together
+EQUAL = "is the same for all probes"
+NOTHING = "is as far from itself for any two probes: nothing is left to compare"
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class GramVectors:
     """The sites in execution order, their vectors of length 1, and the sites that have none with the reason."""
 
     sites: tuple[str, ...]
-    vectors: Tensor  # (sites, n (n − 1) / 2), float64, on the CPU
+    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU
     left_out: dict[str, str]
 
 
@@ -31,60 +35,91 @@ class GramVectors:
 class _Made:
     """What one site's rows leave behind, on their device."""
 
-    gram: Tensor  # (n, n) about some row
-    spread: Tensor  # Σ‖x − first row‖²/n over the squared length of the first row, in units of rounding
+    gram: Tensor  # (n, n)
+    rounding: Tensor  # by how much rows may differ that are equal
 
 
 def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
-
-    def sink(site: str, rows: Tensor) -> _Made:
-        if len(rows) != probe.n:
-            raise ValueError(
-                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
-                " 'mean', 'cls' or 'last'"
-            )
-        with products(tf32=True):
-            gram = _gram(rows)
-        rounding = ROUNDING * torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows[0], dtype=torch.float64)
-        return _Made(gram, gram.diagonal().double().mean() / rounding.square())
-
     with source.opened():
-        made = source.read(Chunk(probe.batch, 0, probe.n), sink)
-        sites = list(source.per_input())
+        found = _read(source, probe, ())
+        if far := _far(found):
+            found |= _read(source, probe, far)
     kept, vectors, left_out = [], [], {}
-    for site, each in zip(sites, made, strict=True):
-        vector = _vector(source.name, site, each)
-        if isinstance(vector, str):
-            left_out[site] = vector
-        else:
-            kept.append(site)
-            vectors.append(vector.cpu())
+    for sites in _groups(list(found), probe.n):
+        there, lengths = _vectors([found[site] for site in sites])
+        for site, vector, (norm, whole, spread) in zip(sites, there, lengths.tolist(), strict=True):
+            if not norm < torch.inf:
+                raise ValueError(
+                    f"{source.name}: the activations at {site} are NaN or infinite, or too large for a product"
+                )
+            if not spread > 1:  # also where the activations are 0
+                left_out[site] = EQUAL
+            elif not norm > LOST * whole:
+                left_out[site] = NOTHING
+            else:
+                kept.append(site)
+                vectors.append(vector)
     if not kept:
         raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
     return GramVectors(tuple(kept), torch.stack(vectors), left_out)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """Of the rows about one of them, so that a large mean costs no digits; U-centring takes away the rest.
+def _read(source: ModelSource, probe: Probe, centred: Sequence[str]) -> dict[str, _Made]:
+    """Run the model; of all sites, or only of those that are to be centred first if any are named."""
 
-    On a CPU a strip of columns at a time, which stays in the cache; a GPU has one large product.
+    def sink(site: str, rows: Tensor) -> _Made | None:
+        if centred and site not in centred:
+            return None
+        if len(rows) != probe.n:
+            raise ValueError(
+                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
+                " 'mean', 'cls' or 'last'"
+            )
+        first = torch.linalg.vector_norm(rows[0], dtype=torch.promote_types(rows.dtype, torch.float32))
+        with products(tf32=True):
+            return _Made(_gram(rows, centre=bool(centred)), first.double() * (ROUNDING * torch.finfo(rows.dtype).eps))
+
+    made = source.read(Chunk(probe.batch, 0, probe.n), sink)
+    return {site: each for site, each in zip(source.per_input(), made, strict=True) if each is not None}
+
+
+def _gram(rows: Tensor, *, centre: bool) -> Tensor:
+    """On a CPU a strip of columns at a time, centred while it is in the cache; a GPU has one large product.
+
+    There centring would cost as much as the product: it is done where the mean turns out to be large against the
+    spread, which takes a second forward pass. U-centring takes away what is left of the mean.
     """
     if not rows.is_cuda:
         return live_gram(rows)
     rows = widened(rows)
-    return gram_stack((rows - rows[:1])[None])[0]
+    return gram_stack((rows - rows[:1] if centre else rows)[None])[0]
 
 
-def _vector(model: str, site: str, made: _Made) -> Tensor | str:
-    """The vector, or why there is none."""
-    gram = made.gram.double()
-    if not bool(torch.isfinite(gram).all()):
-        raise ValueError(f"{model}: the activations at {site} are NaN or infinite, or too large for a product")
-    if not bool(made.spread > 1):  # also where the activations are 0
-        return "is the same for all probes"
-    centred = u_centred(gram)
-    if not bool(centred.norm() > LOST * double_centred(gram).norm()):
-        return "is as far from itself for any two probes: nothing is left to compare"
-    upper = torch.triu_indices(len(gram), len(gram), 1, device=gram.device)
-    return unit(centred[upper[0], upper[1]][None])[0]
+def _far(found: dict[str, _Made]) -> list[str]:
+    """Sites on a GPU whose mean is so large that products of a few digits lose the spread."""
+    raw = {site: offsets(made.gram.double()) for site, made in found.items() if made.gram.is_cuda}
+    home = next((each.device for each in raw.values()), None)
+    large = (torch.stack([each.to(home) for each in raw.values()]) > OFFSET_LIMIT).tolist() if raw else []
+    return [site for site, is_large in zip(raw, large, strict=True) if is_large]
+
+
+def _groups(sites: list[str], n: int) -> Iterator[list[str]]:
+    step = max(1, TOGETHER // (n * n))
+    yield from (sites[k : k + step] for k in range(0, len(sites), step))
+
+
+def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
+    """Vectors (k, n (n − 1) / 2) of length 1, and of each three lengths (k, 3), which say whether it means anything.
+
+    The norm of the U-centred matrix, of the centred one, and how far rows are apart in units of rounding, squared.
+    """
+    home = made[0].gram.device  # a model may be spread over several
+    grams = torch.stack([each.gram.to(home) for each in made]).double()
+    centred = u_centred(grams)
+    norm = centred.flatten(1).norm(dim=1)
+    whole = double_centred(grams).flatten(1).norm(dim=1)
+    spread = centred_diagonal(grams).mean(1) / torch.stack([each.rounding.to(home) for each in made]).square()
+    i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
+    vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
+    return vectors.float().cpu(), torch.stack([norm, whole, spread], dim=1).cpu()
