@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sosie
 from sosie.models import atom_layers, open_model
 from sosie.models.atoms import share_coefficients, with_atoms
-from sosie.zoo.fingerprints import Fingerprint, NotComparable, Probe, fingerprint
+from sosie.zoo.fingerprints import Fingerprint, NotComparable, Probe, fingerprint, gram_vectors
 
 
 def images(n: int = 48, seed: int = 0) -> Tensor:
@@ -37,8 +37,11 @@ def test_the_cosine_of_exact_vectors_is_debiased_cka() -> None:
     np.testing.assert_allclose(np.diag(x.cosine(x, exact=True)), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_exact_vectors_against_the_measure_itself(offset: float) -> None:
+def test_exact_vectors_against_the_measure_itself(offset: float, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpu`: by the way that a GPU goes, where rows are centred only in a second pass."""
+    monkeypatch.setattr(gram_vectors, "_on_gpu", lambda tensor: gpu)
     model = nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 3)).eval()
     rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -112,7 +115,9 @@ def test_what_a_model_does_not_have_is_absent_with_the_reason() -> None:
         fingerprint(Normed(), torch.randn(9, 6), kinds=["weights", "atoms"])
 
 
-def test_a_dead_layer_is_left_out_and_named() -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_dead_layer_is_left_out_and_named(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram_vectors, "_on_gpu", lambda tensor: gpu)
     model = perceptron(0)
     with torch.no_grad():
         model[0].bias -= 1e4
@@ -171,3 +176,25 @@ def test_a_specification_and_repr() -> None:
     assert "cka 12 × 512" in repr(found)
     assert found.about["parameters"] == sum(p.numel() for p in cnn(0).parameters())
     assert found.about["model"] != fingerprint("small_cnn(seed=1)", images(8), kinds="cka").about["model"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same() -> None:
+    probe = images()
+    there, here = (fingerprint(cnn(0), probe, kinds="cka", device=device) for device in ("cuda", "cpu"))
+    assert there.probe == here.probe
+    np.testing.assert_allclose(np.diag(there.cosine(here, exact=True)), 1, atol=1e-5)
+
+
+def test_sites_of_several_types() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high = nn.Linear(6, 5), nn.Linear(5, 4).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.high(self.low(x).double())
+            return out
+
+    found = fingerprint(Mixed(), torch.randn(9, 6, generator=torch.Generator().manual_seed(0)), kinds="cka")
+    assert found.sites == ["low", "high"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.engine.weights.sources import WeightSource
+from sosie.linalg import u_centred
 from sosie.zoo.fingerprints import Probe, project, standard_deviation
 from sosie.zoo.fingerprints.linear_vectors import linear_vectors
 
@@ -56,6 +57,39 @@ def test_the_same_for_every_call_and_another_for_another_seed() -> None:
     assert torch.equal(first[1:], project(vectors[1:], 128, 5))
     assert not torch.equal(first, project(vectors, 128, 6))
     torch.testing.assert_close(first.norm(dim=1), torch.ones(2))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows @ rows.T
+
+
+def collection(sites: int = 400, probes: int = 64) -> Tensor:
+    """Whole vectors of sites that see more or less of the same twelve directions."""
+    generator = torch.Generator().manual_seed(1)
+    latent = torch.randn(probes, 12, generator=generator, dtype=torch.float64)
+    found = []
+    for _ in range(sites):
+        seen = latent * torch.rand(12, generator=generator, dtype=torch.float64) ** 3
+        rows = seen @ torch.randn(12, 40, generator=generator, dtype=torch.float64)
+        gram = u_centred(_gram(rows + 0.3 * torch.randn(probes, 40, generator=generator, dtype=torch.float64)))
+        found.append(gram[tuple(torch.triu_indices(probes, probes, 1))])
+    vectors = torch.stack(found)
+    return vectors / vectors.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024])
+def test_neighbours_are_found_again(size: int) -> None:
+    whole = collection()
+    short = project(whole, size, seed=0).double()
+    exact, estimate = whole @ whole.T, short @ short.T
+    exact.fill_diagonal_(-1)
+    estimate.fill_diagonal_(-1)
+    nearest, few = exact.topk(10).indices, estimate.topk(50).indices
+    ranked = few.gather(1, exact.gather(1, few).topk(10).indices)
+    recall = (ranked[:, :, None] == nearest[:, None]).any(2).double().mean()
+    alone = (estimate.topk(10).indices[:, :, None] == nearest[:, None]).any(2).double().mean()
+    assert recall >= 0.95
+    assert alone < recall  # the short vectors alone are no substitute
 
 
 def small_nets() -> list[nn.Module]:

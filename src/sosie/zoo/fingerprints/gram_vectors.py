@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,7 +36,8 @@ class _Made:
     """What one site's rows leave behind, on their device."""
 
     gram: Tensor  # (n, n)
-    rounding: Tensor  # by how much rows may differ that are equal
+    length: Tensor  # ‖first row‖²
+    digits: float  # relative rounding of the activations
 
 
 def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
@@ -44,7 +45,8 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     with source.opened():
         found = _read(source, probe, ())
         if far := _far(found):
-            found |= _read(source, probe, far)
+            again = _read(source, probe, far)
+            found |= {site: replace(found[site], gram=again[site].gram) for site in far}
     kept, vectors, left_out = [], [], {}
     for sites in _groups(list(found), probe.n):
         there, lengths = _vectors([found[site] for site in sites])
@@ -76,9 +78,11 @@ def _read(source: ModelSource, probe: Probe, centred: Sequence[str]) -> dict[str
                 f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
                 " 'mean', 'cls' or 'last'"
             )
-        first = torch.linalg.vector_norm(rows[0], dtype=torch.promote_types(rows.dtype, torch.float32))
         with products(tf32=True):
-            return _Made(_gram(rows, centre=bool(centred)), first.double() * (ROUNDING * torch.finfo(rows.dtype).eps))
+            gram = _gram(rows, centre=bool(centred))
+        # On a GPU even this sum would be felt; a Gram matrix of rows as they are has it already.
+        length = gram[0, 0] if _on_gpu(rows) else widened(rows[0]).square().sum()
+        return _Made(gram, length, torch.finfo(rows.dtype).eps)
 
     made = source.read(Chunk(probe.batch, 0, probe.n), sink)
     return {site: each for site, each in zip(source.per_input(), made, strict=True) if each is not None}
@@ -90,18 +94,30 @@ def _gram(rows: Tensor, *, centre: bool) -> Tensor:
     There centring would cost as much as the product: it is done where the mean turns out to be large against the
     spread, which takes a second forward pass. U-centring takes away what is left of the mean.
     """
-    if not rows.is_cuda:
+    if not _on_gpu(rows):
         return live_gram(rows)
     rows = widened(rows)
     return gram_stack((rows - rows[:1] if centre else rows)[None])[0]
 
 
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
 def _far(found: dict[str, _Made]) -> list[str]:
     """Sites on a GPU whose mean is so large that products of a few digits lose the spread."""
-    raw = {site: offsets(made.gram.double()) for site, made in found.items() if made.gram.is_cuda}
-    home = next((each.device for each in raw.values()), None)
-    large = (torch.stack([each.to(home) for each in raw.values()]) > OFFSET_LIMIT).tolist() if raw else []
-    return [site for site, is_large in zip(raw, large, strict=True) if is_large]
+    raw = [site for site, made in found.items() if _on_gpu(made.gram)]
+    far = []
+    for sites in _groups(raw, len(found[raw[0]].gram) if raw else 1):
+        large = offsets(_stacked([found[site].gram for site in sites])) > OFFSET_LIMIT
+        far += [site for site, is_large in zip(sites, large.tolist(), strict=True) if is_large]
+    return far
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """In float64 on one device that has it; a model may be spread over several."""
+    home = tensors[0].device if tensors[0].device.type in ("cpu", "cuda") else torch.device("cpu")
+    return torch.stack([each.to(home) for each in tensors]).double()
 
 
 def _groups(sites: list[str], n: int) -> Iterator[list[str]]:
@@ -114,12 +130,12 @@ def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
 
     The norm of the U-centred matrix, of the centred one, and how far rows are apart in units of rounding, squared.
     """
-    home = made[0].gram.device  # a model may be spread over several
-    grams = torch.stack([each.gram.to(home) for each in made]).double()
+    grams = _stacked([each.gram for each in made])
     centred = u_centred(grams)
     norm = centred.flatten(1).norm(dim=1)
     whole = double_centred(grams).flatten(1).norm(dim=1)
-    spread = centred_diagonal(grams).mean(1) / torch.stack([each.rounding.to(home) for each in made]).square()
+    rounding = grams.new_tensor([(ROUNDING * each.digits) ** 2 for each in made]) * _stacked([m.length for m in made])
+    spread = centred_diagonal(grams).mean(1) / rounding
     i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
     vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
     return vectors.float().cpu(), torch.stack([norm, whole, spread], dim=1).cpu()
