@@ -49,6 +49,16 @@ def test_a_few_heavy_entries_do_not_break_the_bound() -> None:
     assert cosines(pair, 256).std() <= standard_deviation(c, 256) * (1 + 4 / (2 * SEEDS) ** 0.5 + 2 / 256)
 
 
+def test_entries_of_one_sign_do_not_pile_up() -> None:
+    """Added up without signs, vectors of positive entries would all look alike."""
+    x, y = pair_with_cosine(0.0)
+    pair = torch.stack([x.abs(), (y * (torch.arange(len(y)) % 8 == 0)).abs()])
+    pair = pair / pair.norm(dim=1, keepdim=True)
+    c, found = float(pair[0] @ pair[1]), cosines(pair, 64)
+    assert found.std() <= standard_deviation(c, 64) * (1 + 4 / (2 * SEEDS) ** 0.5 + 2 / 64)
+    assert abs(found.mean() - c) <= c * (1 - c * c) / 128 + 4 * standard_deviation(c, 64) / SEEDS**0.5
+
+
 def test_the_same_for_every_call_and_another_for_another_seed() -> None:
     vectors = pair_with_cosine(0.5)
     torch.manual_seed(3)
