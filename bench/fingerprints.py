@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,14 +22,14 @@ from sosie.zoo.fingerprints.gram_vectors import gram_vectors
 TIMES = 7
 
 
-def timed(run: object, device: str) -> float:
+def timed(run: Callable[[], object], device: str) -> float:
     """Seconds, the median of a few; the first, which warms up, aside."""
     found = []
     for _ in range(TIMES + 2):
         if device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        run()  # type: ignore[operator]
+        run()
         if device == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
