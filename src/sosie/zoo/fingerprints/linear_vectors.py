@@ -1,8 +1,8 @@
 """Kind "weights": no data; a network without its activation functions, tried on seeded random inputs.
 
-For independent Gaussian u and v the mean of (uᵀHKHv)(uᵀHLHv) is ⟨HKH, HLH⟩, with K = W Wᵀ of the linear map W of a site
-and H the centring over the entries of the input: the vectors of uᵀHKHv over many pairs have a cosine that tends to wCKA.
-Pairs are all pairs of inputs within blocks, of which `probes` inputs make far more than independent pairs would be.
+For independent Gaussian u and v the mean of (uᵀHKHv)(uᵀHLHv) is ⟨HKH, HLH⟩, with K = W Wᵀ of the linear map W of a
+site and H the centring over the entries of the input: vectors of uᵀHKHv over many pairs have a cosine that tends to
+wCKA. Pairs are all those within blocks of inputs, far more than as many inputs would give as pairs of their own.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _add_cka(found: _Found, source: ModelSource, probe: Probe, size: int, seed: 
     made = gram_vectors(source, probe)
     chosen = _few(found, "cka", made.sites, source.sites)
     whole = made.vectors[chosen]
-    found.exact = whole.float().numpy()
+    found.exact = whole.numpy()
     _keep(found, "cka", [made.sites[k] for k in chosen], project(whole, size, seed), made.left_out)
 
 

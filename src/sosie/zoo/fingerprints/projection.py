@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -27,10 +29,18 @@ def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
     vectors = vectors.detach().cpu().double()
     if vectors.shape[1] <= size:
         return unit(pad(vectors, (0, size - vectors.shape[1]))).float()
-    places, signs = Buckets(size, seed).draw(0, vectors.shape[1])
+    places, signs = _drawn(size, seed, vectors.shape[1])
     short = vectors.new_zeros(len(vectors), size)
-    short.index_add_(1, places[0], vectors * signs[0])
+    short.index_add_(1, places, vectors * signs)
     return unit(short).float()
+
+
+@lru_cache(maxsize=2)
+def _drawn(size: int, seed: int, length: int) -> tuple[Tensor, Tensor]:
+    """The same for every model, so kept for the next."""
+    with torch.inference_mode(False):
+        places, signs = Buckets(size, seed).draw(0, length)
+    return places[0], signs[0]
 
 
 def standard_deviation(cosine: float, size: int = SIZE) -> float:
