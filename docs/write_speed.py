@@ -54,6 +54,7 @@ TITLES = {
     "side-by-side-gpu": "Networks trained side by side on a GPU",
     "tokens": "Tokens dropped, on a CPU",
     "tokens-gpu": "Tokens dropped, on a GPU",
+    "zoo-kills": "A zoo whose writer is killed",
     "startup": "Starting up",
     "coverage": "Coverage",
     "sketch-coverage": "Coverage for sketches",

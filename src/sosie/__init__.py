@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .engine.dynamics import dynamics
     from .report import write_report
     from .results import load
+    from .zoo import Zoo
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
 _HOME = {
@@ -41,10 +42,12 @@ _HOME = {
     "dynamics": "engine",
     "load": "results",
     "write_report": "report",
+    "Zoo": "zoo",
 }
 
 __all__ = [
     "Stitch",
+    "Zoo",
     "compare",
     "compare_outputs",
     "compare_unpaired",

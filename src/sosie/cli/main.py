@@ -26,6 +26,7 @@ from . import (
     stitch,
     transfer,
     weights,
+    zoo,
 )
 
 app = typer.Typer(
@@ -56,6 +57,10 @@ for module in (
     *(demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, dynamics, cost, benchmark),
 ):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
+_zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
+for _name, _verb in zoo.VERBS.items():
+    _zoo.command(_name)(_interruptible(_verb))
+app.add_typer(_zoo, name="zoo")
 # What a paper's own script takes is its own affair.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .costs import print_costs
     from .dynamics import print_dynamics
     from .leaderboard import print_leaderboard
-    from .lists import print_measures, print_numbers, print_sites
+    from .lists import print_measures, print_numbers, print_sites, print_table
     from .page import write_report
     from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison
@@ -24,6 +24,7 @@ __all__ = [
     "print_measures",
     "print_numbers",
     "print_sites",
+    "print_table",
     "write_plots",
     "write_report",
 ]
@@ -38,6 +39,7 @@ _HOME = {
     "print_measures": "lists",
     "print_numbers": "lists",
     "print_sites": "lists",
+    "print_table": "lists",
     "write_plots": "plots",
     "write_report": "page",
 }

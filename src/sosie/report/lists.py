@@ -73,3 +73,32 @@ def print_numbers(title: str, numbers: Mapping[str, float], console: Console | N
     for name, value in numbers.items():
         table.add_row(safe_text(console, name.replace("_", " ")), f"{value:.4g}")
     console.print(table)
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, console: Console | None = None
+) -> None:
+    """Rows of one form, a dict each: numbers to the right, and the widest columns shortened until all fit."""
+    console = console or Console()
+    columns = list(rows[0]) if columns is None else list(columns)
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    while sum(widths) + 2 * len(widths) > console.width and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        number = all(isinstance(row.get(column), (int, float, type(None))) for row in rows)
+        table.add_column(column, justify="right" if number else "left", no_wrap=True, overflow="crop")
+    for row in cells:
+        table.add_row(*(safe_text(console, shorten(c, w)) if c else "" for c, w in zip(row, widths, strict=True)))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "" or value == []:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(visible(str(item)) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value))

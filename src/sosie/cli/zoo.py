@@ -1,0 +1,197 @@
+"""`sosie zoo …`: a folder of fingerprints, made, added to, looked at and mended."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .lists import split
+
+if TYPE_CHECKING:
+    from ..zoo import Zoo
+
+HELP = "Many models in a folder, as fingerprints on one probe set: add, list, tag, remove, check, export, import."
+Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
+Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for another writer.")]
+_NAMED = re.compile(r"(?P<name>[^=(@:]+)=(?P<model>.+)", re.DOTALL)
+LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")
+
+
+def init(
+    folder: Folder,
+    data: Annotated[str, typer.Option(help="Inputs that all models are shown: demo, npz:file, folder:path …")],
+    inputs: Annotated[int, typer.Option(min=4, help="How many of them.")] = 256,
+    size: Annotated[int | None, typer.Option(help="Numbers of a short vector (512).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the projection.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Some of cka,weights,atoms; all by default.")] = None,
+    rows: Annotated[str | None, typer.Option(help="flatten, mean, cls or last.")] = None,
+) -> None:
+    """Make a zoo: the probe set and how fingerprints are made are fixed from then on."""
+    from ..zoo import Zoo
+
+    if (folder / "zoo.sqlite").exists():
+        raise FileExistsError(f"{folder} is a zoo already; `sosie zoo add {folder} MODEL` adds to it")
+    made = Zoo(folder, data, inputs=inputs, size=size, seed=seed, kinds=split(kinds), rows=rows)
+    about = made.settings
+    typer.echo(f"made {folder}: {about.n} inputs of hash {about.probe}, {', '.join(about.kinds)} of size {about.size}")
+
+
+def add(
+    folder: Folder,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="MODEL or NAME=MODEL; a saved fingerprint will do, too.")
+    ],
+    tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
+    task: Annotated[str | None, typer.Option(help="What they were trained for.")] = None,
+    parent: Annotated[str | None, typer.Option(help="The model that they were fine-tuned from.")] = None,
+    sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one does.")] = 0,
+    replace: Annotated[bool, typer.Option("--replace", help="In place of models of the same names.")] = False,
+    wait: Wait = 10.0,
+) -> None:
+    """Add models; one that fails is recorded, and the rest goes on."""
+    from ..zoo import Added
+
+    zoo = _open(folder, wait)
+    named = _named(models)
+    options: dict[str, Any] = {"sites": split(sites), "device": device}
+    options = {name: value for name, value in options.items() if value is not None}
+    found = zoo.add(named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, **options)
+    assert isinstance(found, Added)
+    _print(found.rows(), ("name", "outcome"))
+    for name, reason in found.failed.items():
+        typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
+    typer.echo(f"{folder}: {len(zoo):,} models")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def list_(
+    folder: Folder,
+    tag: Annotated[list[str] | None, typer.Option(help="Those with this tag; with all, if given again.")] = None,
+    architecture: Annotated[str | None, typer.Option(help="Those of this architecture.")] = None,
+    task: Annotated[str | None, typer.Option(help="Those trained for this.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Models that could not be added, and why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
+) -> None:
+    """List the models."""
+    zoo = _open(folder)
+    found = zoo.failed() if failed else zoo.list(tag or None, architecture, task, limit=limit)
+    if as_json:
+        typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
+        return
+    if failed:
+        for row in found:
+            typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
+    elif len(found):
+        _print(found.rows(), LISTED)
+    typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {len(zoo):,} models")
+
+
+def remove(
+    folder: Folder,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models by name.")],
+    wait: Wait = 10.0,
+) -> None:
+    """Remove models: all that are named, or none. `compact` gives their room back."""
+    zoo = _open(folder, wait)
+    zoo.remove(*names)
+    typer.echo(f"removed {len(names)}; {folder}: {len(zoo):,} models")
+
+
+def tag(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="A model by name.")],
+    add: Annotated[list[str] | None, typer.Option(help="A tag to add.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A tag to take away.")] = None,
+    wait: Wait = 10.0,
+) -> None:
+    """Add tags to a model, or take them away."""
+    zoo = _open(folder, wait)
+    if not add and not drop:
+        raise ValueError("say which tags: --add TAG, --drop TAG")
+    zoo.tag(name, add=add or (), drop=drop or ())
+    typer.echo(f"{_safe(name)}: {', '.join(map(_safe, zoo[name].tags)) or 'no tags'}")
+
+
+def check(
+    folder: Folder,
+    repair: Annotated[bool, typer.Option("--repair", help="Drop models that lost bytes, and say which.")] = False,
+    wait: Wait = 10.0,
+) -> None:
+    """Look at every byte; leaves with 1 where something is lost and was not dropped."""
+    found = _open(folder, wait).check(repair=repair)
+    for row in found.rows():
+        typer.echo(f"- {_safe(row['text'])}")
+    typer.echo(_safe(found.sentence()))
+    if not found.ok and not repair:
+        typer.echo("--repair drops the models that lost bytes and keeps the rest")
+        raise typer.Exit(1)
+
+
+def export(
+    folder: Folder, out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, .sosiezoo.")]
+) -> None:
+    """Write the whole zoo as one file."""
+    path = _open(folder).export(out)
+    typer.echo(f"wrote {path} ({path.stat().st_size / 2**20:,.1f} MiB)")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What export wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="ZOO", help="A new folder.")],
+) -> None:
+    """Make a zoo of an exported file; what does not add up in it is refused."""
+    from ..zoo import Zoo
+
+    typer.echo(f"made {folder}: {len(Zoo.import_(file, folder)):,} models")
+
+
+def compact(folder: Folder, wait: Wait = 10.0) -> None:
+    """Give back the room that removed models take."""
+    typer.echo(f"{_open(folder, wait).compact() / 2**20:,.1f} MiB given back")
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "init": init, "add": add, "list": list_, "remove": remove, "tag": tag, "check": check, "export": export,
+    "import": import_, "compact": compact,
+}  # fmt: skip
+
+
+def _open(folder: Path, wait: float = 10.0) -> Zoo:
+    from ..zoo import Zoo
+
+    return Zoo(folder, wait=wait)
+
+
+def _named(models: list[str]) -> dict[str, str]:
+    """NAME=MODEL, or a name made of the model's own."""
+    from ..zoo.adding import default_name
+
+    found: dict[str, str] = {}
+    for text in models:
+        match = None if Path(text).is_file() else _NAMED.fullmatch(text)
+        name, model = (match["name"].strip(), match["model"]) if match else (default_name(text), text)
+        if name in found:
+            raise ValueError(f"two models are called {name!r}: write NAME=MODEL for {text}")
+        found[name] = model
+    return found
+
+
+def _print(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    from ..report import print_table
+
+    print_table(rows, columns)
+
+
+def _safe(text: str) -> str:
+    from ..report.words import visible
+
+    return visible(text)

@@ -1,0 +1,21 @@
+"""Many models: fingerprints of them, kept and searched."""
+
+from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
+from .store import DiskFull, NameTaken, ZooBusy
+from .tables import Added, Listing, Report
+from .zoo import Entry, Zoo
+
+__all__ = [
+    "Added",
+    "DiskFull",
+    "Entry",
+    "Fingerprint",
+    "Listing",
+    "NameTaken",
+    "NotComparable",
+    "Probe",
+    "Report",
+    "Zoo",
+    "ZooBusy",
+    "fingerprint",
+]

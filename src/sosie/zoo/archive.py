@@ -1,0 +1,174 @@
+"""A zoo as one file: safetensors with the vectors of each kind, the probe set, and the facts as JSON.
+
+Written and read a model at a time. What others send is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..progress import track
+from ..results import DamagedFile, check_writable, write_atomically
+from .fingerprints.files import from_parts
+from .folder import new_folder
+from .probe_file import load_probe
+from .settings import Settings
+from .store import EXACT, Facts, Record, Store, check_kind, no_room
+from .store.errors import NO_ROOM
+from .store.vectors import as_bytes
+
+if TYPE_CHECKING:
+    from .zoo import Zoo
+
+FORMAT, VERSION = "sosie-zoo-file", 1
+GROUP = 32  # models written in one transaction
+MOST_TEXT = 2**30  # bytes of JSON
+_RESERVED = ("facts", "probe")
+
+
+def export(zoo: Zoo, path: Path) -> Path:
+    """Whole or not at all; a model that is changed or added meanwhile is in it, or is not."""
+    check_writable(path)
+    names = list(zoo)
+    probe = zoo.probe_path.read_bytes()
+    load_probe(zoo.probe_path, zoo.settings.probe)
+    try:
+        return write_atomically(path, lambda temporary: _write(zoo, names, probe, temporary))
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise no_room(path) from error
+        raise
+
+
+def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
+    """A file for each kind first, since the header of the whole says how large they are."""
+    parts: dict[str, Any] = {}
+    ends: dict[str, tuple[int, int]] = {}
+    models = []
+    try:
+        for name in track(names, "exporting", len(names), "models"):
+            record = zoo.store.read(name)
+            places = {}
+            for kind, block in record.blocks.items():
+                if kind not in parts:
+                    parts[kind] = open(f"{path}.{kind.replace(':', '-')}", "w+b")  # noqa: SIM115 (closed below)
+                parts[kind].write(as_bytes(block.vectors))
+                first, width = ends.get(kind, (0, block.vectors.shape[1]))
+                places[kind] = {"first": first, "labels": block.labels}
+                ends[kind] = (first + len(block.labels), width)
+            facts = {key: getattr(record, key) for key in ("name", "digest", "architecture", "parameters", "added")}
+            models.append({**facts, **asdict(record.facts), "about": record.about, "places": places})
+        text = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
+        _assemble(path, parts, ends, {"facts": text.encode(), "probe": probe})
+    finally:
+        for part in parts.values():
+            part.close()
+            os.unlink(part.name)
+
+
+def _assemble(path: Path, parts: dict[str, Any], ends: dict[str, tuple[int, int]], others: dict[str, bytes]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "version": str(VERSION)}}
+    offset = 0
+    for kind, (rows, width) in ends.items():  # before the bytes, so that they are aligned
+        size = rows * width * 4
+        header[f"vectors.{kind}"] = {"dtype": "F32", "shape": [rows, width], "data_offsets": [offset, offset + size]}
+        offset += size
+    for name, content in others.items():
+        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [offset, offset + len(content)]}
+        offset += len(content)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as whole:
+        whole.write(len(text).to_bytes(8, "little") + text)
+        for kind in ends:
+            parts[kind].seek(0)
+            while some := parts[kind].read(2**22):
+                whole.write(some)
+        for content in others.values():
+            whole.write(content)
+        whole.flush()
+        os.fsync(whole.fileno())
+
+
+def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
+    """A new folder with the models of a file; nothing is there until all of it was found to be sound."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    if (folder / "zoo.sqlite").exists():
+        raise FileExistsError(f"{folder} is a zoo already: import into a new folder")
+    try:
+        with safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
+            _read(opened, temporary)
+    except DamagedFile as error:
+        raise DamagedFile(f"{path}: {error}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {type(error).__name__}: {error}") from error
+    return cls(folder)
+
+
+def _read(opened: Any, folder: Path) -> None:
+    about = opened.metadata() or {}
+    if about.get("format") != FORMAT:
+        raise DamagedFile("no exported zoo")
+    if not about.get("version", "").isdecimal() or int(about["version"]) > VERSION:
+        raise DamagedFile(f"written by a newer sosie (format {about.get('version')}): upgrade sosie")
+    found = json.loads(_bytes(opened, "facts"))
+    settings = Settings.from_json(found["settings"])
+    (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))
+    if load_probe(folder / "probe.safetensors", settings.probe).n != settings.n:
+        raise DamagedFile(f"the probe set has not the {settings.n} inputs that the settings say")
+    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in opened.keys() if name not in _RESERVED}  # noqa: SIM118
+    for kind, part in vectors.items():
+        check_kind(kind)
+        if part.get_dtype() != "F32" or len(part.get_shape()) != 2:
+            raise DamagedFile(f"vectors of kind {kind!r} are {part.get_dtype()} {part.get_shape()}, not float32 rows")
+    if not isinstance(found["models"], list):
+        raise DamagedFile("its models are no list")
+    store = Store.create(folder, settings.as_json(), wait=10.0)
+    try:
+        starts = range(0, len(found["models"]), GROUP)
+        for start in track(starts, "importing", len(starts), f"times {GROUP} models"):
+            some = found["models"][start : start + GROUP]
+            records = [_record(model, settings, vectors) for model in some]
+            if not all(store.append(records, added=[_when(model) for model in some])):
+                raise DamagedFile("a model of one name more than once")
+    finally:
+        store.database.close()
+
+
+def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) -> Record:
+    """Checked as a fingerprint that somebody sent."""
+    arrays, labels = {}, {}
+    for kind, place in model["places"].items():
+        first, names = place["first"], place["labels"]
+        rows, _ = vectors[kind].get_shape()
+        if not isinstance(first, int) or not isinstance(names, list) or not 0 <= first <= first + len(names) <= rows:
+            raise DamagedFile(f"{model['name']!r} has its vectors outside of the {rows} rows of {kind}")
+        arrays[EXACT if kind == EXACT else f"vectors.{kind}"] = vectors[kind][first : first + len(names)]
+        if kind != EXACT:
+            labels[kind] = names
+    facts = {**settings.as_json(), "labels": labels, **model["about"]}
+    own = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
+    record = settings.record(model["name"], from_parts(facts, arrays), own)
+    if (record.digest, record.architecture) != (model["digest"], model["architecture"]):
+        raise DamagedFile(f"{model['name']!r} says two things about its weights or architecture")
+    return record
+
+
+def _when(model: dict[str, Any]) -> str:
+    from datetime import datetime
+
+    return datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
+
+
+def _bytes(opened: Any, name: str) -> bytes:
+    part = opened.get_slice(name)
+    if part.get_dtype() != "U8" or len(part.get_shape()) != 1 or part.get_shape()[0] > MOST_TEXT:
+        raise DamagedFile(f"{name!r} is {part.get_dtype()} {part.get_shape()}, not so many bytes")
+    return bytes(opened.get_tensor(name))

@@ -1,0 +1,141 @@
+"""Kind "cka": of each site the U-centred Gram matrix of the probes, as one vector whose cosine is debiased CKA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...capture import Chunk
+from ...engine.precision import products
+from ...engine.sources import ModelSource
+from ...linalg import centred_diagonal, double_centred, gram_stack, live_gram, u_centred, widened
+from ...stats.gram_parts import OFFSET_LIMIT, offsets
+from .probe import Probe
+
+ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
+LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
+TOGETHER = 2**24  # entries of Gram matrices that are looked at together
+EQUAL = "is the same for all probes"
+NOTHING = "is as far from itself for any two probes: nothing is left to compare"
+
+
+@dataclass(frozen=True)
+class GramVectors:
+    """The sites in execution order, their vectors of length 1, and the sites that have none with the reason."""
+
+    sites: tuple[str, ...]
+    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What one site's rows leave behind, on their device."""
+
+    gram: Tensor  # (n, n)
+    length: Tensor  # ‖first row‖²
+    digits: float  # relative rounding of the activations
+
+
+def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
+    """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
+    with source.opened():
+        found = _read(source, probe, ())
+        if far := _far(found):
+            again = _read(source, probe, far)
+            found |= {site: replace(found[site], gram=again[site].gram) for site in far}
+    kept, vectors, left_out = [], [], {}
+    for sites in _groups(list(found), probe.n):
+        there, lengths = _vectors([found[site] for site in sites])
+        for site, vector, (norm, whole, spread) in zip(sites, there, lengths.tolist(), strict=True):
+            if not norm < torch.inf:
+                raise ValueError(
+                    f"{source.name}: the activations at {site} are NaN or infinite, or too large for a product"
+                )
+            if not spread > 1:  # also where the activations are 0
+                left_out[site] = EQUAL
+            elif not norm > LOST * whole:
+                left_out[site] = NOTHING
+            else:
+                kept.append(site)
+                vectors.append(vector)
+    if not kept:
+        raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
+    return GramVectors(tuple(kept), torch.stack(vectors), left_out)
+
+
+def _read(source: ModelSource, probe: Probe, centred: Sequence[str]) -> dict[str, _Made]:
+    """Run the model; of all sites, or only of those that are to be centred first if any are named."""
+
+    def sink(site: str, rows: Tensor) -> _Made | None:
+        if centred and site not in centred:
+            return None
+        if len(rows) != probe.n:
+            raise ValueError(
+                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
+                " 'mean', 'cls' or 'last'"
+            )
+        with products(tf32=True):
+            gram = _gram(rows, centre=bool(centred))
+        # On a GPU even this sum would be felt; a Gram matrix of rows as they are has it already.
+        length = gram[0, 0] if _on_gpu(rows) else widened(rows[0]).square().sum()
+        return _Made(gram, length, torch.finfo(rows.dtype).eps)
+
+    made = source.read(Chunk(probe.batch, 0, probe.n), sink)
+    return {site: each for site, each in zip(source.per_input(), made, strict=True) if each is not None}
+
+
+def _gram(rows: Tensor, *, centre: bool) -> Tensor:
+    """On a CPU a strip of columns at a time, centred while it is in the cache; a GPU has one large product.
+
+    There centring would cost as much as the product: it is done where the mean turns out to be large against the
+    spread, which takes a second forward pass. U-centring takes away what is left of the mean.
+    """
+    if not _on_gpu(rows):
+        return live_gram(rows)
+    rows = widened(rows)
+    return gram_stack((rows - rows[:1] if centre else rows)[None])[0]
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _far(found: dict[str, _Made]) -> list[str]:
+    """Sites on a GPU whose mean is so large that products of a few digits lose the spread."""
+    raw = [site for site, made in found.items() if _on_gpu(made.gram)]
+    far = []
+    for sites in _groups(raw, len(found[raw[0]].gram) if raw else 1):
+        large = offsets(_stacked([found[site].gram for site in sites])) > OFFSET_LIMIT
+        far += [site for site, is_large in zip(sites, large.tolist(), strict=True) if is_large]
+    return far
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """In float64 on one device that has it; a model may be spread over several."""
+    home = tensors[0].device if tensors[0].device.type in ("cpu", "cuda") else torch.device("cpu")
+    return torch.stack([each.to(home) for each in tensors]).double()
+
+
+def _groups(sites: list[str], n: int) -> Iterator[list[str]]:
+    step = max(1, TOGETHER // (n * n))
+    yield from (sites[k : k + step] for k in range(0, len(sites), step))
+
+
+def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
+    """Vectors (k, n (n − 1) / 2) of length 1, and of each three lengths (k, 3), which say whether it means anything.
+
+    The norm of the U-centred matrix, of the centred one, and how far rows are apart in units of rounding, squared.
+    """
+    grams = _stacked([each.gram for each in made])
+    centred = u_centred(grams)
+    norm = centred.flatten(1).norm(dim=1)
+    whole = double_centred(grams).flatten(1).norm(dim=1)
+    rounding = grams.new_tensor([(ROUNDING * each.digits) ** 2 for each in made]) * _stacked([m.length for m in made])
+    spread = centred_diagonal(grams).mean(1) / rounding
+    i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
+    vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
+    return vectors.float().cpu(), torch.stack([norm, whole, spread], dim=1).cpu()

@@ -1,0 +1,57 @@
+"""Long vectors to short ones, the same way for every model: cosines stay what they were, but for a stated error."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...stats import Buckets
+
+SIZE = 512
+SMALLEST, LARGEST = 16, 4096
+
+
+def check_size(size: int) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or not SMALLEST <= size <= LARGEST:
+        raise ValueError(f"size={size!r}: a whole number from {SMALLEST} to {LARGEST}; 256 to 1024 serve well")
+
+
+def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
+    """Vectors (k, length) as (k, size) of length 1, in float32; those that fit are filled up with zeros.
+
+    A CountSketch (Charikar et al. 2002): entry i goes to one of `size` places, with a sign, both decided by `seed` and
+    i alone, so that no matrix is made or kept.
+    """
+    check_size(size)
+    vectors = vectors.detach().cpu().double()
+    if vectors.shape[1] <= size:
+        return unit(pad(vectors, (0, size - vectors.shape[1]))).float()
+    places, signs = _drawn(size, seed, vectors.shape[1])
+    short = vectors.new_zeros(len(vectors), size)
+    short.index_add_(1, places, vectors * signs)
+    return unit(short).float()
+
+
+@lru_cache(maxsize=2)
+def _drawn(size: int, seed: int, length: int) -> tuple[Tensor, Tensor]:
+    """The same for every model, so kept for the next."""
+    with torch.inference_mode(False):
+        places, signs = Buckets(size, seed).draw(0, length)
+    return places[0], signs[0]
+
+
+def standard_deviation(cosine: float, size: int = SIZE) -> float:
+    """Of the cosine of two projected vectors about that of the whole ones: at most this, but for terms of 1/size.
+
+    For unit x and y with cosine c the variance is ((1 − c²)² − 2 Σ (xᵢyᵢ − c (xᵢ² + yᵢ²)/2)²) / size by the delta
+    method; the sum is small unless a few entries carry the vectors. The mean is off by c (1 − c²) / (2 size) at most.
+    """
+    return float((1 - cosine**2) / size**0.5)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Each over its length."""
+    return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)

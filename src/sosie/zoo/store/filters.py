@@ -1,0 +1,31 @@
+"""Which models: by tag, architecture, task; as SQL with its values apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def where(
+    tag: str | Sequence[str] | None = None,
+    architecture: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
+) -> tuple[str, list[Any]]:
+    """A condition on `models`; several tags must all be there, of several architectures or tasks one."""
+    parts, values = ["models.removed IS NULL"], []
+    for one in _several(tag, "tag"):
+        parts.append("EXISTS (SELECT 1 FROM tags WHERE tags.model = models.id AND tags.tag = ?)")
+        values.append(one)
+    for column, asked in (("architecture", architecture), ("task", task)):
+        if asked is not None:
+            wanted = _several(asked, column)
+            parts.append(f"models.{column} IN ({', '.join('?' * len(wanted))})")
+            values += wanted
+    return " AND ".join(parts), values
+
+
+def _several(asked: str | Sequence[str] | None, what: str) -> list[str]:
+    found = [] if asked is None else [asked] if isinstance(asked, str) else list(asked)
+    if not all(isinstance(one, str) for one in found):
+        raise TypeError(f"{what}= is text or a list of texts, got {asked!r}")
+    return found

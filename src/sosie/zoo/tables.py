@@ -1,0 +1,127 @@
+"""What a zoo answers with: small tables and reports, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_ROWS = 40  # shown in a notebook
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows of one form, a dict each."""
+
+    columns: tuple[str, ...]
+    found: tuple[dict[str, Any], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.found]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install 'sosie[pandas]'; rows() works without") from error
+        return pandas.DataFrame(self.rows(), columns=list(self.columns))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(self.found[index])
+
+    def __repr__(self) -> str:
+        names = [str(row.get("name", "")) for row in self.found[:4]]
+        more = ", …" * (len(self.found) > len(names))
+        return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        rows = [
+            "".join(f"<td>{escape(written(row.get(column)))}</td>" for column in self.columns)
+            for row in self.found[:MOST_ROWS]
+        ]
+        if len(self.found) > MOST_ROWS:
+            rows.append(f"<td colspan={len(self.columns)}>and {len(self.found) - MOST_ROWS:,} more: see rows()</td>")
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def written(value: Any) -> str:
+    """A cell as text."""
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of several models: new, there already, or failed with the reason."""
+
+    added: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, Any]]:
+        some = [("added", self.added), ("there already", self.there)]
+        found = [{"name": name, "outcome": outcome, "reason": None} for outcome, names in some for name in names]
+        return found + [{"name": name, "outcome": "failed", "reason": why} for name, why in self.failed.items()]
+
+    def __repr__(self) -> str:
+        return f"<Added {len(self.added)}, there already {len(self.there)}, failed {len(self.failed)}>"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found: nothing, or problems; whether they were seen to."""
+
+    models: int
+    problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless
+    repaired: bool = False
+    dropped: tuple[str, ...] = ()  # models that lost bytes and are no longer in the zoo
+
+    @property
+    def ok(self) -> bool:
+        """No problem but what a killed writer left, which the next add overwrites."""
+        return all(problem["harmless"] for problem in self.problems)
+
+    @property
+    def lost(self) -> list[str]:
+        """Models that do not have all of their bytes."""
+        return list(dict.fromkeys(p["model"] for p in self.problems if p["what"] == "lost"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(problem) for problem in self.problems]
+
+    def sentence(self) -> str:
+        serious = sum(not problem["harmless"] for problem in self.problems)
+        text = (
+            f"{self.models:,} models, {_counted(serious, 'problem')}" if serious else f"{self.models:,} models, whole"
+        )
+        if left := len(self.problems) - serious:
+            text += f"; {_counted(left, 'harmless leftover')} of an interrupted write"
+        if self.repaired and self.problems:
+            text += "; repaired"
+        return text + (f", dropped {', '.join(self.dropped)}" if self.dropped else "")
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.sentence()}>"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def listing(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Listing:
+    return Listing(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))

@@ -1,0 +1,257 @@
+"""Fingerprints of many models: here, in processes of our own, or in any executor; a worker that dies is survived.
+
+Only fingerprints are made elsewhere. Whoever asked gets them back and writes them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ..models import NamedModel, open_model, with_name
+from .fingerprints import Fingerprint, Probe, fingerprint
+from .probe_file import load_probe
+from .settings import Settings
+
+WINDOW = 64  # tasks that wait in somebody else's executor at one time
+_opening = threading.Lock()  # models are built from the one global random state
+
+
+@dataclass(frozen=True)
+class Same:
+    """The very model is in the zoo: nothing to do."""
+
+
+@dataclass(frozen=True)
+class NoProbe:
+    """The worker cannot see the folder of the zoo: it needs to be sent the inputs."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no fingerprint."""
+
+    reason: str
+
+
+Outcome = Fingerprint | Same | NoProbe | Failure
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to be fingerprinted, as it is sent to a worker."""
+
+    name: str
+    model: Any  # a module, a specification, a file with a fingerprint; `packed` has it where it must travel
+    settings: Settings
+    probe_path: str
+    known: str | None = None  # digest of the model of that name that is in the zoo
+    options: dict[str, Any] = field(default_factory=dict)  # sites, prepare, device
+    probe: Probe | None = None
+    packed: bytes | None = None
+
+    def packed_up(self) -> Task:
+        """With the model as bytes: tensors that torch shares between processes are lost when a worker dies."""
+        content = pickle.dumps((self.model, self.options, self.probe), protocol=pickle.HIGHEST_PROTOCOL)
+        return replace(self, model=None, options={}, probe=None, packed=content)
+
+    def unpacked(self) -> Task:
+        if self.packed is None:
+            return self
+        model, options, probe = pickle.loads(self.packed)  # our own, from the process that started this one
+        return replace(self, model=model, options=options, probe=probe, packed=None)
+
+
+def make(task: Task) -> Outcome:
+    """The fingerprint; errors as they are."""
+    task = task.unpacked()
+    model, options = task.model, dict(task.options)
+    if isinstance(model, Fingerprint):
+        return model
+    if is_fingerprint_file(model):
+        return Fingerprint.load(model)
+    probe = task.probe
+    if probe is None:
+        if not Path(task.probe_path).is_file():
+            return NoProbe()
+        probe = _probe(task.probe_path, task.settings.probe)
+    if isinstance(model, (str, Path)):
+        with _opening:
+            model = open_model(str(model))
+    if task.known is not None and _digest(model, options.get("prepare")) == task.known:
+        return Same()
+    s = task.settings
+    found = fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
+    return replace(found, about={**found.about, "architecture": _architecture(model, found)})
+
+
+def attempt(task: Task) -> Outcome:
+    """The fingerprint, or why there is none: an error's own class may not be known where it would go."""
+    try:
+        return make(task)
+    except Exception as error:
+        return Failure(reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line and not too long."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    text = " ".join(f"{type(error).__name__}: {text}{f' ({notes})' if notes else ''}".split())
+    return text if len(text) <= 1000 else text[:997] + "…"
+
+
+def is_fingerprint_file(model: Any) -> bool:
+    """A .safetensors file without an architecture in front of it."""
+    return isinstance(model, (str, Path)) and str(model).endswith(".safetensors") and Path(model).is_file()
+
+
+def _digest(model: Any, prepare: Any) -> str | None:
+    """As `fingerprint` has it in its `about`."""
+    from torch import nn
+
+    from ..engine.sources import ModelSource
+
+    module, name, prepare = with_name(model, prepare)
+    return ModelSource(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
+
+
+def _architecture(model: Any, found: Fingerprint) -> str:
+    """The class of the module; where that is no more than a sequence, what its specification calls it."""
+    own = str(found.about["architecture"])
+    if own != "Sequential" or not isinstance(model, NamedModel):
+        return own
+    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
+
+
+@lru_cache(maxsize=2)
+def _probe(path: str, digest: str) -> Probe:
+    """Read once a worker."""
+    return load_probe(Path(path), digest)
+
+
+def make_all(tasks: Iterable[Task], executor: Executor | None, workers: int) -> Iterator[tuple[Task, Outcome]]:
+    """Each task with what became of it, in the order they end."""
+    if executor is not None:
+        yield from _elsewhere(executor, iter(tasks))
+    elif workers:
+        yield from _in_processes(iter(tasks), workers)
+    else:
+        for task in tasks:
+            yield task, attempt(task)
+
+
+def _elsewhere(executor: Executor, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
+    suspects = yield from _run(executor, tasks, WINDOW)
+    for task in [*suspects, *(tasks if suspects else ())]:
+        yield task, Failure("the executor broke: a worker of it died. Add again with a fresh one: what is there stays")
+
+
+def _in_processes(tasks: Iterator[Task], workers: int) -> Iterator[tuple[Task, Outcome]]:
+    """Where a worker died, those on their way are tried again one by one: so it is known whose fault it is."""
+    while True:
+        with _pool(workers) as pool:
+            suspects = yield from _run(pool, tasks, 2 * workers)
+        if not suspects:
+            return
+        yield from _one_by_one(suspects)
+
+
+def _one_by_one(tasks: list[Task]) -> Iterator[tuple[Task, Outcome]]:
+    left = list(tasks)
+    while left:
+        with _pool(1) as pool:
+            while left:
+                task = left.pop(0)
+                blamed = yield from _run(pool, iter([task]), 1)
+                if blamed:
+                    yield (
+                        task,
+                        Failure(
+                            "its worker process died twice: out of memory, or a crash below Python (a script that adds "
+                            'with workers= needs `if __name__ == "__main__":` around what it does)'
+                        ),
+                    )
+                    break
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # Not forked: threads of torch would hang in the child.
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+
+def _run(executor: Executor, tasks: Iterator[Task], window: int) -> Generator[tuple[Task, Outcome], None, list[Task]]:
+    """Send tasks a few at a time and hand back what comes; returns those on their way when the executor broke."""
+    pending: dict[Future[Outcome], Task] = {}
+    again: list[Task] = []  # with the inputs, for workers that cannot see the folder
+    suspects: list[Task] = []
+    travels = not isinstance(executor, ThreadPoolExecutor)
+    try:
+        while True:
+            while not suspects and len(pending) < window:
+                if (task := again.pop() if again else next(tasks, None)) is None:
+                    break
+                if isinstance(task.model, Fingerprint):
+                    yield task, task.model
+                elif (problem := _send(executor, task, travels, pending)) == _BROKEN:
+                    suspects.append(task)
+                elif problem is not None:
+                    yield task, problem
+            if not pending:
+                return suspects + again
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                task = pending.pop(future)
+                outcome = _result(future)
+                if isinstance(outcome, NoProbe):
+                    again.append(replace(task, probe=_probe(task.probe_path, task.settings.probe)))
+                elif outcome == _BROKEN:
+                    suspects.append(task)
+                else:
+                    yield task, outcome
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+_BROKEN = Failure("the executor broke")
+
+
+def _send(executor: Executor, task: Task, travels: bool, pending: dict[Future[Outcome], Task]) -> Failure | None:
+    try:
+        sent = task.packed_up() if travels else task
+    except Exception as error:  # whatever a class of somebody's raises when it is pickled
+        return Failure(
+            f"it cannot be sent to another process ({reason_of(error)}): name it by a specification such as "
+            "file.py:factory@weights, or use a ThreadPoolExecutor"
+        )
+    try:
+        pending[executor.submit(attempt, sent)] = task
+    except BrokenExecutor:
+        return _BROKEN
+    return None
+
+
+def _result(future: Future[Outcome]) -> Outcome:
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return _BROKEN
+    except Exception as error:  # what a cluster says when it gives a task up
+        return Failure(reason_of(error))

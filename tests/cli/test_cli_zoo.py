@@ -1,0 +1,121 @@
+"""`sosie zoo` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from test_cli import run
+from typer.testing import CliRunner, Result
+
+from sosie.cli.main import app
+from sosie.zoo import Zoo
+
+MODELS = ["small_cnn(seed=0)", "two=small_cnn(seed=1)"]
+
+
+def zoo(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["zoo", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = zoo("init", tmp_path / "z", "--data", "demo", "--inputs", 16, "--size", 32, "--kinds", "cka,weights")
+    assert made.exit_code == 0, made.output
+    assert "16 inputs of hash" in made.stdout
+    assert zoo("add", tmp_path / "z", *MODELS, "--tag", "small", "--task", "clothes").exit_code == 0
+    return tmp_path / "z"
+
+
+def test_help_names_every_verb() -> None:
+    found = zoo("--help").stdout
+    for verb in ("init", "add", "list", "remove", "tag", "check", "export", "import", "compact"):
+        assert verb in found
+        assert zoo(verb, "--help").exit_code == 0
+
+
+def test_add_and_list(folder: Path) -> None:
+    found = zoo("list", folder).stdout
+    for text in ("small_cnn(seed=0)", "two", "small_cnn", "38,314", "clothes", "small", "2 of 2 models"):
+        assert text in found, text
+    again = zoo("add", folder, *MODELS, "three=small_cnn(seed=2)")
+    assert again.exit_code == 0
+    assert again.stdout.count("there already") == 2
+    rows = json.loads(zoo("list", folder, "--tag", "small", "--json").stdout)
+    assert [row["name"] for row in rows] == ["small_cnn(seed=0)", "two"]
+    assert rows[1]["source"] == "small_cnn(seed=1)"
+    assert "0 of 3 models" in zoo("list", folder, "--task", "digits").stdout
+
+
+def test_one_that_fails_is_told_and_the_rest_goes_on(folder: Path) -> None:
+    found = zoo("add", folder, "bad=smal_cnn", "three=small_cnn(seed=2)", "two=small_cnn(seed=7)")
+    assert found.exit_code == 1
+    assert "did you mean small_cnn" in found.output
+    assert "--replace" in found.output
+    assert "3 models" in found.stdout
+    assert "did you mean small_cnn" in zoo("list", folder, "--failed").stdout
+    assert zoo("add", folder, "two=small_cnn(seed=7)", "--replace").exit_code == 0
+
+
+def test_names_are_shown_and_never_acted_on(folder: Path) -> None:
+    assert zoo("add", folder, "[red]<b>=small_cnn(seed=3)", "--tag", "[bold]").exit_code == 0
+    found = zoo("list", folder).stdout
+    assert "[red]<b>" in found
+    assert "[bold]" in found
+    refused = run("zoo", "add", str(folder), "../evil=small_cnn(seed=3)")
+    assert refused.returncode == 1
+    assert "separators" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_tag_remove_compact(folder: Path) -> None:
+    assert "two: small, new" not in zoo("tag", folder, "two", "--add", "new", "--drop", "small").stdout
+    assert Zoo(folder)["two"].tags == ("new",)
+    assert zoo("remove", folder, "two").exit_code == 0
+    assert list(Zoo(folder)) == ["small_cnn(seed=0)"]
+    assert "MiB given back" in zoo("compact", folder).stdout
+    missing = run("zoo", "remove", str(folder), "twoo")
+    assert missing.returncode == 1
+    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}"
+
+
+def test_check_and_repair(folder: Path) -> None:
+    assert "2 models, whole" in zoo("check", folder).stdout
+    os.truncate(folder / "exact.f32", (folder / "exact.f32").stat().st_size - 1)
+    found = zoo("check", folder)
+    assert found.exit_code == 1
+    assert "'two': exact.f32 was cut off" in found.stdout
+    assert "--repair" in found.stdout
+    repaired = zoo("check", folder, "--repair")
+    assert repaired.exit_code == 0
+    assert "dropped two" in repaired.stdout
+    assert "1 models, whole" in zoo("check", folder).stdout
+
+
+def test_export_and_import(folder: Path, tmp_path: Path) -> None:
+    assert "wrote" in zoo("export", folder, tmp_path / "z.sosiezoo").stdout
+    found = zoo("import", tmp_path / "z.sosiezoo", tmp_path / "copy")
+    assert found.exit_code == 0, found.output
+    assert list(Zoo(tmp_path / "copy")) == list(Zoo(folder))
+
+
+def test_mistakes_are_told_in_words(folder: Path, tmp_path: Path) -> None:
+    for arguments, said in (
+        (["list", tmp_path / "none"], "sosie zoo init"),
+        (["init", folder, "--data", "demo"], "is a zoo already"),
+        (["add", folder, "small_cnn", "small_cnn"], "NAME=MODEL"),
+        (["tag", folder, "two"], "--add TAG"),
+        (["import", tmp_path / "none", tmp_path / "copy"], "no file"),
+    ):
+        found = zoo(*arguments)
+        assert found.exit_code == 1
+        assert said in str(found.exception), said
+
+
+def test_workers(folder: Path) -> None:
+    found = run("zoo", "add", str(folder), "three=small_cnn(seed=2)", "bad=smal_cnn", "--workers", "2")
+    assert found.returncode == 1
+    assert "did you mean small_cnn" in found.stderr
+    assert "3 models" in found.stdout

@@ -1,0 +1,190 @@
+"""Bytes that are lost, disks that are full, databases that are locked: told in words, and the rest is kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_prints import INPUTS, SIZE, made, new_zoo, same
+
+from sosie.results import DamagedFile
+from sosie.zoo import DiskFull, Zoo, ZooBusy
+
+
+@pytest.mark.parametrize("file", ["exact.f32", "vectors/cka-16.f32", "vectors/weights-16.f32"])
+def test_a_file_that_was_cut_off(file: str, tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 6)  # odd ones have weights too
+    path = tmp_path / "zoo" / file
+    os.truncate(path, path.stat().st_size - 5)
+    lost = "m5"
+    report = zoo.check()
+    assert not report.ok
+    assert report.lost == [lost]
+    assert f"{lost!r}: {file} was cut off" in report.problems[0]["text"]
+    with pytest.raises(DamagedFile, match="repair=True"):
+        zoo.add(made(7), "more")
+    with pytest.raises(DamagedFile, match=r"cut off.*repair=True"):
+        zoo[lost].fingerprint  # noqa: B018
+    assert same(zoo["m4"].fingerprint, made(4))
+    repaired = zoo.check(repair=True)
+    assert repaired.dropped == (lost,)
+    assert f"dropped {lost}" in repaired.sentence()
+    assert list(zoo) == ["m0", "m1", "m2", "m3", "m4"]
+    assert zoo.check().problems == ()
+    zoo.add({lost: made(5), "more": made(7)})
+    assert [same(zoo[name].fingerprint, made(seed)) for name, seed in ((lost, 5), ("more", 7), ("m3", 3))] == [True] * 3
+    assert zoo.check().problems == ()
+
+
+def test_a_map_never_goes_past_the_end_of_a_file(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 3)
+    os.truncate(tmp_path / "zoo" / "vectors" / "cka-16.f32", 100)
+    with pytest.raises(DamagedFile, match="100 bytes"):
+        zoo.store.mapped("cka")
+
+
+def test_bytes_that_were_changed(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 3)
+    with (tmp_path / "zoo" / "vectors" / "cka-16.f32").open("r+b") as file:
+        file.seek(3 * SIZE * 4 + 8)  # a number of m1
+        file.write(b"\x01")
+    with pytest.raises(DamagedFile, match="'m1': it was changed"):
+        zoo["m1"].fingerprint  # noqa: B018
+    with pytest.raises(DamagedFile, match="'m1'"):
+        zoo.compact()
+    assert zoo.check().lost == ["m1"]
+    assert zoo.check(repair=True).dropped == ("m1",)
+    assert list(zoo) == ["m0", "m2"]
+    zoo.compact()
+    assert zoo.check().problems == ()
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 2)
+    (tmp_path / "zoo" / "exact.f32").unlink()
+    with pytest.raises(DamagedFile, match="gone"):
+        zoo["m0"].fingerprint  # noqa: B018
+    assert zoo.check(repair=True).dropped == ("m0", "m1")
+    zoo.add(made(0), "m0")
+    assert same(zoo["m0"].fingerprint, made(0))
+
+
+def test_the_probe_set_is_checked(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 1)
+    path = tmp_path / "zoo" / "probe.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\x42")
+    report = zoo.check()
+    assert [p["what"] for p in report.problems] == ["probe"]
+    assert zoo.settings.probe in report.problems[0]["text"]
+    path.unlink()
+    assert "gone" in zoo.check().problems[0]["text"]
+    with pytest.raises(FileNotFoundError, match="probe set is gone"):
+        zoo.add("small_cnn", "a")
+
+
+def test_a_database_that_names_files_elsewhere(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 1)
+    (tmp_path / "secret.f32").write_bytes(b"\0" * 4096)
+    with sqlite3.connect(tmp_path / "zoo" / "zoo.sqlite") as connection:
+        connection.execute("UPDATE files SET name = '../secret.f32' WHERE kind = 'cka'")
+    with pytest.raises(DamagedFile, match="which no zoo has"):
+        zoo.store.mapped("cka")
+    with pytest.raises(DamagedFile, match="which no zoo has"):
+        zoo["m0"].fingerprint  # noqa: B018
+
+
+def test_a_locked_database(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 2, wait=0.1)
+    other = sqlite3.connect(tmp_path / "zoo" / "zoo.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    size = (tmp_path / "zoo" / "exact.f32").stat().st_size
+    with pytest.raises(ZooBusy, match="locked by another program"):
+        zoo.add(made(5), "late")
+    assert same(zoo["m1"].fingerprint, made(1))  # reading goes on
+    assert (tmp_path / "zoo" / "exact.f32").stat().st_size == size
+    other.execute("ROLLBACK")
+    zoo.add(made(5), "late")
+    assert zoo.check().problems == ()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo = new_zoo(tmp_path, 2)
+    size = (tmp_path / "zoo" / "exact.f32").stat().st_size
+    real = os.write
+
+    def no_room(handle: int, *content: Any) -> int:
+        if content:
+            real(handle, content[0][:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, call, no_room)
+        with pytest.raises(DiskFull, match=r"no room left on the disk.*the zoo is as it was") as told:
+            zoo.add(made(5), "late")
+        assert told.value.errno == errno.ENOSPC
+        with pytest.raises(DiskFull):
+            zoo.compact()
+        with pytest.raises(DiskFull) as several:
+            zoo.add({"x": made(5), "y": made(6)})
+        assert "0 models were added before" in several.value.__notes__[0]
+    assert (tmp_path / "zoo" / "exact.f32").stat().st_size == size
+    assert zoo.check().problems == ()
+    zoo.add(made(5), "late")
+    assert [same(zoo[name].fingerprint, made(seed)) for name, seed in (("m0", 0), ("m1", 1), ("late", 5))] == [True] * 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Half a megabyte, where the system lets us have it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 100_000)
+    zoo = Zoo(small_disk / "zoo", INPUTS, size=SIZE)
+
+    def fill() -> None:
+        for k in range(10_000):
+            zoo.add(made(k), f"m{k}")
+
+    with pytest.raises(DiskFull, match="no room"):
+        fill()
+    done = len(zoo)
+    assert done > 3
+    again = Zoo(small_disk / "zoo")
+    assert list(again) == [f"m{k}" for k in range(done)]
+    assert again.check().ok
+    assert same(again[f"m{done - 1}"].fingerprint, made(done - 1))
+    with pytest.raises(DiskFull, match="no room"):
+        again.export(small_disk / "z.sosiezoo")
+    ballast.unlink()
+    again.add(made(done), f"m{done}")
+    assert len(again) == done + 1
+    assert again.check().problems == ()
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path)
+    bad = made(0)
+    bad.vectors["cka"][0, 0] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        zoo.add(bad, "a")
+    assert len(zoo) == 0
