@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from small_training import MovingMasks, images, network, numbers, same
 from torch import nn
 
-from sosie.results import DamagedFile
+from sosie.results import DamagedFile, read_nested, write_nested
 from sosie.train import Attached, Augment, Recorder, fit, open_run
-from sosie.train.state_file import read_state, write_state
+from sosie.train.resume import KIND, VERSION
 
 WAYS: dict[str, dict[str, Any]] = {
     "adam": {"decay": 0.01, "augment": Augment(pad=1), "average": 0.9},
@@ -81,11 +81,11 @@ def test_each_kind_of_past_matters(tmp_path: Path) -> None:
         path = tmp_path / f"{way}-{part}.safetensors"
         wanted, _ = train(**WAYS[way])
         train(stop=3, checkpoint=path, **WAYS[way])
-        about, state = read_state(path)
+        about, state = read_nested(path, KIND, VERSION)
         fresh = tmp_path / f"{way}-{part}-fresh.safetensors"
         train(stop=2, checkpoint=fresh, **WAYS[way])  # an epoch earlier
-        state[part] = read_state(fresh)[1][part]
-        write_state(path, about, state)
+        state[part] = read_nested(fresh, KIND, VERSION)[1][part]
+        write_nested(path, KIND, VERSION, about, state)
         found, _ = train(checkpoint=path, **WAYS[way])
         assert not same(found, wanted), (way, part)
 
@@ -175,12 +175,12 @@ def test_it_is_written_after_every_so_many_epochs_and_the_last(tmp_path: Path) -
     seen: list[int | None] = []
 
     def look(epoch: int) -> None:
-        seen.append(read_state(path)[1]["epoch"] if path.exists() else None)
+        seen.append(read_nested(path, KIND, VERSION)[1]["epoch"] if path.exists() else None)
 
     (tmp_path / ".c.safetensors.abc.part").write_bytes(b"left by a kill")
     fit(network(), x, y, epochs=5, seed=0, checkpoint=path, save_every=2, after_epoch=look)
     assert seen == [None, None, None, 2, 2, 4]
-    assert read_state(path)[1]["epoch"] == 5
+    assert read_nested(path, KIND, VERSION)[1]["epoch"] == 5
     assert [item.name for item in tmp_path.iterdir()] == ["c.safetensors"]
 
 
@@ -230,12 +230,12 @@ def test_states_come_back_as_they_were(tmp_path: Path) -> None:
         "pair": (1, [None, True, "words", float("inf")]),
         "mask": torch.tensor([True, False]),
     }
-    write_state(tmp_path / "s.safetensors", {"a": 1}, state)
-    about, found = read_state(tmp_path / "s.safetensors")
+    write_nested(tmp_path / "s.safetensors", KIND, VERSION, {"a": 1}, state)
+    about, found = read_nested(tmp_path / "s.safetensors", KIND, VERSION)
     assert about == {"a": 1}
     assert torch.equal(found["numbers"][0].pop("buffer"), state["numbers"][0].pop("buffer"))
     assert torch.equal(found.pop("mask"), state.pop("mask"))
     assert found == state
     assert type(found["pair"]) is tuple
     with pytest.raises(TypeError, match="numbers/0 is a object"):
-        write_state(tmp_path / "s.safetensors", {}, {"numbers": {0: object()}})
+        write_nested(tmp_path / "s.safetensors", KIND, VERSION, {}, {"numbers": {0: object()}})

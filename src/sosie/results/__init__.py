@@ -8,6 +8,7 @@ from .dynamics import THRESHOLDS, Dynamics, Order
 from .files import check_writable, write_atomically
 from .layers import TENSORS, WHOLE, at_layers, layers
 from .leaderboard import Entry, Leaderboard
+from .nested_files import read_nested, write_nested
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, load, side_from_json
@@ -59,6 +60,7 @@ __all__ = [
     "least_first",
     "load",
     "over_sites",
+    "read_nested",
     "read_tensors",
     "same_depth",
     "side_from_json",
@@ -69,5 +71,6 @@ __all__ = [
     "what_is_said",
     "what_it_does",
     "write_atomically",
+    "write_nested",
     "written_p",
 ]

@@ -12,11 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..results import DamagedFile
-from ..results.files import check_writable
+from ..results import DamagedFile, check_writable, read_nested, write_nested
 from .attached import Attached
 from .recorder import Recorder
-from .state_file import read_state, write_state
+
+KIND, VERSION = "training", 1
 
 
 @runtime_checkable
@@ -50,9 +50,8 @@ class Saved:
 
     def save(self, epoch: int) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        write_state(
-            self.path, self._about, {"epoch": epoch, "model": _numbers(self._model), "random": self._random(), **state}
-        )
+        whole = {"epoch": epoch, "model": _numbers(self._model), "random": self._random(), **state}
+        write_nested(self.path, KIND, VERSION, self._about, whole)
 
     @torch.no_grad()
     def load(self) -> int:
@@ -61,7 +60,7 @@ class Saved:
             left.unlink(missing_ok=True)
         if not self.path.exists():
             return 0
-        about, state = read_state(self.path)
+        about, state = read_nested(self.path, KIND, VERSION)
         self._check(about)
         try:
             for name, number in _numbers(self._model).items():

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...results import DamagedFile, write_atomically
+from ...results import DamagedFile, read_tensors, write_atomically
 from .making import MOST_SITES
 from .probe import FEWEST_PROBES, MOST_PROBES
 from .projection import check_size, project
 from .record import Fingerprint, Vectors, kind_of
 
-FORMAT, VERSION = "sosie-fingerprint", 1
+KIND, VERSION = "fingerprint", 1
 MOST_BYTES = 2**30
 MOST_TEXT = 2**20  # bytes of JSON
 LONGEST = 1000  # characters of a label
@@ -34,7 +34,7 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
         arrays["exact"] = np.ascontiguousarray(found.exact)
     names = ("probe", "n", "size", "seed", "rows", "labels", "absent", "about")
     text = json.dumps({name: getattr(found, name) for name in names}, ensure_ascii=False, allow_nan=False)
-    head = {"format": FORMAT, "version": str(VERSION), "fingerprint": text}
+    head = {"format": f"sosie-{KIND}", "version": str(VERSION), "fingerprint": text}
     return write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata=head))
 
 
@@ -48,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> Fingerprint:
     try:
         return _checked(*_read(path))
     except DamagedFile as error:
-        raise DamagedFile(f"{path}: {error}") from error
+        raise DamagedFile(str(error) if str(path) in str(error) else f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
@@ -64,22 +64,11 @@ def from_parts(facts: dict[str, Any], arrays: dict[str, Vectors]) -> Fingerprint
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Vectors]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as opened:
-            head = opened.metadata() or {}
-            if head.get("format") != FORMAT:
-                raise DamagedFile("no fingerprint of sosie's")
-            if not head.get("version", "").isdecimal() or int(head["version"]) > VERSION:
-                raise DamagedFile(f"written by a newer sosie (format {head.get('version')}): upgrade sosie")
-            keys = list(opened.keys())
-            for key in keys:
-                if opened.get_slice(key).get_dtype() != "F32":
-                    raise DamagedFile(f"{key!r} is not float32")
-            arrays = {key: opened.get_tensor(key) for key in keys}
-    except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"cannot be read as safetensors: {error}") from error
+    head, tensors = read_tensors(path, KIND, VERSION)
+    for key, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise DamagedFile(f"{key!r} is not float32")
+    arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
     if len(head.get("fingerprint", "")) > MOST_TEXT:
         raise DamagedFile(f"more than {MOST_TEXT:,} characters of facts")
     facts = json.loads(head["fingerprint"])
