@@ -28,7 +28,8 @@ def test_all_measures_then_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(rows) == {m.name for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms}
     for name, row in rows.items():
         told = " ".join(row["failures"].values())
-        assert not told or "ImportError" in told, (name, told)
+        infinite = MEASURES[name].few_rows == "infinite" and "infinite:" in told  # so small a network has such layers
+        assert not told or "ImportError" in told or infinite, (name, told)
         undefined = " ".join(row["undefined"].values())
         assert not undefined or "equal widths" in undefined or "same tensors" in undefined, (name, undefined)
     assert rows["debiased_cka"]["rank"] is not None
