@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results import Clusters, Duplicates, Family, Map, Neighbours
-from .questions import clusters, duplicates, family, lay_out
+from .questions import find_clusters, find_duplicates, find_family, lay_out
 from .questions.duplicates import SAME
 from .search import Views, as_query, search
 from .settings import Settings
@@ -110,7 +110,7 @@ class Asking:
         task: Filter = None,
     ) -> Clusters:
         """Models in `k` groups by average linkage; None: as many, of 2 to 20, as have the largest mean silhouette."""
-        return clusters(self, k, kind, {"tag": tag, "architecture": architecture, "task": task})
+        return find_clusters(self, k, kind, {"tag": tag, "architecture": architecture, "task": task})
 
     def duplicates(
         self,
@@ -126,11 +126,11 @@ class Asking:
         By the whole vectors where there are any. CKA does not see rotations and scales, so that a network with its
         neurons in another order is a duplicate. A lower threshold, as .99, finds those that were hardly trained on.
         """
-        return duplicates(self, threshold, kind, {"tag": tag, "architecture": architecture, "task": task})
+        return find_duplicates(self, threshold, kind, {"tag": tag, "architecture": architecture, "task": task})
 
     def family(self, model: Any, k: int = 5, **options: Any) -> Family:
         """Which base does a model come from? The `k` models most like it at layers of the same name, of every kind.
 
         Those recorded as its parent, children and siblings are always there, and marked.
         """
-        return family(self, model, k, options)
+        return find_family(self, model, k, options)
