@@ -164,7 +164,7 @@ def test_short_vectors_lose_no_duplicate(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(duplicates, "BLOCK", 3)
     base = net(0)
     zoo = zoo_of_nets(tmp_path)
-    zoo.add({f"n{k}": moved(base, 0.02 * k, seed=k) for k in range(8)})
+    zoo.add({f"n{k}": moved(base, 0.01 * k, seed=k) for k in range(8)})
     prints = {name: zoo[name].fingerprint for name in zoo}
     for threshold in (0.9, 0.97, 0.995):
         wanted, leaders = [], []

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..results import Clusters, Duplicates, Family, Map, Neighbours
 from .questions import find_clusters, find_duplicates, find_family, lay_out
 from .questions.duplicates import SAME
+from .questions.similarities import mapped_of
 from .search import Views, as_query, search
+from .search.indexed import build
 from .settings import Settings
 from .store import Store
 
@@ -56,6 +58,7 @@ class Asking:
         rerank: int = 50,
         exact: bool = True,
         symmetric: bool = False,
+        index: bool | None = None,
         **options: Any,
     ) -> Neighbours:
         """The `k` models, or layers, nearest to a model: one of the zoo by name, a fingerprint, or any other model.
@@ -67,13 +70,24 @@ class Asking:
         `kind`: "cka", "weights" or "atoms", as in `sosie.zoo.fingerprint`; atoms meet those of the same layer only.
         All short vectors are gone through; the best `rerank` are then sorted by the whole ones, whose cosine is
         debiased CKA (`exact`; kind "cka" only). `tag`, `architecture`, `task`: as in `list`.
+        `index`: whether candidates come from the index that `index` made; None: if there is one that fits.
         `options` (sites, prepare, device) are for a model that is fingerprinted now.
         """
         filters = {"tag": tag, "architecture": architecture, "task": task}
         return search(
             self, as_query(self, model, **options), k=k, kind=kind, by=by, site=site, rerank=rerank, exact=exact,
-            symmetric=symmetric, filters=filters,
+            symmetric=symmetric, filters=filters, index=index,
         )  # fmt: skip
+
+    def index(self, kind: str = "cka", *, lists: int | None = None) -> dict[str, Any]:
+        """Make an index for large zoos (faiss, `sosie[zoo]`), in a file beside the vectors; or bring it up to date.
+
+        Searches then look at the rows in one of 16 of its `lists` (√rows of them), and at those added since. The
+        numbers found are worked out from the vectors: the index says only where to look. Returned is what it covers.
+        """
+        mapped = mapped_of(self, kind)
+        head = build(mapped, self.views.indexes.of(mapped), lists=lists)
+        return {"kind": mapped.kind, "rows": head.rows, "lists": head.lists, "bytes": head.bytes}
 
     def similar_layers(
         self, model: Any, site: str | Sequence[str] | None = None, k: int = 10, **how: Any
