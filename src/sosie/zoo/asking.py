@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..results import Clusters, Duplicates, Family, Map, Neighbours
+from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from .questions import find_clusters, find_duplicates, find_family, lay_out
 from .questions.duplicates import SAME
 from .questions.similarities import mapped_of
@@ -148,3 +148,33 @@ class Asking:
         Those recorded as its parent, children and siblings are always there, and marked.
         """
         return find_family(self, model, k, options)
+
+    def recommend(
+        self,
+        data: Any,
+        k: int = 5,
+        models: Mapping[str, Any] | None = None,
+        *,
+        probe_layer: str | int | None = None,
+        by: str | None = None,
+        max_rows: int = 1000,
+        trust: bool = False,
+        tag: Filter = None,
+        architecture: Filter = None,
+        task: Filter = None,
+        **options: Any,
+    ) -> Recommendation:
+        """Which model for these data? Each is run on the first `max_rows` inputs; the `k` best, and who failed.
+
+        Models are opened again from the source that they were added with, or given as {name: model}. A source that is
+        Python code is only run with `trust`. One whose weights have changed is not taken.
+
+        Without labels: the transfer scores of `sosie.transfer`, means over layers, the smallest `mean_embedding`
+        first. `probe_layer`, a layer by name or by its place (-2: the last but one): also the share of inputs that
+        ridge regression from that layer, averaged over space, gives their label when they are left out; then the
+        largest comes first. `by`: the score to sort by instead. `options` are of `sosie.sketch`: sites, output, device.
+        """
+        from .questions.recommend import How, recommend
+
+        filters = {"tag": tag, "architecture": architecture, "task": task}
+        return recommend(self, data, k, models, by, trust, How(probe_layer, max_rows, options), filters)
