@@ -82,7 +82,7 @@ class Asking:
     def index(self, kind: str = "cka", *, lists: int | None = None) -> dict[str, Any]:
         """Make an index for large zoos (faiss, `sosie[zoo]`), in a file beside the vectors; or bring it up to date.
 
-        Searches then look at the rows in one of 16 of its `lists` (√rows of them), and at those added since. The
+        Searches then look at the rows in one of 32 of its `lists` (√rows of them), and at those added since. The
         numbers found are worked out from the vectors: the index says only where to look. Returned is what it covers.
         """
         mapped = mapped_of(self, kind)

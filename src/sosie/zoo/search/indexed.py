@@ -18,7 +18,8 @@ from .plain import Floats, Whole
 FEWEST_ROWS = 1000
 TRAINING = 64  # rows a list is made from
 BLOCK = 65536
-LOOKED_AT = 16  # one list of so many is gone through
+LISTS = (1 / 32, 32)  # gone through for a vector: this share, and not fewer than this
+VOTING = 4  # vectors of which each may miss a model: half as many lists will do
 MOST_LISTS = 4096
 
 
@@ -34,7 +35,8 @@ class Index:
         faiss = load_faiss()
         covered = np.searchsorted(mapped.first, self.head.rows)
         live = int(mapped.count[:covered].sum())
-        options = {"nprobe": max(self.head.lists // LOOKED_AT, min(16, self.head.lists))}
+        share, least = LISTS if len(query) < VOTING else (LISTS[0] / 2, LISTS[1] // 2)
+        options = {"nprobe": min(max(int(self.head.lists * share), least), self.head.lists)}
         gone = self.faiss.ntotal - live  # of removed models, or left out by a filter
         if gone > self.faiss.ntotal // 10:
             marked = np.zeros(self.head.rows, bool)
