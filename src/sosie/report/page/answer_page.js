@@ -13,7 +13,9 @@ function coloured() {
     return element("label", { class: "choice" }, [input, title]);
   });
   draw(useful.length ? useful[0][0] : "architecture");
-  return [choices.length > 1 ? element("div", { class: "switch", role: "radiogroup", "aria-label": "Colour by" }, ["Colour by ", ...choices]) : null, host];
+  if (choices.length < 2) return [host];
+  return [element("p", { class: "colour-by quiet" }, "Colour by"),
+    element("div", { class: "switch", role: "radiogroup", "aria-label": "Colour by" }, choices), host];
 }
 
 function cell(value, column) {
