@@ -139,6 +139,8 @@ def test_questions(folder: Path, tmp_path: Path, verb: str, arguments: list[str]
     assert said in " ".join(asked.stdout.split())
     assert json.loads((tmp_path / "a.json").read_text())["format"] == "sosie-answer"
     assert "<script" in (tmp_path / "a.html").read_text()
+    again = CliRunner().invoke(app, ["report", str(tmp_path / "a.json")])
+    assert said in " ".join(again.stdout.split())
     rows = json.loads(zoo(verb, folder, *arguments, "--json").stdout)
     assert rows == json.loads((tmp_path / "a.json").read_text())["rows"]
 

@@ -11,11 +11,12 @@ import torch
 from made_prints import PROBE, SIZE, made, new_zoo
 from torch import nn
 
+import sosie
 from sosie.results import DamagedFile
 from sosie.zoo import Clusters, Duplicates, Family, Fingerprint, Map, Zoo
 from sosie.zoo.questions import duplicates, similarities
 from sosie.zoo.questions.clusters import silhouette
-from sosie.zoo.questions.map import oriented
+from sosie.zoo.questions.map import oriented, placed, scaled
 
 
 def one_site(vector: np.ndarray, seed: int = 0) -> Fingerprint:
@@ -79,9 +80,17 @@ def test_what_lies_in_a_plane_is_mapped_as_it_lies(tmp_path: Path, landmarks: in
     assert found.stress < 1e-3
     assert found.asked["landmarks"] == landmarks
     assert Map.load(found.save(tmp_path / "map.json")) == found
+    assert sosie.load(tmp_path / "map.json") == found
     assert zoo.map(landmarks=landmarks) == found
     with pytest.raises(DamagedFile, match="kind 'map', not 'clusters'"):
         Clusters.load(tmp_path / "map.json")
+
+
+def test_landmarks_are_placed_where_they_are() -> None:
+    points = np.random.default_rng(0).normal(size=(8, 2))
+    squared = np.square(points[:, None] - points[None]).sum(2)
+    anchors, _ = scaled(squared)
+    np.testing.assert_allclose(placed(anchors, squared, squared), anchors, atol=1e-12)
 
 
 def test_the_stress_is_that_of_the_points(tmp_path: Path) -> None:

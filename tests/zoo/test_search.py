@@ -39,6 +39,10 @@ def test_models_come_in_the_order_of_the_mean_of_the_best_matches(tmp_path: Path
 def test_either_way_round(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     zoo.add({f"m{k}": made(k, sites=2 + k % 3) for k in range(8)})
+    scores = score_models(made(4, sites=3).vectors["cka"], zoo.store.mapped("cka"), symmetric=True)
+    for k, score in enumerate(scores):
+        cosines = made(4, sites=3).cosine(made(k, sites=2 + k % 3))
+        assert score == pytest.approx((cosines.max(1).mean() + cosines.max(0).mean()) / 2, abs=1e-6)
     found = zoo.search("m4", k=7, symmetric=True)
     for row in found:
         other = zoo[row["name"]].fingerprint

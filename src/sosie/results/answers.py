@@ -60,11 +60,18 @@ class Answer:
         found = read_json(path, ANSWER, ANSWER_VERSION, cls.question)
         if found.get("question") != cls.question:
             raise DamagedFile(f"{path} is an answer of kind {str(found.get('question'))[:40]!r}, not {cls.question!r}")
+        try:
+            return cls.from_json(found)
+        except (TypeError, ValueError) as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from error
+
+    @classmethod
+    def from_json(cls: type[A], found: dict[str, Any]) -> A:
         asked, rows, notes = found.get("asked"), found.get("rows"), found.get("notes")
         if not isinstance(asked, dict) or not isinstance(rows, list) or not isinstance(notes, list):
-            raise DamagedFile(f"{path} is damaged: it lacks what was asked, rows or notes")
+            raise TypeError("it lacks what was asked, rows or notes")
         if not all(isinstance(row, dict) for row in rows):
-            raise DamagedFile(f"{path} is damaged: a row of it is no row")
+            raise TypeError("a row of it is no row")
         return cls(asked, tuple(rows), tuple(map(str, notes)))
 
     def __len__(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from .answers import Answer
+from .answers import Answer, Neighbours
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,3 +89,13 @@ class Recommendation(Answer):
             return "No model could be tried."
         by, first = self.asked["by"], tried[0]
         return f"Of {self.asked['tried']:,} models {first['name']} comes first by {by} ({first[by]:.4g})."
+
+
+KINDS: dict[str, type[Answer]] = {
+    kind.question: kind for kind in (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)
+}
+
+
+def answer_from_json(found: dict[str, Any]) -> Answer:
+    """Of whichever kind."""
+    return KINDS[found["question"]].from_json(found)
