@@ -18,8 +18,8 @@ def report(
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:
     """Print a saved comparison as tables, and write its page or plots."""
-    from ..report import print_comparison, print_costs, print_dynamics, write_plots, write_report
-    from ..results import Costs, Dynamics, load
+    from ..report import print_answer, print_comparison, print_costs, print_dynamics, write_plots, write_report
+    from ..results import Answer, Costs, Dynamics, load
 
     found = load(file)
     if isinstance(found, Costs):
@@ -28,7 +28,11 @@ def report(
         print_costs(found)
         return
     written = [write_report(found, html)] if html is not None else []
-    if isinstance(found, Dynamics):
+    if isinstance(found, Answer):
+        if plot is not None:
+            raise ValueError("--plot draws comparisons; of what a zoo answered write the page with --html")
+        print_answer(found)
+    elif isinstance(found, Dynamics):
         if plot is not None:
             raise ValueError("--plot draws comparisons; for dynamics write the page with --html")
         print_dynamics(found, full=full)

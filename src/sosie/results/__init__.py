@@ -1,5 +1,6 @@
 """Results are data: nothing in them needs a model, or torch, to be read again."""
 
+from .answers import Answer, Neighbours
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
@@ -23,6 +24,7 @@ from .transfer import (
     sites_least_first,
     transfer_sentence_of_all,
 )
+from .zoo_answers import Clusters, Duplicates, Family, Map, Recommendation
 
 __all__ = [
     "ARRAYS",
@@ -32,19 +34,26 @@ __all__ = [
     "THRESHOLDS",
     "TRANSFER",
     "WHOLE",
+    "Answer",
     "Array",
     "Caveat",
     "Closer",
+    "Clusters",
     "Comparison",
     "Comparisons",
     "Cost",
     "Costs",
     "DamagedFile",
+    "Duplicates",
     "Dynamics",
     "Entry",
+    "Family",
     "Leaderboard",
     "MadeWhenAsked",
+    "Map",
+    "Neighbours",
     "Order",
+    "Recommendation",
     "Side",
     "Summary",
     "Values",

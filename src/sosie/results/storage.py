@@ -16,6 +16,7 @@ from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
 from .files import write_atomically
 
 if TYPE_CHECKING:
+    from .answers import Answer
     from .cost import Costs
     from .dynamics import Dynamics
 
@@ -32,12 +33,14 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
     return write_atomically(path, text + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics:
-    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics` wrote."""
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
+    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote."""
+    from .answers import ANSWER
     from .cost import COST, costs_from_json
     from .dynamics import DYNAMICS, dynamics_from_json
+    from .zoo_answers import answer_from_json
 
-    readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json}
+    readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json, ANSWER: answer_from_json}
     found = read_json(path, tuple(readers), VERSION, "comparison")
     try:
         return readers[found["format"]](found)
