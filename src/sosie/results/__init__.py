@@ -1,5 +1,6 @@
 """Results are data: nothing in them needs a model, or torch, to be read again."""
 
+from .answers import Answer, Neighbours
 from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
 from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
@@ -27,6 +28,7 @@ __all__ = [
     "MEAN_EMBEDDING",
     "THRESHOLDS",
     "TRANSFER",
+    "Answer",
     "Array",
     "Caveat",
     "Closer",
@@ -39,6 +41,7 @@ __all__ = [
     "Entry",
     "Leaderboard",
     "MadeWhenAsked",
+    "Neighbours",
     "Order",
     "Side",
     "Summary",

@@ -1,5 +1,6 @@
 """Many models: fingerprints of them, kept and searched."""
 
+from ..results import Neighbours
 from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
 from .store import DiskFull, NameTaken, ZooBusy
 from .tables import Added, Listing, Report
@@ -12,6 +13,7 @@ __all__ = [
     "Fingerprint",
     "Listing",
     "NameTaken",
+    "Neighbours",
     "NotComparable",
     "Probe",
     "Report",

@@ -74,8 +74,8 @@ class Settings:
                 f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo"
             )
 
-    def record(self, name: str, found: Fingerprint, facts: Facts) -> Record:
-        """What the store keeps of a fingerprint; refused unless it was made as all others here."""
+    def check_alike(self, name: str, found: Fingerprint) -> None:
+        """Raise unless a fingerprint was made as all others here."""
         if found.probe != self.probe:
             raise ValueError(
                 f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}"
@@ -84,6 +84,10 @@ class Settings:
             mine, theirs = getattr(self, setting), getattr(found, setting)
             if mine != theirs:
                 raise ValueError(f"{name!r}: a fingerprint with {setting}={theirs!r}; the zoo has {setting}={mine!r}")
+
+    def record(self, name: str, found: Fingerprint, facts: Facts) -> Record:
+        """What the store keeps of a fingerprint; refused unless it was made as all others here."""
+        self.check_alike(name, found)
         blocks = {
             key: Block(vectors, tuple(found.labels[key]))
             for key, vectors in found.vectors.items()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results import DamagedFile
+from .asking import Asking
 from .fingerprints import PROBES, Fingerprint, Probe
 from .folder import make_folder
 from .probe_file import load_probe
@@ -60,7 +61,7 @@ class Entry:
         return self._zoo.settings.fingerprint(self._zoo.store.read(self.id))
 
 
-class Zoo:
+class Zoo(Asking):
     """Models in a folder, as fingerprints on a probe set that was pinned when the folder was made.
 
     `Zoo("zoo/", data=probe)` makes it; afterwards `Zoo("zoo/")` opens it. `data`: what `sosie.compare` takes, or a

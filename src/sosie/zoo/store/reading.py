@@ -151,6 +151,25 @@ class Reader:
                 )
         return found
 
+    def described(self, ids: Sequence[int], kind: str) -> dict[int, dict[str, Any]]:
+        """By id what is known of models, with the sites that they have of a kind."""
+        found: dict[int, dict[str, Any]] = {}
+        text = """
+          SELECT models.id, models.name, architecture, parameters, task, parent, source, digest, blocks.labels,
+            (SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags
+          FROM models JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
+          WHERE files.kind = ? AND models.id IN """
+        with self.database.reading() as connection:
+            for start in range(0, len(ids), 500):
+                some = list(map(int, ids[start : start + 500]))
+                for row in connection.execute(f"{text} ({', '.join('?' * len(some))})", (kind, *some)):
+                    found[row["id"]] = {
+                        **dict(row),
+                        "tags": json.loads(row["tags"]),
+                        "labels": json.loads(row["labels"]),
+                    }
+        return found
+
     def _again(self, read: Callable[[], T]) -> T:
         for _ in range(TRIES - 1):
             try:

@@ -1,0 +1,145 @@
+"""What a collection of models says to a question: rows of one form, and what they rest on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from .files import write_atomically
+from .storage import DamagedFile, read_json
+
+if TYPE_CHECKING:
+    import pandas
+
+ANSWER = "sosie-answer"
+ANSWER_VERSION = 1
+MOST_SHOWN = 40  # rows in a notebook or a console
+
+A = TypeVar("A", bound="Answer")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows, a dict each; `asked` is the question and `notes` are what must be known to read them."""
+
+    question: ClassVar[str] = "answer"
+    shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, of those that rows have
+
+    asked: dict[str, Any]
+    found: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.found]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install 'sosie[pandas]'; rows() works without") from error
+        return pandas.DataFrame(self.rows(), columns=list(self.found[0]) if self.found else list(self.shown))
+
+    def sentence(self) -> str:
+        """The answer in words."""
+        return f"{len(self.found):,} rows"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        head = {"format": ANSWER, "version": ANSWER_VERSION, "question": self.question}
+        content = {**head, "asked": self.asked, "rows": self.found, "notes": self.notes}
+        return write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+    @classmethod
+    def load(cls: type[A], path: str | os.PathLike[str]) -> A:
+        """What `save` wrote."""
+        found = read_json(path, ANSWER, ANSWER_VERSION, cls.question)
+        if found.get("question") != cls.question:
+            raise DamagedFile(f"{path} is an answer of kind {str(found.get('question'))[:40]!r}, not {cls.question!r}")
+        asked, rows, notes = found.get("asked"), found.get("rows"), found.get("notes")
+        if not isinstance(asked, dict) or not isinstance(rows, list) or not isinstance(notes, list):
+            raise DamagedFile(f"{path} is damaged: it lacks what was asked, rows or notes")
+        if not all(isinstance(row, dict) for row in rows):
+            raise DamagedFile(f"{path} is damaged: a row of it is no row")
+        return cls(asked, tuple(rows), tuple(map(str, notes)))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(self.found[index])
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Columns that are not empty, and the cells of the first rows as text."""
+        there = [column for column in self.shown if any(_text(row.get(column)) for row in self.found)]
+        return there, [[_text(row.get(column)) for column in there] for row in self.found[:MOST_SHOWN]]
+
+    def __repr__(self) -> str:
+        columns, cells = self.table()
+        cells = [[cell if cell.isprintable() else ascii(cell) for cell in row] for row in cells]
+        lines = _aligned([columns, *cells]) if cells else []
+        return "\n".join([self.sentence(), *lines, *self._more(), *self.notes])
+
+    def _repr_html_(self) -> str:
+        columns, cells = self.table()
+        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
+        words = "".join(f"<p>{escape(text)}</p>" for text in (*self._more(), *self.notes))
+        return (
+            f"<p>{escape(self.sentence())}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{words}"
+        )
+
+    def _more(self) -> list[str]:
+        left = len(self.found) - MOST_SHOWN
+        return [f"… and {left:,} more: see rows()"] if left > 0 else []
+
+
+@dataclass(frozen=True, repr=False)
+class Neighbours(Answer):
+    """The models, or the layers, nearest to one; nearest first.
+
+    `value`: what they are sorted by; `exact`: whether it was worked out from the whole vectors, so that it is the
+    measure itself on the probe set, rather than estimated from the short ones; `estimated`: what those gave.
+    """
+
+    question = "neighbours"
+    shown = ("name", "site_a", "site_b", "value", "estimated", "architecture", "task", "tags")
+
+    @property
+    def names(self) -> list[str]:
+        """The models in order, each once."""
+        return list(dict.fromkeys(row["name"] for row in self.found))
+
+    def sentence(self) -> str:
+        what = "layers" if self.asked.get("by") == "layer" else "models"
+        query, searched = self.asked.get("query"), self.asked.get("searched", 0)
+        if not self.found:
+            return f"No {what} near {query} among {searched:,} models."
+        first = self.found[0]
+        where = f" at {first['site_b']}" if what == "layers" else ""
+        return f"Of {searched:,} models {first['name']}{where} is nearest to {query} ({_text(first['value'])})."
+
+
+def _text(value: Any) -> str:
+    """A cell."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}" if math.isfinite(value) and 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

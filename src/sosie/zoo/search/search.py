@@ -1,0 +1,154 @@
+"""The nearest models and layers: all short vectors first, the nearest of them again by the whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...results import Neighbours
+from ..store import Mapped
+from .plain import nearest_rows, score_models
+from .query import Chosen, Query
+from .views import rows_of, without
+
+if TYPE_CHECKING:
+    from ..asking import Asking
+
+BY = ("model", "layer")
+Table = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """One question, as it is worked on."""
+
+    zoo: Asking
+    query: Query
+    chosen: Chosen
+    mapped: Mapped
+    k: int
+    rerank: int
+    exact: Mapped | None  # the whole vectors; None where they are not asked for, or there are none
+    symmetric: bool
+
+    def short(self, model: int) -> Table:
+        """Cosines of the query's sites with a model's, by the short vectors; NaN where atoms do not meet."""
+        found: Table = self.chosen.vectors.astype(np.float64) @ rows_of(self.mapped, model).T
+        if self.chosen.meets is not None:
+            found[self.chosen.meets[:, None] != np.arange(found.shape[1])[None]] = np.nan
+        return found
+
+    def whole(self, model: int) -> Table | None:
+        """The same by the whole vectors, where both have them."""
+        if self.exact is None or self.chosen.exact is None or (rows := rows_of(self.exact, model)) is None:
+            return None
+        found: Table = self.chosen.exact @ rows.T
+        return found
+
+
+def search(
+    zoo: Asking,
+    query: Query,
+    *,
+    k: int,
+    kind: str,
+    by: str,
+    site: str | Sequence[str] | None,
+    rerank: int,
+    exact: bool,
+    symmetric: bool,
+    filters: dict[str, Any],
+) -> Neighbours:
+    """See `Zoo.search`."""
+    for name, number in (("k", k), ("rerank", rerank)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}={number!r}: a whole number of at least 1")
+    if by not in BY:
+        raise ValueError(f"by={by!r}: there are {', '.join(BY)}")
+    chosen = query.chosen(kind, site)
+    mapped = without(zoo.views.of(chosen.key, **filters), query.own)
+    whole = zoo.views.exact() if exact and chosen.exact is not None else None
+    one = Search(zoo, query, chosen, mapped, k, max(k, rerank), whole, symmetric)
+    rows = by_model(one) if by == "model" else by_layer(one)
+    asked = {
+        "query": query.name, "k": k, "kind": kind, "by": by, "sites": list(chosen.sites), "rerank": one.rerank,
+        "exact": whole is not None, "symmetric": symmetric, "searched": len(mapped.models), "probe": zoo.settings.probe,
+        **{name: value for name, value in filters.items() if value is not None},
+    }  # fmt: skip
+    return Neighbours(asked, tuple(rows))
+
+
+def by_model(one: Search) -> list[dict[str, Any]]:
+    """The short list by the short vectors, in order by the best that is known of each."""
+    scores = score_models(one.chosen.vectors, one.mapped, one.chosen.meets, symmetric=one.symmetric)
+    ids = one.mapped.models[largest(scores, one.rerank)]
+    facts = one.zoo.store.described(ids.tolist(), one.chosen.key)
+    found = [_model_row(one, int(model), facts[int(model)]) for model in ids if int(model) in facts]
+    return _nearest_first(found)[: one.k]
+
+
+def _model_row(one: Search, model: int, fact: dict[str, Any]) -> dict[str, Any]:
+    short = one.short(model)
+    whole = one.whole(model)
+    table = short if whole is None else whole
+    a, b = np.unravel_index(int(np.nanargmax(table)), table.shape)
+    return _row(fact, one.chosen.sites[a], int(b)) | {
+        "value": match(table, one.symmetric),
+        "estimated": match(short, one.symmetric),
+        "exact": whole is not None,
+        "best": float(table[a, b]),
+    }
+
+
+def by_layer(one: Search) -> list[dict[str, Any]]:
+    """For each site of the query its nearest rows, in order by the best that is known of each."""
+    rows, _ = nearest_rows(one.chosen.vectors, one.mapped, one.rerank, one.chosen.meets)
+    owners = [[one.mapped.owner(int(row)) for row in some if row >= 0] for some in rows]
+    ids = sorted({model for some in owners for model, _ in some})
+    facts = one.zoo.store.described(ids, one.chosen.key)
+    short = {model: one.chosen.vectors.astype(np.float64) @ rows_of(one.mapped, model).T for model in ids}
+    whole = {model: one.whole(model) for model in ids}
+    found = []
+    for a, some in enumerate(owners):
+        of_site = []
+        for model, b in some:
+            if model in facts:
+                exact = whole[model]
+                value = short[model][a, b] if exact is None else exact[a, b]
+                of_site.append(
+                    _row(facts[model], one.chosen.sites[a], b)
+                    | {"value": float(value), "estimated": float(short[model][a, b]), "exact": exact is not None}
+                )
+        found += _nearest_first(of_site)[: one.k]
+    return found
+
+
+def match(cosines: Table, symmetric: bool = False) -> float:
+    """The mean over rows of the largest in each; `symmetric`: and the mean over columns likewise, averaged."""
+    there = ~np.isnan(cosines).all(1)
+    forward = float(np.nanmax(cosines[there], axis=1).mean())
+    return (forward + match(cosines.T)) / 2 if symmetric else forward
+
+
+def largest(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Where the largest are, largest first, ties by place; −inf never."""
+    some = np.argpartition(-scores, count - 1)[:count] if count < len(scores) else np.arange(len(scores))
+    some = some[~np.isneginf(scores[some])]
+    found: NDArray[np.int64] = some[np.lexsort((some, -scores[some]))]
+    return found
+
+
+def _row(fact: dict[str, Any], site_a: str, place: int) -> dict[str, Any]:
+    """What is known of a neighbour; the numbers are added."""
+    names = ("architecture", "parameters", "task", "tags", "parent")
+    return {"name": fact["name"], "id": fact["id"], "site_a": site_a, "site_b": fact["labels"][place]} | {
+        name: fact[name] for name in names
+    }
+
+
+def _nearest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (-row["value"], row["id"]))
