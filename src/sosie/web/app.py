@@ -39,7 +39,7 @@ def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> FastAPI:
     app = FastAPI(title="sosie", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     kept = Kept(zoo.store.database.changes)
     app.add_middleware(Guard, hosts=tuple(hosts))
-    _tell_errors(app)
+    _tell_errors(app, zoo)
     _models(app, zoo, kept)
     _similarity(app, zoo, kept)
     _uploads(app, zoo)
@@ -92,7 +92,7 @@ def _about(zoo: Zoo) -> dict[str, Any]:
         "probe": about.probe,
         "n": about.n,
         "size": about.size,
-        "kinds": list(about.kinds),
+        "kinds": asking.kinds_of(zoo),
         "what": asking.WHAT,
         "version": __version__,
         "ramp": list(ramp()),
@@ -172,7 +172,7 @@ def _front_end(app: FastAPI) -> None:
         return Response(found.content, media_type=found.kind, headers=found.headers)
 
 
-def _tell_errors(app: FastAPI) -> None:
+def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
     """Every error is JSON with a sentence in it, and never more than that."""
     told: dict[type[Exception], int] = {
         UnknownModel: 404,
@@ -186,7 +186,7 @@ def _tell_errors(app: FastAPI) -> None:
     }
 
     def answer(status: int, error: Exception) -> JSONResponse:
-        text = str(error) or "it took too long to arrive"
+        text = str(error).replace(str(zoo.folder), "the zoo") or "it took too long to arrive"
         # Bytes that were not read are left behind; the next request must not begin with them.
         headers = {"Connection": "close"} if status in (408, 413) else None
         return JSONResponse({"error": text}, status, headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from ..zoo import Fingerprint, Zoo
 from ..zoo.fingerprints import kind_of
 from ..zoo.store.errors import UnknownModel
-from .listing import ids_of, relatives, short_facts
+from ..zoo.search import Query
+from .listing import relatives, short_facts
 
+FACTS = ("id", "name", "architecture", "task", "tags", "parent")
 WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
 
 
@@ -47,8 +50,6 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:
     """The sites of each kind of vectors that a model has."""
-    import json
-
     with zoo.store.database.reading() as connection:
         rows = connection.execute(
             "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id", (number,)
@@ -60,19 +61,17 @@ def near(
     zoo: Zoo, query: int | Fingerprint, *, k: int, kind: str, by: str, site: str | None = None, **filters: Any
 ) -> dict[str, Any]:
     """The models, or layers, nearest to a model of the zoo or to a fingerprint that was sent; never itself."""
-    asked = facts_of(zoo, query)["name"] if isinstance(query, int) else query
-    more = k + 1 if isinstance(query, int) and by == "model" else k
-    if isinstance(query, int) and by == "layer":
-        more = k + len(_kinds(zoo, query).get(kind, ()))  # its own layers are among the nearest
-    found = zoo.search(asked, k=more, kind=kind, by=by, site=site, **filters)
-    rows = [row for row in found.rows() if row["name"] != asked][:k]
-    ids = ids_of(zoo, list({row["name"] for row in rows}))
-    facts = short_facts(zoo, list(ids.values()))
-    picked = ("site_a", "site_b", "value", "estimated")
-    answers = [
-        {**facts[ids[row["name"]]], **{name: row.get(name) for name in picked}} for row in rows if row["name"] in ids
-    ]
-    return {"kind": kind, "what": WHAT[kind], "by": by, "rows": answers}
+    # Never a text: one that is no name in the zoo is opened as a model, which may run a file of that name.
+    asked = query if isinstance(query, Fingerprint) else _as_query(zoo, query)
+    found = zoo.search(asked, k=k, kind=kind, by=by, site=site, **filters)
+    picked = (*FACTS, "site_a", "site_b", "value", "estimated", "exact")
+    rows = [{name: row[name] for name in picked} for row in found.rows()]
+    return {"kind": kind, "what": WHAT[kind], "by": by, "searched": found.asked["searched"], "rows": rows}
+
+
+def _as_query(zoo: Zoo, number: int) -> Query:
+    name = facts_of(zoo, number)["name"]
+    return Query(name, zoo.settings.fingerprint(zoo.store.read(number)), number)
 
 
 def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[str, Any]:
@@ -100,21 +99,18 @@ def _fingerprint(zoo: Zoo, number: int, kind: str, exact: bool) -> Fingerprint:
 
 
 def map_of(zoo: Zoo, kind: str, most: int) -> dict[str, Any]:
-    """All models as points, near ones near each other."""
+    """All models as points, near ones near each other; beyond `most` evenly picked ones."""
     found = zoo.map(kind)
-    return {"kind": kind, "what": WHAT[kind], **placed(zoo, found.rows(), most), "stress": found.stress}
-
-
-def placed(zoo: Zoo, rows: list[dict[str, Any]], most: int) -> dict[str, Any]:
-    """Points with their facts; beyond `most` evenly picked ones."""
-    total = len(rows)
-    if total > most:
-        rows = [rows[k] for k in np.linspace(0, total - 1, most).round().astype(int)]
-    ids = ids_of(zoo, [row["name"] for row in rows])
-    facts = short_facts(zoo, list(ids.values()))
+    rows = found.rows()
+    if len(rows) > most:
+        rows = [rows[k] for k in np.linspace(0, len(rows) - 1, most).round().astype(int)]
     points = [
-        {**facts[ids[row["name"]]], "x": round(float(row["x"]), 6), "y": round(float(row["y"]), 6)}
-        for row in rows
-        if row["name"] in ids
+        {name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows
     ]
-    return {"total": total, "points": points}
+    return {"kind": kind, "what": WHAT[kind], "total": len(found), "points": points, "stress": found.stress}
+
+
+def kinds_of(zoo: Zoo) -> list[str]:
+    """The kinds of vectors that models of the zoo have."""
+    there = {kind_of(key) for key in zoo.store.kinds()}
+    return [kind for kind in zoo.settings.kinds if kind in there]

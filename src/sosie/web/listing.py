@@ -9,7 +9,6 @@ from ..zoo import Zoo
 from ..zoo.store.filters import where
 
 MOST_CHOICES = 200  # of tags, architectures and tasks each
-Filters = dict[str, Any]
 
 
 def condition(text: str | None = None, **filters: Any) -> tuple[str, list[Any]]:
@@ -49,18 +48,6 @@ def short_facts(zoo: Zoo, ids: list[int]) -> dict[int, dict[str, Any]]:
                 some,
             )
             found |= {row["id"]: {**dict(row), "tags": json.loads(row["tags"])} for row in rows}
-    return found
-
-
-def ids_of(zoo: Zoo, names: list[str]) -> dict[str, int]:
-    """The ids of models by their names; names that no model has are left out."""
-    found: dict[str, int] = {}
-    with zoo.store.database.reading() as connection:
-        for start in range(0, len(names), 500):
-            some = names[start : start + 500]
-            marks = ", ".join("?" * len(some))
-            rows = connection.execute(f"SELECT name, id FROM models WHERE removed IS NULL AND name IN ({marks})", some)
-            found |= {row["name"]: row["id"] for row in rows}
     return found
 
 
