@@ -21,6 +21,7 @@ from .transfer import (
     sites_least_first,
     transfer_sentence_of_all,
 )
+from .zoo_answers import Clusters, Duplicates, Family, Map, Recommendation
 
 __all__ = [
     "ARRAYS",
@@ -32,17 +33,22 @@ __all__ = [
     "Array",
     "Caveat",
     "Closer",
+    "Clusters",
     "Comparison",
     "Comparisons",
     "Cost",
     "Costs",
     "DamagedFile",
+    "Duplicates",
     "Dynamics",
     "Entry",
+    "Family",
     "Leaderboard",
     "MadeWhenAsked",
+    "Map",
     "Neighbours",
     "Order",
+    "Recommendation",
     "Side",
     "Summary",
     "Values",

@@ -1,6 +1,6 @@
 """Many models: fingerprints of them, kept and searched."""
 
-from ..results import Neighbours
+from ..results import Clusters, Duplicates, Family, Map, Neighbours
 from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
 from .store import DiskFull, NameTaken, ZooBusy
 from .tables import Added, Listing, Report
@@ -8,10 +8,14 @@ from .zoo import Entry, Zoo
 
 __all__ = [
     "Added",
+    "Clusters",
     "DiskFull",
+    "Duplicates",
     "Entry",
+    "Family",
     "Fingerprint",
     "Listing",
+    "Map",
     "NameTaken",
     "Neighbours",
     "NotComparable",

@@ -170,6 +170,14 @@ class Reader:
                     }
         return found
 
+    def related(self, name: str, parent: str | None) -> list[tuple[str, str]]:
+        """Models that were recorded as children of a model, or of its parent, each with whose child it is."""
+        with self.database.reading() as connection:
+            found = connection.execute(
+                "SELECT name, parent FROM models WHERE removed IS NULL AND parent IN (?, ?) ORDER BY id", (name, parent)
+            ).fetchall()
+        return [(row["name"], row["parent"]) for row in found]
+
     def _again(self, read: Callable[[], T]) -> T:
         for _ in range(TRIES - 1):
             try:

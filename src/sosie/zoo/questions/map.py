@@ -1,0 +1,102 @@
+"""A map: models as points in the plane, by classical multidimensional scaling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...results import Array, Map
+from .similarities import mapped_of, part, similarities, square
+
+if TYPE_CHECKING:
+    from ..asking import Asking
+
+MOST_WHOLE = 2000  # models of which all pairs are taken
+LANDMARKS = 500
+
+
+def lay_out(zoo: Asking, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]) -> Map:
+    """See `Zoo.map`."""
+    mapped = mapped_of(zoo, kind, **filters)
+    models = len(mapped.models)
+    if landmarks is not None and (isinstance(landmarks, bool) or not isinstance(landmarks, int) or landmarks < 3):
+        raise ValueError(f"landmarks={landmarks!r}: a whole number of at least 3, or None")
+    count = landmarks if landmarks is not None else (LANDMARKS if models > MOST_WHOLE else models)
+    if count >= models:
+        distances = squared_distances(square(mapped))
+        points, shares = scaled(distances)
+        stress = stress_of(points, points, distances)
+        used = None
+    else:
+        chosen = np.sort(np.random.default_rng(seed).choice(models, count, replace=False))
+        some = part(mapped, chosen)
+        inner = squared_distances(square(some))
+        distances = squared_distances(similarities(some, mapped))
+        anchors, shares = scaled(inner)
+        points = placed(anchors, inner, distances)
+        stress = stress_of(points, points[chosen], distances)
+        used = count
+    points = oriented(points)
+    facts = zoo.store.described(mapped.models.tolist(), mapped.kind)
+    names = ("architecture", "parameters", "task", "tags", "parent")
+    rows = [
+        {"name": facts[model]["name"], "id": model, "x": x, "y": y} | {name: facts[model][name] for name in names}
+        for model, (x, y) in zip(mapped.models.tolist(), points.tolist(), strict=True)
+        if model in facts
+    ]
+    asked = {
+        "kind": kind, "models": models, "landmarks": used, "seed": seed, "stress": stress, "shares": shares,
+        "probe": zoo.settings.probe, **{name: value for name, value in filters.items() if value is not None},
+    }  # fmt: skip
+    return Map(asked, tuple(rows), ("Distances are √(2 − 2 similarity), estimated from the short vectors.",))
+
+
+def squared_distances(similarity: Array) -> Array:
+    """2 − 2 similarity; a similarity that rounding took past 1 is at distance 0."""
+    found = 2 - 2 * similarity
+    return np.where(found > 0, found, 0.0)
+
+
+def scaled(squared: Array) -> tuple[Array, list[float]]:
+    """Points whose distances are nearest in Torgerson's sense, and each axis' share of all positive eigenvalues."""
+    from scipy.linalg import eigh
+
+    rows = squared.mean(0)
+    gram = -(squared - rows[None] - rows[:, None] + rows.mean()) / 2
+    values, vectors = eigh(gram)
+    total = float(values[values > 0].sum())
+    points = np.zeros((len(squared), 2))
+    shares = [0.0, 0.0]
+    for axis in range(min(2, len(values))):
+        value = float(values[-1 - axis])
+        if total > 0 and value > 1e-12 * total:  # below that it is rounding: the models lie on a line, or in a point
+            points[:, axis] = vectors[:, -1 - axis] * value**0.5
+            shares[axis] = value / total
+    return points, shares
+
+
+def placed(anchors: Array, inner: Array, squared: Array) -> Array:
+    """Points from squared distances (models, landmarks) to landmarks at `anchors` (de Silva and Tenenbaum 2004)."""
+    lengths = np.square(anchors).sum(0)
+    turned = np.divide(anchors, lengths[None], out=np.zeros_like(anchors), where=lengths[None] > 0)
+    found: Array = -(squared - inner.mean(0)[None]) @ turned / 2
+    return found
+
+
+def oriented(points: Array) -> Array:
+    """An axis can be mirrored: the point farthest out on it is on the positive side."""
+    far = points[np.abs(points).argmax(0), range(2)]
+    return np.where(far < 0, -points, points) + 0.0
+
+
+def stress_of(points: Array, others: Array, squared: Array) -> float:
+    """Kruskal's stress-1: root of the summed squared errors of distances over that of the distances."""
+    errors, total = 0.0, 0.0
+    for start in range(0, len(points), 1000):
+        here = points[start : start + 1000]
+        shown = np.sqrt(np.square(here[:, None] - others[None]).sum(2))
+        true = np.sqrt(squared[start : start + 1000])
+        errors += float(np.square(shown - true).sum())
+        total += float(np.square(true).sum())
+    return float((errors / total) ** 0.5) if total else 0.0
