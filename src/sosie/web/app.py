@@ -12,6 +12,7 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
 
 from .. import __version__
 from ..report.colour import ramp
@@ -34,18 +35,17 @@ Texts = Annotated[list[str] | None, Query(max_length=20)]
 K = Annotated[int, Query(ge=1, le=MOST_NEAR)]
 
 
-def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> FastAPI:
+def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
     """An ASGI application that shows a zoo and changes nothing; `hosts` are names it answers to beside loopback's."""
     app = FastAPI(title="sosie", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     kept = Kept(zoo.store.database.changes)
-    app.add_middleware(Guard, hosts=tuple(hosts))
     _tell_errors(app, zoo)
     _models(app, zoo, kept)
     _similarity(app, zoo, kept)
     _uploads(app, zoo)
     _runs(app, zoo, kept)
     _front_end(app)
-    return app
+    return Guard(app, hosts)  # outside of everything, so that answers about errors pass it too
 
 
 def _json(content: bytes) -> Response:

@@ -6,7 +6,7 @@ import { hideTip, showTip } from "./tip.js";
 
 export interface Grid {
   title: string; rowTitle: string; columnTitle: string; rows: string[]; columns: string[];
-  value: (number | null)[][]; ends: Ends; closer?: "up" | "down"; best?: boolean; current?: number;
+  value: (number | null)[][]; ends: Ends; closer?: "up" | "down"; best?: boolean; current?: number; wide?: boolean;
   pick?: (row: number, column: number) => void;
 }
 interface Plan { width: number; height: number; left: number; top: number; cellWidth: number; cellHeight: number; side: string[] }
@@ -56,9 +56,10 @@ function arrange(grid: Grid, width: number): Plan {
   const side = grid.rows.map((site) => shortened(site, room));
   const left = Math.ceil(Math.max(...side.map(widthOf), 20)) + 14;
   const largest = clamp(520 / Math.max(rows, columns), 44, 96);
-  const cellWidth = Math.min((width - left - 2) / columns, grid.pick ? 96 : largest);
+  const widest = Math.min((width - left - 2) / columns, 96);
   const lowest = rows <= 24 ? LABEL + 5 : 5;
-  const cellHeight = clamp(grid.pick ? 26 : cellWidth, lowest, Math.max(Math.min(largest, 720 / rows), lowest));
+  const cellHeight = clamp(grid.wide ? 26 : widest, lowest, Math.max(Math.min(largest, 720 / rows), lowest));
+  const cellWidth = grid.wide ? widest : Math.min(widest, Math.max(1.8 * cellHeight, 84 / columns));
   const foot = footHeight(grid, cellWidth);
   return { width, left, side, cellWidth, cellHeight, top: HEAD, height: Math.ceil(HEAD + cellHeight * rows + foot + 26) };
 }

@@ -50,7 +50,7 @@ function player(run: Run, measure: RunMeasure, signal: AbortSignal): HTMLElement
   let [at, playing] = [last, 0];
   const grid = (): Grid => ({
     title: measure.name, rowTitle: "layer", columnTitle: run.two_runs ? `step of ${run.names[1]}` : "step", rows: run.sites,
-    columns: run.steps_b.map(String), value: measure.value.map((site) => site[at]), ends: measure.ends, closer: measure.closer,
+    wide: true, columns: run.steps_b.map(String), value: measure.value.map((site) => site[at]), ends: measure.ends, closer: measure.closer,
     current: run.two_runs ? undefined : at, pick: run.two_runs ? undefined : (_, column) => move(column),
   });
   const drawn = heatmap(grid());

@@ -43,9 +43,10 @@ function arrange(grid, width) {
     const side = grid.rows.map((site) => shortened(site, room));
     const left = Math.ceil(Math.max(...side.map(widthOf), 20)) + 14;
     const largest = clamp(520 / Math.max(rows, columns), 44, 96);
-    const cellWidth = Math.min((width - left - 2) / columns, grid.pick ? 96 : largest);
+    const widest = Math.min((width - left - 2) / columns, 96);
     const lowest = rows <= 24 ? LABEL + 5 : 5;
-    const cellHeight = clamp(grid.pick ? 26 : cellWidth, lowest, Math.max(Math.min(largest, 720 / rows), lowest));
+    const cellHeight = clamp(grid.wide ? 26 : widest, lowest, Math.max(Math.min(largest, 720 / rows), lowest));
+    const cellWidth = grid.wide ? widest : Math.min(widest, Math.max(1.8 * cellHeight, 84 / columns));
     const foot = footHeight(grid, cellWidth);
     return { width, left, side, cellWidth, cellHeight, top: HEAD, height: Math.ceil(HEAD + cellHeight * rows + foot + 26) };
 }
