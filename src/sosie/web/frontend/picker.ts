@@ -16,6 +16,7 @@ export function picker(label: string, pick: (model: Listed) => void): HTMLElemen
     maxlength: 200, "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list",
   });
   let [rows, active, asked, timer]: [Listed[], number, AbortController | null, number] = [[], -1, null, 0];
+  let [pending, entered] = [false, false]; // Enter that comes before the answer is for the answer, not for what stood there
 
   const open = (shown: boolean) => {
     list.hidden = !shown;
@@ -23,6 +24,7 @@ export function picker(label: string, pick: (model: Listed) => void): HTMLElemen
     if (!shown) box.removeAttribute("aria-activedescendant");
   };
   const choose = (model: Listed) => {
+    entered = false;
     open(false);
     box.value = "";
     pick(model);
@@ -32,8 +34,11 @@ export function picker(label: string, pick: (model: Listed) => void): HTMLElemen
     [...list.children].forEach((item, i) => item.setAttribute("aria-selected", String(i === k)));
     if (k >= 0 && rows.length) box.setAttribute("aria-activedescendant", `${id}-${k}`);
   };
-  const show = (page: Page) => {
+  const show = (page: Page): void => {
     rows = page.rows;
+    pending = false;
+    if (entered && rows[0]) return choose(rows[0]);
+    entered = false;
     const items = rows.map((model, k) => element("li", {
       role: "option", id: `${id}-${k}`, "aria-selected": "false", pointerdown: (event: Event) => event.preventDefault(), click: () => choose(model),
     }, [named(model.name), element("span", { class: "quiet" }, visible(model.architecture))]));
@@ -47,18 +52,22 @@ export function picker(label: string, pick: (model: Listed) => void): HTMLElemen
   const look = async () => {
     asked?.abort();
     asked = new AbortController();
+    const text = box.value.trim();
     try {
-      show(await ask<Page>("models", { text: box.value.trim(), limit: MOST }, { signal: asked.signal }));
+      const page = await ask<Page>("models", { text, limit: MOST }, { signal: asked.signal });
+      if (text === box.value.trim()) show(page);
     } catch (error) {
       if ((error as Error).name !== "AbortError") open(false);
     }
   };
   box.addEventListener("input", () => {
     clearTimeout(timer);
+    [pending, entered] = [true, false];
     timer = window.setTimeout(look, PAUSE);
   });
   box.addEventListener("focus", look);
   box.addEventListener("blur", () => {
+    clearTimeout(timer);
     asked?.abort();
     open(false);
   });
@@ -67,7 +76,10 @@ export function picker(label: string, pick: (model: Listed) => void): HTMLElemen
     else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       if (rows.length) mark((active + (event.key === "ArrowDown" ? 1 : rows.length - 1)) % rows.length);
       event.preventDefault();
-    } else if (event.key === "Enter" && !list.hidden && rows[active]) choose(rows[active]);
+    } else if (event.key === "Enter") {
+      if (pending) entered = true;
+      else if (!list.hidden && rows[active]) choose(rows[active]);
+    }
   });
   return element("div", { class: "picker" }, [box, list]);
 }

@@ -30,15 +30,21 @@ export async function modelView(visit: Visit): Promise<Shown> {
       ]),
       tabs,
       element("div", { class: "columns" }, [
-        card("Nearest models", [
-          nearestTable(near, (row) => `#/pair/${id}/${row.id}${kind === "cka" ? "" : `?kind=${kind}`}`),
-          element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(`#/pair/${id}/${other.id}`))]),
+        element("div", { class: "stack" }, [
+          card("Nearest models", [
+            nearestTable(near, (row) => pairOf(id, row.id, kind)),
+            element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(pairOf(id, other.id, "cka")))]),
+          ]),
+          layers(visit, model, kind),
         ]),
         element("div", { class: "stack" }, [card("On the map", await small(visit, id, near), "small-map"), card("What is known", facts(model))]),
       ]),
-      layers(visit, model, kind),
     ].filter((node) => node !== null),
   };
+}
+
+function pairOf(a: number, b: number, kind: Kind): string {
+  return `#/pair/${a}/${b}${kind === "cka" ? "" : `?kind=${kind}`}`;
 }
 
 function sentence(near: Nearest): Children {
@@ -48,7 +54,13 @@ function sentence(near: Nearest): Children {
 }
 
 async function small({ signal, go }: Visit, id: number, near: Nearest): Promise<Children> {
-  const found = await ask<Points>("map", { kind: near.kind }, { signal });
+  let found: Points;
+  try {
+    found = await ask<Points>("map", { kind: near.kind }, { signal });
+  } catch (error) {
+    if ((error as Error).name === "AbortError") throw error;
+    return element("p", { class: "quiet" }, visible((error as Error).message));
+  }
   const marked = new Set([id, ...near.rows.slice(0, 5).map((row) => row.id)]);
   return [
     modelMap(found.points, grouped(found.points, "architecture"), {
@@ -82,7 +94,7 @@ function layers({ signal }: Visit, model: Details, kind: Kind): HTMLElement {
   const show = async (site: string) => {
     try {
       const found = await ask<Nearest>(`models/${model.id}/near`, { by: "layer", site, k: NEAR, kind }, { signal });
-      place.replaceChildren(nearestTable(found, (row) => `#/pair/${model.id}/${row.id}${kind === "cka" ? "" : `?kind=${kind}`}`));
+      place.replaceChildren(nearestTable(found, (row) => pairOf(model.id, row.id, kind)));
     } catch (error) {
       if ((error as Error).name !== "AbortError") place.replaceChildren(element("p", { class: "wrong" }, (error as Error).message));
     }

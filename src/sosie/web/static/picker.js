@@ -13,6 +13,7 @@ export function picker(label, pick) {
         maxlength: 200, "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list",
     });
     let [rows, active, asked, timer] = [[], -1, null, 0];
+    let [pending, entered] = [false, false]; // Enter that comes before the answer is for the answer, not for what stood there
     const open = (shown) => {
         list.hidden = !shown;
         box.setAttribute("aria-expanded", String(shown));
@@ -20,6 +21,7 @@ export function picker(label, pick) {
             box.removeAttribute("aria-activedescendant");
     };
     const choose = (model) => {
+        entered = false;
         open(false);
         box.value = "";
         pick(model);
@@ -32,6 +34,10 @@ export function picker(label, pick) {
     };
     const show = (page) => {
         rows = page.rows;
+        pending = false;
+        if (entered && rows[0])
+            return choose(rows[0]);
+        entered = false;
         const items = rows.map((model, k) => element("li", {
             role: "option", id: `${id}-${k}`, "aria-selected": "false", pointerdown: (event) => event.preventDefault(), click: () => choose(model),
         }, [named(model.name), element("span", { class: "quiet" }, visible(model.architecture))]));
@@ -47,8 +53,11 @@ export function picker(label, pick) {
     const look = async () => {
         asked?.abort();
         asked = new AbortController();
+        const text = box.value.trim();
         try {
-            show(await ask("models", { text: box.value.trim(), limit: MOST }, { signal: asked.signal }));
+            const page = await ask("models", { text, limit: MOST }, { signal: asked.signal });
+            if (text === box.value.trim())
+                show(page);
         }
         catch (error) {
             if (error.name !== "AbortError")
@@ -57,10 +66,12 @@ export function picker(label, pick) {
     };
     box.addEventListener("input", () => {
         clearTimeout(timer);
+        [pending, entered] = [true, false];
         timer = window.setTimeout(look, PAUSE);
     });
     box.addEventListener("focus", look);
     box.addEventListener("blur", () => {
+        clearTimeout(timer);
         asked?.abort();
         open(false);
     });
@@ -72,8 +83,12 @@ export function picker(label, pick) {
                 mark((active + (event.key === "ArrowDown" ? 1 : rows.length - 1)) % rows.length);
             event.preventDefault();
         }
-        else if (event.key === "Enter" && !list.hidden && rows[active])
-            choose(rows[active]);
+        else if (event.key === "Enter") {
+            if (pending)
+                entered = true;
+            else if (!list.hidden && rows[active])
+                choose(rows[active]);
+        }
     });
     return element("div", { class: "picker" }, [box, list]);
 }

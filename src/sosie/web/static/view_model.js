@@ -25,15 +25,20 @@ export async function modelView(visit) {
             ]),
             tabs,
             element("div", { class: "columns" }, [
-                card("Nearest models", [
-                    nearestTable(near, (row) => `#/pair/${id}/${row.id}${kind === "cka" ? "" : `?kind=${kind}`}`),
-                    element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(`#/pair/${id}/${other.id}`))]),
+                element("div", { class: "stack" }, [
+                    card("Nearest models", [
+                        nearestTable(near, (row) => pairOf(id, row.id, kind)),
+                        element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(pairOf(id, other.id, "cka")))]),
+                    ]),
+                    layers(visit, model, kind),
                 ]),
                 element("div", { class: "stack" }, [card("On the map", await small(visit, id, near), "small-map"), card("What is known", facts(model))]),
             ]),
-            layers(visit, model, kind),
         ].filter((node) => node !== null),
     };
+}
+function pairOf(a, b, kind) {
+    return `#/pair/${a}/${b}${kind === "cka" ? "" : `?kind=${kind}`}`;
 }
 function sentence(near) {
     const first = near.rows[0];
@@ -42,7 +47,15 @@ function sentence(near) {
     return ["Nearest to it is ", modelLink(first), `: ${near.what} ${written(first.value)} on average, each layer with the one that fits it best.`];
 }
 async function small({ signal, go }, id, near) {
-    const found = await ask("map", { kind: near.kind }, { signal });
+    let found;
+    try {
+        found = await ask("map", { kind: near.kind }, { signal });
+    }
+    catch (error) {
+        if (error.name === "AbortError")
+            throw error;
+        return element("p", { class: "quiet" }, visible(error.message));
+    }
     const marked = new Set([id, ...near.rows.slice(0, 5).map((row) => row.id)]);
     return [
         modelMap(found.points, grouped(found.points, "architecture"), {
@@ -73,7 +86,7 @@ function layers({ signal }, model, kind) {
     const show = async (site) => {
         try {
             const found = await ask(`models/${model.id}/near`, { by: "layer", site, k: NEAR, kind }, { signal });
-            place.replaceChildren(nearestTable(found, (row) => `#/pair/${model.id}/${row.id}${kind === "cka" ? "" : `?kind=${kind}`}`));
+            place.replaceChildren(nearestTable(found, (row) => pairOf(model.id, row.id, kind)));
         }
         catch (error) {
             if (error.name !== "AbortError")
