@@ -7,6 +7,7 @@ import os
 import threading
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from web_examples import HOSTILE, PROBE, SITES, a_run, made
@@ -194,6 +195,26 @@ def test_an_answer_is_worked_out_once_until_the_zoo_changes() -> None:
     changes[0] += 1
     kept.answer(("map",), lambda: made_times.append(1) or "x")
     assert len(made_times) == 2
+
+
+def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, changes, made_times = [100.0], [0], []
+    monkeypatch.setattr("sosie.web.kept.time.monotonic", lambda: now[0])
+    kept = Kept(lambda: changes[0])
+
+    def make() -> int:
+        made_times.append(1)
+        now[0] += 2.0  # seconds that it takes
+        return len(made_times)
+
+    async def ask(patient: bool) -> bytes:
+        changes[0] += 1
+        return await kept.ask(("map",), make, patient=patient)
+
+    assert [anyio.run(ask, True) for _ in range(3)] == [b"1"] * 3  # though the zoo changes every time
+    assert anyio.run(ask, False) == b"2"
+    now[0] += 39.0  # 2 s to make: good for 40 s
+    assert anyio.run(ask, True) == b"3"
 
 
 def test_no_more_is_kept_than_there_is_room_for() -> None:

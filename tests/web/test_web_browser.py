@@ -91,7 +91,10 @@ def test_groups_have_colours_and_can_be_picked(look: Look) -> None:
     page.mouse.move(*points_of(page)["base"])
     assert not page.locator(".tip").is_visible() or "base" not in page.locator(".tip").inner_text()
     page.get_by_label("Colour").select_option("base")
-    assert page.locator(".legend").inner_text().split("\n")[:2] == ["base", "4"] or "base" in page.locator(".legend").inner_text()
+    assert (
+        page.locator(".legend").inner_text().split("\n")[:2] == ["base", "4"]
+        or "base" in page.locator(".legend").inner_text()
+    )
 
 
 def test_the_finder_finds_by_a_part_of_a_name(look: Look) -> None:

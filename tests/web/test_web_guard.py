@@ -1,4 +1,4 @@
-"""Who may ask: names of this machine, no other pages, no writes, no file but the explorer's own; uploads with limits."""
+"""Who may ask, and for what: names of this machine, no other pages, no writes, its own files; uploads with limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def test_names_of_this_machine_are_answered(client: Any, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "evil.example/127.0.0.1", "", "0", "[::1"]
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "evil.example/127.0.0.1", "", "0", "[::1"],
 )
 def test_other_names_are_refused(client: Any, host: str) -> None:
     for path in ("/", "/api/zoo", "/app.js"):
@@ -176,7 +177,9 @@ def test_a_file_that_never_ends_to_arrive_is_given_up(
         asyncio.run(uploads.received(slow(), 1000))
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9", "https://127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:9", "https://127.0.0.1.evil.example"]
+)
 def test_other_pages_may_not_send(client: Any, tmp_path: Path, origin: str) -> None:
     assert sent(client, made(0), tmp_path, origin=origin).status_code == 403
 

@@ -19,7 +19,9 @@ HOSTILE = '<img src=x onerror="alert(1)">'
 HOSTILE_SITE = "</script><script>alert(2)</script>\u202e"
 
 
-def made(seed: int, sites: int = SITES, *, near: Fingerprint | None = None, off: float = 0.1, **about: Any) -> Fingerprint:
+def made(
+    seed: int, sites: int = SITES, *, near: Fingerprint | None = None, off: float = 0.1, **about: Any
+) -> Fingerprint:
     """Random vectors, or those of another model with some noise on them."""
     random = np.random.default_rng(seed)
     exact = random.normal(size=(sites, N * (N - 1) // 2))

@@ -62,11 +62,11 @@ def _key(filters: dict[str, Any]) -> tuple[Any, ...]:
 
 def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     @app.get("/api/zoo")
-    def about() -> Response:
-        return _json(kept.answer(("zoo",), lambda: _about(zoo)))
+    async def about() -> Response:
+        return _json(await kept.ask(("zoo",), lambda: _about(zoo)))
 
     @app.get("/api/models")
-    def models(
+    async def models(
         text: Text = None,
         tag: Texts = None,
         architecture: Texts = None,
@@ -76,11 +76,11 @@ def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     ) -> Response:
         filters = _filters(tag, architecture, task)
         make = partial(listing.page, zoo, limit, offset, text=text, **filters)
-        return _json(kept.answer(("models", text, limit, offset, *_key(filters)), make))
+        return _json(await kept.ask(("models", text, limit, offset, *_key(filters)), make))
 
     @app.get("/api/models/{number}")
-    def model(number: Number) -> Response:
-        return _json(kept.answer(("model", number), lambda: asking.model(zoo, number)))
+    async def model(number: Number) -> Response:
+        return _json(await kept.ask(("model", number), lambda: asking.model(zoo, number)))
 
 
 def _about(zoo: Zoo) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _about(zoo: Zoo) -> dict[str, Any]:
 
 def _similarity(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     @app.get("/api/models/{number}/near")
-    def near(
+    async def near(
         number: Number,
         k: K = 10,
         kind: Kind = "cka",
@@ -115,16 +115,16 @@ def _similarity(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     ) -> Response:
         filters = _filters(tag, architecture, task)
         make = partial(asking.near, zoo, number, k=k, kind=kind, by=by, site=site, **filters)
-        return _json(kept.answer(("near", number, k, kind, by, site, *_key(filters)), make))
+        return _json(await kept.ask(("near", number, k, kind, by, site, *_key(filters)), make))
 
     @app.get("/api/pairs/{first}/{second}")
-    def pair(first: Number, second: Number, kind: Kind = "cka", exact: bool = False) -> Response:
+    async def pair(first: Number, second: Number, kind: Kind = "cka", exact: bool = False) -> Response:
         make = partial(asking.pair, zoo, first, second, kind=kind, exact=exact)
-        return _json(kept.answer(("pair", first, second, kind, exact), make))
+        return _json(await kept.ask(("pair", first, second, kind, exact), make))
 
     @app.get("/api/map")
-    def map_(kind: Kind = "cka") -> Response:
-        return _json(kept.answer(("map", kind), lambda: asking.map_of(zoo, kind, MOST_POINTS)))
+    async def map_(kind: Kind = "cka") -> Response:
+        return _json(await kept.ask(("map", kind), lambda: asking.map_of(zoo, kind, MOST_POINTS), patient=True))
 
 
 def _uploads(app: FastAPI, zoo: Zoo) -> None:
@@ -154,16 +154,16 @@ def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         return _json(as_json({"rows": runs.listed(zoo.folder)}))
 
     @app.get("/api/run")
-    def run(name: Annotated[str, Query(max_length=255)]) -> Response:
+    async def run(name: Annotated[str, Query(max_length=255)]) -> Response:
         question = ("run", name, *runs.stamp(zoo.folder, name))
-        return _json(kept.answer(question, lambda: runs.opened(zoo.folder, name)))
+        return _json(await kept.ask(question, lambda: runs.opened(zoo.folder, name)))
 
 
 def _front_end(app: FastAPI) -> None:
     files = static_files()  # read once: what is served was there when the server started, and nothing else is
 
     @app.api_route("/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
-    def file(name: str, request: Request) -> Response:
+    async def file(name: str, request: Request) -> Response:
         found = files.get(name or "index.html")
         if found is None:
             raise HTTPException(404, "there is no such page")

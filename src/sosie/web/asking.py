@@ -9,8 +9,8 @@ import numpy as np
 
 from ..zoo import Fingerprint, Zoo
 from ..zoo.fingerprints import kind_of
-from ..zoo.store.errors import UnknownModel
 from ..zoo.search import Query
+from ..zoo.store.errors import UnknownModel
 from .listing import relatives, short_facts
 
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
@@ -104,9 +104,7 @@ def map_of(zoo: Zoo, kind: str, most: int) -> dict[str, Any]:
     rows = found.rows()
     if len(rows) > most:
         rows = [rows[k] for k in np.linspace(0, len(rows) - 1, most).round().astype(int)]
-    points = [
-        {name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows
-    ]
+    points = [{name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows]
     return {"kind": kind, "what": WHAT[kind], "total": len(found), "points": points, "stress": found.stress}
 
 

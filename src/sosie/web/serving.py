@@ -48,7 +48,9 @@ def address_of(found: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def serve(zoo: Zoo, listening: socket.socket, hosts: Sequence[str] = (), ready: Callable[[], None] | None = None) -> None:
+def serve(
+    zoo: Zoo, listening: socket.socket, hosts: Sequence[str] = (), ready: Callable[[], None] | None = None
+) -> None:
     """Answer until interrupted."""
     import uvicorn
 
