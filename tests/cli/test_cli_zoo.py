@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_help_names_every_verb() -> None:
     found = zoo("--help").stdout
-    for verb in ("init", "add", "list", "remove", "tag", "check", "export", "import", "compact"):
+    for verb in ("init", "add", "list", "remove", "tag", "check", "export", "import", "compact", "search", "map"):
         assert verb in found
         assert zoo(verb, "--help").exit_code == 0
 
@@ -119,3 +119,38 @@ def test_workers(folder: Path) -> None:
     assert found.returncode == 1
     assert "did you mean small_cnn" in found.stderr
     assert "3 models" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "said"),
+    [
+        ("search", ["two", "-k", "1"], "Of 1 models small_cnn(seed=0) is nearest to two"),
+        ("layers", ["small_cnn(seed=1)", "--sites", "conv1,conv2", "-k", "1"], "Of 2 models two at conv1 is nearest"),
+        ("map", [], "2 models in the plane by cka"),
+        ("clusters", ["-k", "2"], "2 models in 2 clusters"),
+        ("duplicates", ["--threshold", "0.5"], "duplicate"),
+        ("family", ["two"], "small_cnn(seed=0) is most alike two"),
+        ("recommend", ["--data", "demo", "--inputs", "30", "--probe-layer", "-2"], "comes first by probe_accuracy"),
+    ],
+)
+def test_questions(folder: Path, tmp_path: Path, verb: str, arguments: list[str], said: str) -> None:
+    asked = zoo(verb, folder, *arguments, "--out", tmp_path / "a.json", "--html", tmp_path / "a.html")
+    assert asked.exit_code == 0, asked.output
+    assert said in " ".join(asked.stdout.split())
+    assert json.loads((tmp_path / "a.json").read_text())["format"] == "sosie-answer"
+    assert "<script" in (tmp_path / "a.html").read_text()
+    rows = json.loads(zoo(verb, folder, *arguments, "--json").stdout)
+    assert rows == json.loads((tmp_path / "a.json").read_text())["rows"]
+
+
+def test_questions_that_have_no_answer(folder: Path) -> None:
+    for arguments, said in (
+        (["search", folder, "tow"], "near it: two"),
+        (["search", folder, "two", "--kind", "atoms"], "no fingerprint of kind 'atoms'"),
+        (["map", folder, "--tag", "none"], "passes the filters"),
+        (["index", folder], "an index is for 1,000"),
+    ):
+        found = run("zoo", *map(str, arguments))
+        assert found.returncode != 0
+        assert said in found.stderr
+        assert "Traceback" not in found.stderr

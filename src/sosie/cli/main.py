@@ -28,6 +28,7 @@ from . import (
     transfer,
     weights,
     zoo,
+    zoo_questions,
 )
 
 app = typer.Typer(
@@ -60,7 +61,7 @@ for module in (
 ):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
-for _name, _verb in zoo.VERBS.items():
+for _name, _verb in (zoo.VERBS | zoo_questions.VERBS).items():
     _zoo.command(_name)(_interruptible(_verb))
 app.add_typer(_zoo, name="zoo")
 # What a paper's own script takes is its own affair.

@@ -15,7 +15,7 @@ from .lists import split
 if TYPE_CHECKING:
     from ..zoo import Zoo
 
-HELP = "Many models in a folder, as fingerprints on one probe set: add, list, tag, remove, check, export, import."
+HELP = "Many models in a folder, as fingerprints on one probe set: add, list, search, map, recommend …"
 Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for another writer.")]
 _NAMED = re.compile(r"(?P<name>[^=(@:]+)=(?P<model>.+)", re.DOTALL)

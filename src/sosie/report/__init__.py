@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .answers import print_answer
     from .costs import print_costs
     from .dynamics import print_dynamics
     from .leaderboard import print_leaderboard
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "plot_curves",
     "plot_heatmap",
+    "print_answer",
     "print_comparison",
     "print_costs",
     "print_dynamics",
@@ -32,6 +34,7 @@ __all__ = [
 _HOME = {
     "plot_curves": "plots",
     "plot_heatmap": "plots",
+    "print_answer": "answers",
     "print_comparison": "text",
     "print_costs": "costs",
     "print_dynamics": "dynamics",

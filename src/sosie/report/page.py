@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..results import Comparison, Comparisons, Dynamics, Leaderboard, write_atomically
+from ..results import Answer, Comparison, Comparisons, Dynamics, Leaderboard, write_atomically
 from .contents import contents, question, sentences, title
 
 _FOLDER = Path(__file__).with_name("page")
@@ -40,8 +40,14 @@ _SCRIPTS = (
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_report(result: Comparison | Comparisons | Dynamics | Leaderboard, path: str | os.PathLike[str]) -> Path:
-    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or a leaderboard."""
+def write_report(
+    result: Comparison | Comparisons | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
+) -> Path:
+    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or what a zoo answers."""
+    if isinstance(result, Answer):
+        from .answers import render_answer
+
+        return write_atomically(path, render_answer(result))
     if isinstance(result, Leaderboard):
         from .leaderboard import render_leaderboard
 
@@ -52,7 +58,8 @@ def write_report(result: Comparison | Comparisons | Dynamics | Leaderboard, path
         return write_atomically(path, render_dynamics(result))
     if not isinstance(result, (Comparison, Comparisons)):
         raise TypeError(
-            f"write_report shows a Comparison, Comparisons, Dynamics or Leaderboard, not a {type(result).__name__}"
+            "write_report shows a Comparison, Comparisons, Dynamics, Leaderboard, or what a zoo answers, not a "
+            f"{type(result).__name__}"
         )
     return write_atomically(path, render(result))
 

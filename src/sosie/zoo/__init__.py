@@ -1,6 +1,6 @@
 """Many models: fingerprints of them, kept and searched."""
 
-from ..results import Clusters, Duplicates, Family, Map, Neighbours
+from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
 from .store import DiskFull, NameTaken, ZooBusy
 from .tables import Added, Listing, Report
@@ -20,6 +20,7 @@ __all__ = [
     "Neighbours",
     "NotComparable",
     "Probe",
+    "Recommendation",
     "Report",
     "Zoo",
     "ZooBusy",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..results import Clusters, Duplicates, Family, Map, Neighbours
-from .questions import clusters, duplicates, family, lay_out
+from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
+from .questions import find_clusters, find_duplicates, find_family, lay_out
 from .questions.duplicates import SAME
+from .questions.similarities import mapped_of
 from .search import Views, as_query, search
+from .search.indexed import build
 from .settings import Settings
 from .store import Store
 
@@ -56,6 +58,7 @@ class Asking:
         rerank: int = 50,
         exact: bool = True,
         symmetric: bool = False,
+        index: bool | None = None,
         **options: Any,
     ) -> Neighbours:
         """The `k` models, or layers, nearest to a model: one of the zoo by name, a fingerprint, or any other model.
@@ -67,13 +70,24 @@ class Asking:
         `kind`: "cka", "weights" or "atoms", as in `sosie.zoo.fingerprint`; atoms meet those of the same layer only.
         All short vectors are gone through; the best `rerank` are then sorted by the whole ones, whose cosine is
         debiased CKA (`exact`; kind "cka" only). `tag`, `architecture`, `task`: as in `list`.
+        `index`: whether candidates come from the index that `index` made; None: if there is one that fits.
         `options` (sites, prepare, device) are for a model that is fingerprinted now.
         """
         filters = {"tag": tag, "architecture": architecture, "task": task}
         return search(
             self, as_query(self, model, **options), k=k, kind=kind, by=by, site=site, rerank=rerank, exact=exact,
-            symmetric=symmetric, filters=filters,
+            symmetric=symmetric, filters=filters, index=index,
         )  # fmt: skip
+
+    def index(self, kind: str = "cka", *, lists: int | None = None) -> dict[str, Any]:
+        """Make an index for large zoos (faiss, `sosie[zoo]`), in a file beside the vectors; or bring it up to date.
+
+        Searches then look at the rows in one of 32 of its `lists` (√rows of them), and at those added since. The
+        numbers found are worked out from the vectors: the index says only where to look. Returned is what it covers.
+        """
+        mapped = mapped_of(self, kind)
+        head = build(mapped, self.views.indexes.of(mapped), lists=lists)
+        return {"kind": mapped.kind, "rows": head.rows, "lists": head.lists, "bytes": head.bytes}
 
     def similar_layers(
         self, model: Any, site: str | Sequence[str] | None = None, k: int = 10, **how: Any
@@ -110,7 +124,7 @@ class Asking:
         task: Filter = None,
     ) -> Clusters:
         """Models in `k` groups by average linkage; None: as many, of 2 to 20, as have the largest mean silhouette."""
-        return clusters(self, k, kind, {"tag": tag, "architecture": architecture, "task": task})
+        return find_clusters(self, k, kind, {"tag": tag, "architecture": architecture, "task": task})
 
     def duplicates(
         self,
@@ -126,11 +140,41 @@ class Asking:
         By the whole vectors where there are any. CKA does not see rotations and scales, so that a network with its
         neurons in another order is a duplicate. A lower threshold, as .99, finds those that were hardly trained on.
         """
-        return duplicates(self, threshold, kind, {"tag": tag, "architecture": architecture, "task": task})
+        return find_duplicates(self, threshold, kind, {"tag": tag, "architecture": architecture, "task": task})
 
     def family(self, model: Any, k: int = 5, **options: Any) -> Family:
         """Which base does a model come from? The `k` models most like it at layers of the same name, of every kind.
 
         Those recorded as its parent, children and siblings are always there, and marked.
         """
-        return family(self, model, k, options)
+        return find_family(self, model, k, options)
+
+    def recommend(
+        self,
+        data: Any,
+        k: int = 5,
+        models: Mapping[str, Any] | None = None,
+        *,
+        probe_layer: str | int | None = None,
+        by: str | None = None,
+        max_rows: int = 1000,
+        trust: bool = False,
+        tag: Filter = None,
+        architecture: Filter = None,
+        task: Filter = None,
+        **options: Any,
+    ) -> Recommendation:
+        """Which model for these data? Each is run on the first `max_rows` inputs; the `k` best, and who failed.
+
+        Models are opened again from the source that they were added with, or given as {name: model}. A source that is
+        Python code is only run with `trust`. One whose weights have changed is not taken.
+
+        Without labels: the transfer scores of `sosie.transfer`, means over layers, the smallest `mean_embedding`
+        first. `probe_layer`, a layer by name or by its place (-2: the last but one): also the share of inputs that
+        ridge regression from that layer, averaged over space, gives their label when they are left out; then the
+        largest comes first. `by`: the score to sort by instead. `options` are of `sosie.sketch`: sites, output, device.
+        """
+        from .questions.recommend import How, recommend
+
+        filters = {"tag": tag, "architecture": architecture, "task": task}
+        return recommend(self, data, k, models, by, trust, How(probe_layer, max_rows, options), filters)

@@ -18,7 +18,7 @@ MOST_MODELS = 5000  # all pairs are held
 MOST_TRIED = 20  # clusters, where their number is not given
 
 
-def clusters(zoo: Asking, count: int | None, kind: str, filters: dict[str, Any]) -> Clusters:
+def find_clusters(zoo: Asking, count: int | None, kind: str, filters: dict[str, Any]) -> Clusters:
     """See `Zoo.clusters`."""
     mapped = mapped_of(zoo, kind, **filters)
     models = len(mapped.models)

@@ -36,7 +36,7 @@ class _Vectors:
         return _lowest(rows_of(self.short, a), rows_of(self.short, b)), False
 
 
-def duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str, Any]) -> Duplicates:
+def find_duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str, Any]) -> Duplicates:
     """See `Zoo.duplicates`."""
     if not 0.5 <= threshold <= 1:
         raise ValueError(f"threshold={threshold!r}: a similarity from 0.5 to 1")

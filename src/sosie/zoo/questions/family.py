@@ -20,7 +20,7 @@ CANDIDATES = 50  # of each kind, that are looked at layer by layer
 EARLY = 3  # the first layers are those of the first third
 
 
-def family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Family:
+def find_family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Family:
     """See `Zoo.family`."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r}: a whole number of at least 1")

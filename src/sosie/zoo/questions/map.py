@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...results import Array, Map
-from .similarities import mapped_of, part, similarities, square
+from .similarities import mapped_of, similarities, square
 
 if TYPE_CHECKING:
     from ..asking import Asking
@@ -30,7 +30,7 @@ def lay_out(zoo: Asking, kind: str, seed: int, landmarks: int | None, filters: d
         used = None
     else:
         chosen = np.sort(np.random.default_rng(seed).choice(models, count, replace=False))
-        some = part(mapped, chosen)
+        some = mapped.part(chosen)
         inner = squared_distances(square(some))
         distances = squared_distances(similarities(some, mapped))
         anchors, shares = scaled(inner)

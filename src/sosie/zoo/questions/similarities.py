@@ -32,11 +32,6 @@ def mapped_of(zoo: Asking, kind: str, **filters: Any) -> Mapped:
     return found
 
 
-def part(mapped: Mapped, chosen: Any) -> Mapped:
-    """Some of the models, in the order of their rows."""
-    return Mapped(mapped.kind, mapped.rows, mapped.models[chosen], mapped.first[chosen], mapped.count[chosen])
-
-
 def similarities(some: Mapped, others: Mapped) -> Array:
     """(others, some): the mean over a model's sites of the best match among the other's, averaged over both ways.
 

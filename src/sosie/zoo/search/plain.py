@@ -27,9 +27,7 @@ def blocks(mapped: Mapped, most: int = BLOCK) -> Iterator[tuple[int, int, NDArra
         if last - first == int(ends[stop - 1]) - before:
             yield start, stop, np.asarray(mapped.rows[first:last])
         else:
-            some = Mapped(
-                mapped.kind, mapped.rows, *(c[start:stop] for c in (mapped.models, mapped.first, mapped.count))
-            )
+            some = mapped.part(slice(start, stop))
             yield start, stop, np.asarray(mapped.rows[some.index()])
         start = stop
 
@@ -84,7 +82,7 @@ def nearest_rows(query: Floats, mapped: Mapped, k: int, places: Whole | None = N
     rows = np.empty((len(query), 0), np.int64)
     values = np.empty((len(query), 0), np.float32)
     for start, stop, some in blocks(mapped):
-        part = Mapped(mapped.kind, mapped.rows, *(c[start:stop] for c in (mapped.models, mapped.first, mapped.count)))
+        part = mapped.part(slice(start, stop))
         numbers = part.index()
         cosines = np.ascontiguousarray((some @ query.T).T)
         if places is not None:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from ...results import Neighbours
 from ..store import Mapped
-from .plain import nearest_rows, score_models
+from .index_file import file_of
+from .indexed import Index, owners
+from .plain import merge, nearest_rows, score_models
 from .query import Chosen, Query
 from .views import rows_of, without
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ..asking import Asking
 
 BY = ("model", "layer")
+CANDIDATES = 100  # rows a site that an index is asked for, at least
 Table = NDArray[np.float64]
 
 
@@ -34,6 +37,36 @@ class Search:
     rerank: int
     exact: Mapped | None  # the whole vectors; None where they are not asked for, or there are none
     symmetric: bool
+    index: Index | None
+
+    def nearest(self) -> NDArray[np.int64]:
+        """For each site of the query the rows with the largest cosines, (sites, rerank): of all rows, or of those that
+        the index names and of those it does not know yet."""
+        vectors = self.chosen.vectors
+        if self.index is None:
+            return nearest_rows(vectors, self.mapped, self.rerank, self.chosen.meets)[0]
+        named = self.index.candidates(vectors, self.mapped, max(CANDIDATES, 2 * self.rerank))
+        rows, values = nearest_rows(vectors, self.unknown(self.index), self.rerank)
+        found = np.full((len(vectors), self.rerank), -1, np.int64)
+        for k, some in enumerate(named):
+            cosines = self.mapped.rows[some] @ vectors[k]
+            best, _ = merge(rows[k : k + 1], values[k : k + 1], some[None], cosines[None], self.rerank)
+            found[k, : best.shape[1]] = best[0]
+        return found
+
+    def best_models(self) -> NDArray[np.int64]:
+        """The `rerank` models with the largest scores by the short vectors, of all or of those that the index names."""
+        mapped = self.mapped
+        if self.index is not None:
+            named = np.concatenate(self.index.candidates(self.chosen.vectors, mapped, max(CANDIDATES, 2 * self.rerank)))
+            later = np.arange(np.searchsorted(mapped.first, self.index.head.rows), len(mapped.models))
+            mapped = mapped.part(np.union1d(owners(mapped, named), later))
+        scores = score_models(self.chosen.vectors, mapped, self.chosen.meets, symmetric=self.symmetric)
+        return mapped.models[largest(scores, self.rerank)]
+
+    def unknown(self, index: Index) -> Mapped:
+        """The models that were added after the index was made."""
+        return self.mapped.part(slice(int(np.searchsorted(self.mapped.first, index.head.rows)), None))
 
     def short(self, model: int) -> Table:
         """Cosines of the query's sites with a model's, by the short vectors; NaN where atoms do not meet."""
@@ -62,6 +95,7 @@ def search(
     exact: bool,
     symmetric: bool,
     filters: dict[str, Any],
+    index: bool | None = None,
 ) -> Neighbours:
     """See `Zoo.search`."""
     for name, number in (("k", k), ("rerank", rerank)):
@@ -72,20 +106,35 @@ def search(
     chosen = query.chosen(kind, site)
     mapped = without(zoo.views.of(chosen.key, **filters), query.own)
     whole = zoo.views.exact() if exact and chosen.exact is not None else None
-    one = Search(zoo, query, chosen, mapped, k, max(k, rerank), whole, symmetric)
+    used, notes = _index(zoo, chosen, index, mapped)
+    one = Search(zoo, query, chosen, mapped, k, max(k, rerank), whole, symmetric, used)
     rows = by_model(one) if by == "model" else by_layer(one)
     asked = {
         "query": query.name, "k": k, "kind": kind, "by": by, "sites": list(chosen.sites), "rerank": one.rerank,
-        "exact": whole is not None, "symmetric": symmetric, "searched": len(mapped.models), "probe": zoo.settings.probe,
+        "exact": whole is not None, "symmetric": symmetric, "index": used is not None,
+        "searched": len(mapped.models), "probe": zoo.settings.probe,
         **{name: value for name, value in filters.items() if value is not None},
     }  # fmt: skip
-    return Neighbours(asked, tuple(rows))
+    return Neighbours(asked, tuple(rows), notes)
+
+
+def _index(zoo: Asking, chosen: Chosen, wanted: bool | None, mapped: Mapped) -> tuple[Index | None, tuple[str, ...]]:
+    """The index if there is one that fits, and what to say if there is one that does not."""
+    if wanted is False or chosen.meets is not None or not len(mapped.models):
+        return None, ()
+    every = zoo.views.of(chosen.key)  # not only those that pass the filters
+    found = zoo.views.indexes.of(every) if file_of(every) == file_of(mapped) else "the zoo was compacted meanwhile"
+    if isinstance(found, Index):
+        return found, ()
+    if wanted:
+        why = found or "there is none"
+        raise ValueError(f"no index of {chosen.key!r} to search in: {why}; zoo.index({chosen.key!r}) makes one")
+    return None, (f"Searched without the index ({found}); zoo.index({chosen.key!r}) makes it anew.",) if found else ()
 
 
 def by_model(one: Search) -> list[dict[str, Any]]:
     """The short list by the short vectors, in order by the best that is known of each."""
-    scores = score_models(one.chosen.vectors, one.mapped, one.chosen.meets, symmetric=one.symmetric)
-    ids = one.mapped.models[largest(scores, one.rerank)]
+    ids = one.best_models()
     facts = one.zoo.store.described(ids.tolist(), one.chosen.key)
     found = [_model_row(one, int(model), facts[int(model)]) for model in ids if int(model) in facts]
     return _nearest_first(found)[: one.k]
@@ -106,14 +155,13 @@ def _model_row(one: Search, model: int, fact: dict[str, Any]) -> dict[str, Any]:
 
 def by_layer(one: Search) -> list[dict[str, Any]]:
     """For each site of the query its nearest rows, in order by the best that is known of each."""
-    rows, _ = nearest_rows(one.chosen.vectors, one.mapped, one.rerank, one.chosen.meets)
-    owners = [[one.mapped.owner(int(row)) for row in some if row >= 0] for some in rows]
-    ids = sorted({model for some in owners for model, _ in some})
+    near = [[one.mapped.owner(int(row)) for row in some if row >= 0] for some in one.nearest()]
+    ids = sorted({model for some in near for model, _ in some})
     facts = one.zoo.store.described(ids, one.chosen.key)
     short = {model: one.chosen.vectors.astype(np.float64) @ rows_of(one.mapped, model).T for model in ids}
     whole = {model: one.whole(model) for model in ids}
     found = []
-    for a, some in enumerate(owners):
+    for a, some in enumerate(near):
         of_site = []
         for model, b in some:
             if model in facts:

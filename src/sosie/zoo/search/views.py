@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..store import EXACT, Mapped, Store
+from .indexed import Indexes
 
 MOST_KEPT = 8
 
@@ -22,6 +23,7 @@ class Views:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, Mapped] = OrderedDict()
         self._changes = -1
+        self.indexes = Indexes()
 
     def of(self, kind: str, **filters: Any) -> Mapped:
         """As `Store.mapped` gives them."""
@@ -52,8 +54,7 @@ def without(mapped: Mapped, model: int | None) -> Mapped:
     """All but one model."""
     if model is None:
         return mapped
-    kept = mapped.models != model
-    return Mapped(mapped.kind, mapped.rows, mapped.models[kept], mapped.first[kept], mapped.count[kept])
+    return mapped.part(mapped.models != model)
 
 
 def rows_of(mapped: Mapped, model: int) -> Any:

@@ -1,0 +1,91 @@
+"""What a zoo answers, on the terminal and as a page: words, a table, and of a map its points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from ..results import Answer, Map
+from .lists import print_table
+from .page import render_page
+from .text import safe_text
+from .words import in_a_sentence, visible
+
+MOST_PRINTED = 60
+MOST_POINTS = 5000
+MOST_ROWS = 500
+_SCRIPTS = ("dom", "labels", "tip", "scroll", "answer_map", "answer_page")
+_QUESTIONS = {
+    "neighbours": "Which are nearest?",
+    "map": "Where do they lie?",
+    "clusters": "Which belong together?",
+    "duplicates": "Which are there twice?",
+    "family": "Where does it come from?",
+    "recommendation": "Which model for these data?",
+}
+
+
+def print_answer(found: Answer, console: Console | None = None) -> None:
+    """A sentence, a table, and what must be known to read it."""
+    console = console or Console()
+    console.print(safe_text(console, found.sentence(), "bold"))
+    rows = found.rows()[:MOST_PRINTED]
+    if rows:
+        columns, _ = found.table()
+        print_table([{column: _plain(row.get(column)) for column in columns} for row in rows], columns, console)
+    if len(found) > MOST_PRINTED:
+        console.print(safe_text(console, f"and {len(found) - MOST_PRINTED:,} more: --json or --out has all", "dim"))
+    for text in found.notes:
+        console.print(safe_text(console, text, "dim"))
+
+
+def render_answer(found: Answer) -> str:
+    """One self-contained file."""
+    columns, _ = found.table()
+    rows = found.rows()
+    data: dict[str, Any] = {
+        "columns": columns,
+        "rows": [[_shown(row.get(column)) for column in columns] for row in rows[:MOST_ROWS]],
+        "left": max(len(rows) - MOST_ROWS, 0),
+        "points": _points(found) if isinstance(found, Map) else [],
+        "undrawn": max(len(rows) - MOST_POINTS, 0) if isinstance(found, Map) else 0,
+    }
+    query = found.asked.get("query")
+    return render_page(
+        title=in_a_sentence(str(query)) if query else f"{len(rows):,} models",
+        question=_QUESTIONS.get(found.question, found.question),
+        lead=visible(found.sentence()),
+        others=[visible(note) for note in found.notes],
+        kind="notes",
+        data=data,
+        scripts=_SCRIPTS,
+        styles=("figures", "answer", "page"),
+    )
+
+
+def _points(found: Map) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": visible(row["name"]),
+            "x": row["x"],
+            "y": row["y"],
+            "architecture": visible(row["architecture"]),
+            "task": visible(row["task"]) if row["task"] else "no task",
+            "tag": ", ".join(map(visible, row["tags"])) or "no tag",
+        }
+        for row in found.rows()[:MOST_POINTS]
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return ("yes" if value else "") if isinstance(value, bool) else value
+
+
+def _shown(value: Any) -> Any:
+    """A number as it is, anything else as text that does nothing."""
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return ", ".join(visible(str(item)) for item in value)
+    return visible(str(_plain(value))) if _plain(value) != "" else ""

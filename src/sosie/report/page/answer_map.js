@@ -1,0 +1,64 @@
+// Models as points: colour by what they have in common, a name at each while there is room.
+
+const GROUPS_MOST = 7; // colours that can be told apart; the rest share the last
+const LABELS_MOST = 60;
+
+// The largest groups first, each with a number; what is beyond them is "others".
+function groupsOf(points, by) {
+  const counts = new Map();
+  points.forEach((point) => counts.set(point[by], (counts.get(point[by]) ?? 0) + 1));
+  const sorted = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name]) => name);
+  return new Map(sorted.map((name, k) => [name, Math.min(k, GROUPS_MOST)]));
+}
+
+function mapFigure(points, by) {
+  const groups = groupsOf(points, by);
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+    const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+    const margin = 28;
+    const span = Math.max(right - left, high - low) || 1;
+    // One scale for both axes: distances are what the map is for.
+    const each = Math.min((width - 2 * margin) / (right - left || span), 560 / (high - low || span));
+    const height = Math.max((high - low) * each, 40) + 2 * margin;
+    const offset = (width - (right - left) * each) / 2;
+    const place = (p) => [offset + (p.x - left) * each, height - margin - (p.y - low) * each];
+    const marks = points.map((p) => markOf(p, groups.get(p[by]), place(p)));
+    const labels = points.length <= LABELS_MOST ? labelsOf(points, place, width) : [];
+    host.replaceChildren(shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+      "aria-label": "Models in the plane; the table below has the numbers" }, [...marks, ...labels]));
+  });
+  const shown = [...groups].filter(([, k]) => k < GROUPS_MOST);
+  const rest = groups.size - shown.length;
+  const key = element("ul", { class: "map-key" }, [
+    ...shown.map(([name, k]) => element("li", {}, [element("span", { class: `key group-${k}` }), named(name)])),
+    rest ? element("li", {}, [element("span", { class: `key group-${GROUPS_MOST}` }), `${rest} others`]) : null,
+  ]);
+  return [host, key];
+}
+
+function markOf(point, group, [x, y]) {
+  const mark = shape("circle", { class: `point group-${group}`, cx: x.toFixed(1), cy: y.toFixed(1), r: 4.5 });
+  const facts = [["architecture", point.architecture], ["task", point.task], ["tags", point.tag]];
+  mark.addEventListener("pointermove", (event) => showTip(
+    [element("p", {}, named(point.name)), tipFacts(facts.map(([term, text]) => [term, named(text, "words")]))], event.clientX, event.clientY));
+  mark.addEventListener("pointerleave", hideTip);
+  return mark;
+}
+
+// A name beside its point, left out where it would lie on another or on a point.
+function labelsOf(points, place, width) {
+  const taken = points.map((p) => { const [x, y] = place(p); return [x - 5, y - 5, x + 5, y + 5]; });
+  const found = [];
+  for (const point of points) {
+    const [x, y] = place(point);
+    const text = shortened(point.name, 140);
+    const size = 6.6 * text.length;
+    const from = x + 8 + size > width ? x - 8 - size : x + 8;
+    const box = [from, y - 6, from + size, y + 6];
+    if (taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+    taken.push(box);
+    found.push(shape("text", { class: "label", x: from.toFixed(1), y: (y + 4).toFixed(1) }, text));
+  }
+  return found;
+}

@@ -1,0 +1,76 @@
+"""Answers of a zoo as text and as pages: whole, escaped, and drawn where they lie."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sosie.report import print_answer, write_report
+from sosie.results import Duplicates, Map, Neighbours
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def a_map(count: int = 12) -> Map:
+    rows = [
+        {"name": HOSTILE if k == 3 else f"net{k}", "id": k, "x": k / 10, "y": (k % 3) / 10,
+         "architecture": f"Net{k % 2}", "parameters": 5, "task": None,
+         "tags": ["</script>"] if k == 1 else [], "parent": None}
+        for k in range(count)
+    ]  # fmt: skip
+    return Map({"kind": "cka", "stress": 0.1, "landmarks": None}, tuple(rows), ("A note.",))
+
+
+def neighbours() -> Neighbours:
+    row = {"name": HOSTILE, "site_a": "a", "site_b": "b", "value": 0.5, "estimated": 0.49, "exact": True, "tags": []}
+    return Neighbours({"query": HOSTILE, "by": "model", "searched": 3}, (row,))
+
+
+def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
+    for found in (a_map(), neighbours()):
+        page = write_report(found, tmp_path / "a.html").read_text("utf-8")
+        assert "<img" not in page
+        assert page.count("</script>") == 2
+        assert "default-src &#39;none&#39;" in page
+        out = StringIO()
+        print_answer(found, Console(file=out, width=100))
+        assert found.sentence()[:30] in out.getvalue()
+    assert Duplicates({"models": 2}, ()).sentence() == "None of 2 models is a duplicate."
+
+
+def test_long_answers_are_cut_and_say_so() -> None:
+    out = StringIO()
+    print_answer(a_map(100), Console(file=out, width=100))
+    assert "and 40 more" in out.getvalue()
+    assert "60 more" in repr(a_map(100))
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1360])
+def test_the_map_is_drawn_to_one_scale(look: Any, width: int) -> None:
+    seen = look(a_map(), width=width)
+    points = seen.page.locator("circle.point")
+    assert points.count() == 12
+    place = [(float(p.get_attribute("cx")), float(p.get_attribute("cy"))) for p in points.all()]
+    across, up = place[9][0] - place[0][0], place[9][1] - place[0][1]  # 0.9 to the right, at the same height
+    assert up == pytest.approx(0, abs=0.2)
+    assert place[0][1] - place[1][1] == pytest.approx(across / 9, abs=0.3)  # 0.1 up
+    assert HOSTILE in seen.page.locator("main").inner_text()
+    points.nth(3).hover(force=True)
+    assert HOSTILE in seen.page.locator(".tip").inner_text()
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert seen.complaints == []
+    assert seen.requests == [seen.path.as_uri()]
+    seen.page.get_by_text("tags", exact=True).first.click()
+    assert seen.page.locator(".map-key li").count() == 2
+
+
+@pytest.mark.browser
+def test_rows_are_shown(look: Any) -> None:
+    seen = look(neighbours())
+    assert "0.5000" in seen.page.locator("table.answer").inner_text()
+    assert seen.complaints == []
