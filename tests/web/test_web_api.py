@@ -7,10 +7,9 @@ import os
 import threading
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
-from web_examples import HOSTILE, PROBE, SITES, a_run, made
+from web_examples import HOSTILE, PROBE, SITES, a_run, awaited, made
 
 from sosie.results import Dynamics
 from sosie.web.kept import Kept, as_json
@@ -173,6 +172,10 @@ def test_hostile_names_are_json_like_any_other(client: Any) -> None:
     assert answer.json()["rows"][0]["name"] == HOSTILE
 
 
+def test_half_a_character_in_a_name_has_a_form() -> None:
+    assert as_json({"site": "\ud800"}) == b'{"site":"\\ud800"}'
+
+
 def test_numbers_that_are_not_finite_are_null() -> None:
     assert as_json({"value": [[float("nan"), 0.5], [float("inf"), 1]]}) == b'{"value":[[null,0.5],[null,1]]}'
 
@@ -211,10 +214,10 @@ def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPat
         changes[0] += 1
         return await kept.ask(("map",), make, patient=patient)
 
-    assert [anyio.run(ask, True) for _ in range(3)] == [b"1"] * 3  # though the zoo changes every time
-    assert anyio.run(ask, False) == b"2"
+    assert [awaited(lambda: ask(True)) for _ in range(3)] == [b"1"] * 3  # though the zoo changes every time
+    assert awaited(lambda: ask(False)) == b"2"
     now[0] += 39.0  # 2 s to make: good for 40 s
-    assert anyio.run(ask, True) == b"3"
+    assert awaited(lambda: ask(True)) == b"3"
 
 
 def test_no_more_is_kept_than_there_is_room_for() -> None:

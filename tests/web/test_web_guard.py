@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
-from web_examples import made
+from web_examples import awaited, made
 
 from sosie.web import create_app, uploads
 from sosie.web.guard import POLICY
@@ -163,18 +164,14 @@ def test_too_many_bytes_are_refused_before_they_are_read(client: Any, zoo: Zoo) 
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_file_that_never_ends_to_arrive_is_given_up(
-    client: Any, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import asyncio
-
+def test_a_file_that_never_ends_to_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow() -> Any:
         yield b"x"
         await asyncio.sleep(60)
 
     monkeypatch.setattr(uploads, "SECONDS", 0.05)
     with pytest.raises(TimeoutError):
-        asyncio.run(uploads.received(slow(), 1000))
+        awaited(lambda: uploads.received(slow(), 1000))
 
 
 @pytest.mark.parametrize(

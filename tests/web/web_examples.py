@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,9 @@ def a_run() -> Dynamics:
         "procrustes_angle": Values(1 - value, 100, "Moments", "down", (0.0, 2.0), 0.0),
     }
     return Dynamics("a run", "a run", "activations", ("first", "second", "third"), steps, steps, values)
+
+
+def awaited(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run in a thread: a browser that is open has a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(start())).result()

@@ -185,16 +185,16 @@ def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
         TimeoutError: 408,
     }
 
-    def answer(status: int, error: Exception) -> JSONResponse:
+    def answer(status: int, error: Exception) -> Response:
         text = str(error).replace(str(zoo.folder), "the zoo") or "it took too long to arrive"
         # Bytes that were not read are left behind; the next request must not begin with them.
         headers = {"Connection": "close"} if status in (408, 413) else None
-        return JSONResponse({"error": text}, status, headers)
+        return Response(as_json({"error": text}), status, headers, "application/json")
 
     for kind, status in told.items():
 
         @app.exception_handler(kind)
-        async def tell(_: Request, error: Exception, status: int = status) -> JSONResponse:
+        async def tell(_: Request, error: Exception, status: int = status) -> Response:
             return answer(status, error)
 
     @app.exception_handler(RequestValidationError)

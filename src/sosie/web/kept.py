@@ -19,8 +19,8 @@ SLOW, PATIENCE = 0.5, 20  # what takes so many seconds to make is good for so ma
 
 
 def as_json(found: Any) -> bytes:
-    """Numbers that are not finite are null."""
-    return json.dumps(_plain(found), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Numbers that are not finite are null; in ASCII, since half a character in a name has no other form."""
+    return json.dumps(_plain(found), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _plain(found: Any) -> Any:
