@@ -163,6 +163,7 @@ def test_a_run_outside_the_folder_is_not_there(client: Any, zoo: Zoo, tmp_path: 
     os.rename(zoo.folder / "runs", tmp_path / "runs")
     os.symlink(tmp_path / "runs", zoo.folder / "runs")
     assert client.get("/api/run?name=first").status_code == 404
+    assert client.get("/api/runs").json()["rows"] == []
 
 
 def test_hostile_names_are_json_like_any_other(client: Any) -> None:

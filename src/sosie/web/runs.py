@@ -21,11 +21,13 @@ class UnknownRun(ValueError):
 
 def listed(folder: Path) -> list[dict[str, Any]]:
     """The files of `runs/` by name; links are not followed."""
-    found = []
+    found: list[dict[str, Any]] = []
+    if (folder / "runs").is_symlink():
+        return found
     try:
         entries = sorted(os.scandir(folder / "runs"), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return found
     for entry in entries:
         if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False) and _decent(entry.name):
             found.append({"name": entry.name.removesuffix(".json"), "bytes": entry.stat(follow_symlinks=False).st_size})
@@ -44,7 +46,7 @@ def stamp(folder: Path, name: str) -> tuple[int, int]:
 
 def _placed(folder: Path, name: str) -> Path:
     """The file of a run: one that is listed, or none. A name is never made into a path before that."""
-    if (folder / "runs").is_symlink() or name not in {run["name"] for run in listed(folder)}:
+    if name not in {run["name"] for run in listed(folder)}:
         raise UnknownRun(f"no run {visible(name[:200])!r} in the zoo's folder runs/")
     return folder / "runs" / f"{name}.json"
 
