@@ -5,7 +5,7 @@ FLOWER := .venv-flower
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-flower check bench docs clean help
+.PHONY: demo test test-flower check bench docs web clean help
 
 help:
 	@echo "make demo   train two small networks, compare and stitch them, write demo.html"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-flower  run the tests with Flower, in $(FLOWER)"
 	@echo "make check  lint, format and types"
 	@echo "make bench  speed and memory against peers: a table, and bench/results/*.json"
+	@echo "make web    compile the explorer's front end (needs npm)"
 	@echo "make docs   write the pages made from the code, build the site into site/"
 
 $(VENV)/bin/python:
@@ -70,5 +71,13 @@ docs: $(VENV)/docs
 	@$(BIN)/zensical build --strict --clean
 	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
 
+# What it makes is committed: only whoever changes the front end needs npm.
+FRONT := src/sosie/web/frontend
+web:
+	@npm ci --prefix $(FRONT) --no-audit --no-fund --silent
+	@rm -f src/sosie/web/static/*.js
+	@$(FRONT)/node_modules/.bin/tsc --project $(FRONT)
+	@cd $(FRONT) && sha256sum *.ts tsconfig.json > ../static/built-from.txt
+
 clean:
-	rm -rf $(VENV) $(FLOWER) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(FRONT)/node_modules $(VENV) $(FLOWER) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -97,6 +97,9 @@ def test_examples_run_as_written(path: Path, tmp_path: Path, monkeypatch: pytest
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sosie[hf]'")
     if path.stem == "flower":
         pytest.importorskip("flwr", reason="flwr has an environment of its own: make test-flower")
+    if path.stem == "explorer":
+        pytest.importorskip("fastapi", reason="the explorer needs sosie[web]")
+        pytest.importorskip("httpx2", reason="starlette's test client needs httpx2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with torch.random.fork_rng(), warnings.catch_warnings():

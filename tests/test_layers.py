@@ -15,7 +15,7 @@ ROOT = Path(sosie.__file__).parent
 # Who may import whom: everything below one's own number; `results` and `progress` are at the bottom.
 LAYERS = {
     "progress": 0, "factory": 0, "linalg": 0, "results": 0, "models": 0, "data": 0,
-    "capture": 1, "stats": 1, "measures": 2, "train": 3, "engine": 4, "zoo": 5, "report": 5, "cli": 6,
+    "capture": 1, "stats": 1, "measures": 2, "train": 3, "engine": 4, "zoo": 5, "report": 5, "web": 6, "cli": 7,
 }  # fmt: skip
 # Neighbours that a layer-0 part may use: files that are theirs to share, never each other's insides.
 BESIDE = {

@@ -21,6 +21,7 @@ from . import (
     outputs,
     papers,
     report,
+    serve,
     sites,
     sketch,
     stitch,
@@ -56,6 +57,7 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
 
 for module in (
     *(demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, dynamics, cost, benchmark),
+    serve,
 ):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)

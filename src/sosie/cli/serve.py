@@ -1,0 +1,46 @@
+"""`sosie serve`: a zoo in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine is answered.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8017,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name that browsers may reach it by; may be given again.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Explore a zoo in the browser: the map, searches, comparisons. It is only read; Ctrl-C ends it."""
+    from ..zoo import Zoo
+
+    zoo = Zoo(folder)
+    try:
+        from ..web.serving import address_of, bound, is_loopback
+        from ..web.serving import serve as answer
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise ImportError("sosie serve needs FastAPI and uvicorn: pip install 'sosie[web]'") from error
+    listening = bound(host, port)
+    address = address_of(listening)
+    if not is_loopback(host):
+        typer.echo("everybody who can reach this machine can read the zoo: there are no passwords", err=True)
+
+    def ready() -> None:
+        typer.echo(f"{folder}: {len(zoo):,} models at {address} (Ctrl-C ends it)")
+        if open_:
+            typer.launch(address)
+
+    try:
+        answer(zoo, listening, allow or (), ready)
+    except KeyboardInterrupt:
+        typer.echo("ended")

@@ -1,0 +1,56 @@
+// What the server answers, and how it is asked.
+
+export interface Choice { name: string; count: number }
+export interface Model { id: number; name: string; architecture: string; task: string | null; tags: string[]; parent: string | null }
+export interface Listed extends Model { parameters: number; added: string }
+export interface Page { total: number; offset: number; rows: Listed[] }
+export type Kind = "cka" | "weights" | "atoms";
+export interface ZooInfo {
+  name: string; models: number; failed: number; probe: string; n: number; size: number; kinds: Kind[];
+  what: Record<Kind, string>; version: string; ramp: string[]; most_bytes: number;
+  choices: { tags: Choice[]; architectures: Choice[]; tasks: Choice[] };
+}
+export interface Named { id: number; name: string }
+export interface Details extends Listed {
+  source: string | null; digest: string; kinds: Partial<Record<Kind, string[]>>; absent: Record<string, string>;
+  notes: string[]; parents: Named[]; children: Named[]; same_weights: Named[];
+}
+export interface Near extends Model {
+  site_a: string | null; site_b: string | null; value: number; estimated: number | null; exact: boolean;
+}
+export interface Nearest { kind: Kind; what: string; by: "model" | "layer"; rows: Near[] }
+export interface Sent extends Nearest { sent: { architecture: string; parameters: string; model: string; sites: string[] } }
+export interface Point extends Model { x: number; y: number }
+export interface Points { kind: Kind; what: string; total: number; points: Point[]; stress: number | null }
+export interface Side extends Named { sites: string[] }
+export interface Pair {
+  kind: Kind; what: string; exact: boolean; kinds: Kind[]; a: Side; b: Side; value: (number | null)[][];
+}
+export interface RunMeasure {
+  name: string; value: (number | null)[][][]; closer: "up" | "down"; ends: [far: number, alike: number];
+  threshold: number; settled: (number | null)[]; caveats: string[];
+}
+export interface Run {
+  name: string; names: [string, string]; two_runs: boolean; what: string; sites: string[]; steps_a: number[];
+  steps_b: number[]; measures: RunMeasure[];
+}
+
+export type Parameters = Record<string, string | number | boolean | null | undefined>;
+
+export async function ask<T>(path: string, parameters: Parameters = {}, options: RequestInit = {}): Promise<T> {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
+  }
+  const text = query.toString();
+  let answer: Response;
+  try {
+    answer = await fetch(`api/${path}${text ? `?${text}` : ""}`, options);
+  } catch (error) {
+    if ((error as Error).name === "AbortError") throw error;
+    throw new Error("The server does not answer. Is `sosie serve` still running?");
+  }
+  if (answer.ok) return answer.json();
+  const said = await answer.json().catch(() => null);
+  throw new Error(said?.error ?? `The server answered ${answer.status}.`);
+}

@@ -1,0 +1,106 @@
+// Text from the zoo enters the page as text nodes and attributes, never as markup.
+
+type Attribute = string | number | boolean | null | undefined | ((event: any) => void);
+export type Attributes = Record<string, Attribute>;
+type Child = Node | string | null | undefined | false;
+export type Children = Child | Child[];
+
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K, attributes: Attributes = {}, children: Children = [],
+): HTMLElementTagNameMap[K] {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function shape<K extends keyof SVGElementTagNameMap>(
+  tag: K, attributes: Attributes = {}, children: Children = [],
+): SVGElementTagNameMap[K] {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function filled<E extends Element>(node: E, attributes: Attributes, children: Children): E {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, String(value));
+  }
+  node.append(...[children].flat().filter((child): child is Node | string => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// Controls, direction marks and the like are spelt out: a name must not act on the text around it.
+export function visible(text: string): string {
+  const spelt = text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) =>
+    `<U+${c.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}>`);
+  return spelt.trim() ? spelt : "(no name)";
+}
+
+// A name in a sentence or a cell: its writing direction stays its own affair.
+export function named(text: string, className = "name"): HTMLElement {
+  return element("bdi", { class: className }, visible(text));
+}
+
+export function link(href: string, children: Children, className: string | null = null): HTMLAnchorElement {
+  return element("a", { href, class: className }, children);
+}
+
+export function modelLink(model: { id: number; name: string }): HTMLAnchorElement {
+  return link(`#/model/${model.id}`, named(model.name));
+}
+
+export function chips(tags: string[]): HTMLElement {
+  return element("span", { class: "chips" }, tags.map((tag) =>
+    link(`#/models?${new URLSearchParams({ tag })}`, visible(tag), "chip")));
+}
+
+export function card(title: string | null, children: Children, className = ""): HTMLElement {
+  return element("section", { class: `card ${className}`.trim() }, [title === null ? null : element("h2", {}, title), ...[children].flat()]);
+}
+
+export function announce(text: string): void {
+  document.getElementById("announcer")!.textContent = text;
+}
+
+export function clamp(value: number, low: number, high: number): number {
+  return Math.min(Math.max(value, low), high);
+}
+
+// A number as a person would write it.
+export function written(value: number | null | undefined, digits = 3): string {
+  if (value === null || value === undefined) return "undefined";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) return value.toExponential(2);
+  return size >= 100 ? String(Number(value.toPrecision(digits + 2))) : value.toFixed(digits);
+}
+
+export function counted(count: number, what: string): string {
+  return `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+}
+
+export function parameters(count: number): string {
+  for (const [size, unit] of [[1e9, " G"], [1e6, " M"], [1e3, " k"]] as const) {
+    if (count >= size) return `${Number((count / size).toPrecision(3))}${unit}`;
+  }
+  return String(count);
+}
+
+// Draw again whenever the width changes, and only then.
+export function redrawn(host: HTMLElement, draw: (width: number) => void): () => void {
+  let drawn = 0;
+  const fit = () => {
+    const width = Math.floor(host.clientWidth);
+    if (width > 0 && width !== drawn) draw((drawn = width));
+  };
+  new ResizeObserver(fit).observe(host);
+  return () => {
+    drawn = 0;
+    fit();
+  };
+}
+
+export function choose(
+  label: string, options: [value: string, text: string][], value: string, change: (value: string) => void,
+): HTMLElement {
+  const select = element("select", { change: () => change(select.value) },
+    options.map(([key, text]) => element("option", { value: key, selected: key === value }, text)));
+  return element("label", { class: "choice" }, [element("span", { class: "quiet" }, label), select]);
+}

@@ -1,0 +1,51 @@
+// Models in groups, each with a colour: by architecture, task, tag or base model.
+
+import type { Model } from "./api.js";
+
+export type By = "architecture" | "task" | "tag" | "base";
+export interface Group { name: string; count: number; colour: number | null } // a colour's number, null: grey
+export const COLOURS = 8;
+const NONE = "none said";
+const OTHERS = "others";
+
+export interface Grouping { groups: Group[]; of: (model: Model) => number } // place among the groups
+
+export function grouped(models: Model[], by: By): Grouping {
+  const labels = labelling(models, by);
+  const counts = new Map<string, number>();
+  for (const model of models) counts.set(labels(model), (counts.get(labels(model)) ?? 0) + 1);
+  const most = [...counts].filter(([name]) => name !== NONE).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+  const shown = most.length > COLOURS ? most.slice(0, COLOURS - 1) : most;
+  const rest = most.slice(shown.length).reduce((sum, [, count]) => sum + count, 0);
+  const groups: Group[] = shown.map(([name, count], colour) => ({ name, count, colour }));
+  if (rest) groups.push({ name: OTHERS, count: rest, colour: null });
+  if (counts.has(NONE)) groups.push({ name: NONE, count: counts.get(NONE)!, colour: null });
+  const place = new Map(groups.map((group, k) => [group.name, k]));
+  return { groups, of: (model) => place.get(labels(model)) ?? place.get(OTHERS)! };
+}
+
+function labelling(models: Model[], by: By): (model: Model) => string {
+  if (by === "architecture") return (model) => model.architecture;
+  if (by === "task") return (model) => model.task ?? NONE;
+  if (by === "base") return baseOf(models);
+  // Of several tags the one that most models have and yet not all: it tells more than a rare one.
+  const counts = new Map<string, number>();
+  for (const model of models) for (const tag of model.tags) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+  const told = (tag: string) => (counts.get(tag)! === models.length ? 0 : counts.get(tag)!);
+  return (model) => [...model.tags].sort((a, b) => told(b) - told(a) || (a < b ? -1 : 1))[0] ?? NONE;
+}
+
+// The first of the line of parents, as far as the zoo has them.
+function baseOf(models: Model[]): (model: Model) => string {
+  const parents = new Map(models.map((model) => [model.name, model.parent]));
+  const bases = new Set(models.map((model) => model.parent).filter((name) => name !== null));
+  return (model) => {
+    let name = model.name;
+    for (let steps = 0; steps < 100; steps += 1) {
+      const parent = parents.get(name);
+      if (parent === null || parent === undefined) break;
+      name = parent;
+    }
+    return name !== model.name || bases.has(name) ? name : NONE;
+  };
+}

@@ -1,0 +1,68 @@
+// All models in a table, a page at a time.
+
+import { ask, type Choice, type Listed, type Page } from "./api.js";
+import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible } from "./dom.js";
+import type { Shown, Visit } from "./visit.js";
+
+const ROWS = 50;
+
+export async function modelsView({ zoo, query, signal, go }: Visit): Promise<Shown> {
+  const offset = Math.max(Number.parseInt(query.get("offset") ?? "0", 10) || 0, 0);
+  const asked = Object.fromEntries(["text", "tag", "architecture", "task"].map((name) => [name, query.get(name) ?? ""]));
+  const page = await ask<Page>("models", { ...asked, offset, limit: ROWS }, { signal });
+  const to = (changes: Record<string, string>) => {
+    const next = new URLSearchParams(Object.entries({ ...asked, ...changes }).filter(([, value]) => value !== ""));
+    return `#/models${next.size ? `?${next}` : ""}`;
+  };
+  const text = element("input", {
+    type: "search", value: asked.text, placeholder: "part of a name", "aria-label": "Part of a name", maxlength: 200,
+    change: () => go(to({ text: text.value.trim() })),
+  });
+  const filter = (label: string, name: string, some: Choice[]) => (some.length < 2 && !asked[name] ? null : choose(
+    label, [["", "any"], ...some.map((one): [string, string] => [one.name, `${visible(one.name)} (${one.count})`])],
+    asked[name], (value) => go(to({ [name]: value })),
+  ));
+  const filtered = Object.values(asked).some((value) => value !== "");
+  return {
+    title: "Models",
+    content: [
+      element("header", { class: "lead-in" }, [
+        element("h1", {}, "Models"),
+        element("p", { class: "lead" }, filtered ? `${page.total.toLocaleString("en")} of ${counted(zoo.models, "model")}.` : `${counted(zoo.models, "model")}.`),
+      ]),
+      card(null, [
+        element("div", { class: "tools" }, [
+          element("label", { class: "choice" }, [element("span", { class: "quiet" }, "Name"), text]),
+          filter("Architecture", "architecture", zoo.choices.architectures), filter("Task", "task", zoo.choices.tasks),
+          filter("Tag", "tag", zoo.choices.tags), filtered ? link("#/models", "show all", "reset") : null,
+        ]),
+        page.rows.length ? table(page.rows) : element("p", { class: "quiet" }, "No model is like that."),
+        pages(page, (start) => to(start ? { offset: String(start) } : {})),
+      ]),
+      zoo.failed ? element("p", { class: "quiet" }, `${counted(zoo.failed, "model")} could not be added: \`sosie zoo list --failed\` says why.`) : element("span"),
+    ],
+  };
+}
+
+function table(rows: Listed[]): HTMLElement {
+  const head: [string, string | null][] = [["name", null], ["architecture", null], ["parameters", "number"], ["task", "wide-only"],
+    ["tags", "wide-only"], ["from", "wide-only"], ["added", "wide-only"]];
+  return element("div", { class: "scroll" }, element("table", { class: "models" }, [
+    element("thead", {}, element("tr", {}, head.map(([text, kind]) => element("th", { class: kind }, text)))),
+    element("tbody", {}, rows.map((row) => element("tr", {}, [
+      element("td", {}, modelLink(row)), element("td", {}, visible(row.architecture)),
+      element("td", { class: "number" }, parameters(row.parameters)), element("td", { class: "wide-only" }, row.task === null ? "" : visible(row.task)),
+      element("td", { class: "wide-only" }, chips(row.tags)), element("td", { class: "wide-only" }, row.parent === null ? "" : named(row.parent)),
+      element("td", { class: "wide-only quiet date" }, row.added.slice(0, 10)),
+    ]))),
+  ]));
+}
+
+function pages(page: Page, to: (offset: number) => string): HTMLElement {
+  const last = page.offset + page.rows.length;
+  return element("nav", { class: "pages", "aria-label": "Pages" }, [
+    page.offset > 0 ? link(to(Math.max(page.offset - ROWS, 0)), "← before") : null,
+    page.rows.length ? element("span", { class: "quiet" }, `${page.offset + 1} to ${last} of ${page.total.toLocaleString("en")}`) : null,
+    last < page.total ? link(to(last), "after →") : null,
+  ]);
+}

@@ -1,0 +1,102 @@
+"""Answers as JSON that are kept until the zoo changes; the same question asked twice at once is worked on once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+
+MOST_BYTES = 64 * 2**20
+AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that work answers out: more only wait for each other
+SLOW, PATIENCE = 0.5, 20  # what takes so many seconds to make is good for so many times as long, whatever changes
+
+
+def as_json(found: Any) -> bytes:
+    """Numbers that are not finite are null; in ASCII, since half a character in a name has no other form."""
+    return json.dumps(_plain(found), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {str(key): _plain(value) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_plain(value) for value in found]
+    if isinstance(found, float) and not math.isfinite(found):
+        return None
+    return found
+
+
+class Kept:
+    """The last answers, up to some bytes of them, each under the number of changes the zoo had when it was asked."""
+
+    def __init__(self, changes: Callable[[], int], most_bytes: int = MOST_BYTES) -> None:
+        self._changes, self._most = changes, most_bytes
+        self._answers: OrderedDict[Any, bytes] = OrderedDict()
+        self._bytes = 0
+        self._busy: dict[Any, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._slow: dict[Any, tuple[float, bytes]] = {}  # until when, and the answer
+        self._rooms: dict[bool, CapacityLimiter] = {}
+
+    async def ask(self, question: tuple[Any, ...], make: Callable[[], Any], *, patient: bool = False) -> bytes:
+        """What is known is answered at once; the rest is worked out in a thread, of which there are few.
+
+        `patient`: an answer that took long is given again for a while though the zoo has changed.
+        """
+        with self._lock:
+            until, slow = self._slow.get(question, (0.0, b"")) if patient else (0.0, b"")
+            if time.monotonic() < until:
+                return slow
+        known = self._known((self._changes(), *question))
+        if known is not None:
+            return known
+        if patient not in self._rooms:
+            self._rooms[patient] = CapacityLimiter(1 if patient else AT_ONCE)  # the slow ones are not in others' way
+        start = time.monotonic()
+        found = await to_thread.run_sync(self.answer, question, make, limiter=self._rooms[patient])
+        now = time.monotonic()
+        if patient and now - start >= SLOW:
+            with self._lock:
+                self._slow[question] = now + PATIENCE * (now - start), found
+        return found
+
+    def _known(self, key: Any) -> bytes | None:
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+            return self._answers.get(key)
+
+    def answer(self, question: tuple[Any, ...], make: Callable[[], Any]) -> bytes:
+        # Read before the answer is made: what changes meanwhile makes the next one who asks work it out again.
+        key = (self._changes(), *question)
+        found = self._known(key)
+        if found is not None:
+            return found
+        with self._lock:
+            busy = self._busy.setdefault(key, threading.Lock())
+        with busy:
+            found = self._known(key)
+            if found is None:
+                try:
+                    found = as_json(make())
+                    self._keep(key, found)
+                finally:
+                    with self._lock:
+                        self._busy.pop(key, None)
+        return found
+
+    def _keep(self, key: Any, found: bytes) -> None:
+        with self._lock:
+            if key not in self._answers and len(found) <= self._most // 4:
+                self._answers[key] = found
+                self._bytes += len(found)
+            while self._bytes > self._most:
+                _, old = self._answers.popitem(last=False)
+                self._bytes -= len(old)

@@ -1,0 +1,250 @@
+// Models as points on a canvas: moved, zoomed, pointed at, walked with arrow keys.
+import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
+import { shortened } from "./heatmap.js";
+import { hideTip, showTip } from "./tip.js";
+const REACH = 16; // px from the pointer
+const MOST_NAMES = 60;
+const MARGIN = 36;
+export function modelMap(points, start, options) {
+    const canvas = element("canvas", {
+        class: "points", tabindex: 0, role: "application",
+        "aria-label": `Map of ${points.length} models; arrow keys go from one to the next, Enter opens it`,
+    });
+    const host = element("div", { class: "map" }, canvas);
+    const context = canvas.getContext("2d");
+    const parents = linesOf(points);
+    let [grouping, only, lines] = [start, null, options.lines];
+    let [width, height, base, view] = [0, 0, { scale: 1, x: 0, y: 0 }, { scale: 1, x: 0, y: 0 }];
+    let hovered = null;
+    let waiting = false;
+    const at = (point) => [point.x * view.scale + view.x, -point.y * view.scale + view.y];
+    const faded = (point) => (only !== null && grouping.of(point) !== only) || (options.marked !== undefined && !options.marked.has(point.id));
+    const draw = () => {
+        if (waiting)
+            return;
+        waiting = true;
+        requestAnimationFrame(() => {
+            waiting = false;
+            paint();
+        });
+    };
+    function paint() {
+        const style = getComputedStyle(host);
+        const ink = (name) => style.getPropertyValue(name).trim();
+        const ratio = window.devicePixelRatio || 1;
+        context.setTransform(ratio, 0, 0, ratio, 0, 0);
+        context.clearRect(0, 0, width, height);
+        const colours = grouping.groups.map((group) => (group.colour === null ? ink("--grey") : ink(`--group-${group.colour}`)));
+        if (lines) {
+            context.strokeStyle = ink("--quiet");
+            context.lineWidth = 1;
+            for (const [child, parent] of parents) {
+                context.globalAlpha = faded(child) && faded(parent) ? 0.08 : 0.4;
+                context.beginPath();
+                context.moveTo(...at(child));
+                context.lineTo(...at(parent));
+                context.stroke();
+            }
+        }
+        const radius = clamp(7 - Math.log10(points.length + 1) * 1.5, 2.5, 6) * clamp((view.scale / base.scale) ** 0.25, 1, 1.8);
+        const ordered = [...points].sort((a, b) => Number(faded(b)) - Number(faded(a)));
+        for (const point of ordered)
+            dot(point, colours[grouping.of(point)], radius, ink);
+        names(ordered.filter((point) => !faded(point)), radius, ink);
+        context.globalAlpha = 1;
+    }
+    function dot(point, colour, radius, ink) {
+        const [x, y] = at(point);
+        if (x < -20 || y < -20 || x > width + 20 || y > height + 20)
+            return;
+        const special = point === hovered || point.id === options.centre;
+        context.globalAlpha = faded(point) && !special ? 0.16 : 1;
+        context.beginPath();
+        context.arc(x, y, special ? radius + 2.5 : radius, 0, 2 * Math.PI);
+        context.fillStyle = colour;
+        context.fill();
+        context.lineWidth = special ? 2.5 : 1;
+        context.strokeStyle = special ? ink("--ink") : ink("--surface");
+        context.stroke();
+    }
+    // Names beside points where they do not lie on each other; not at all where too many are in sight.
+    function names(shown, radius, ink) {
+        const inside = shown.filter((point) => {
+            const [x, y] = at(point);
+            return x > 0 && y > 0 && x < width && y < height;
+        });
+        if (inside.length > MOST_NAMES)
+            return;
+        context.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
+        context.textBaseline = "middle";
+        context.globalAlpha = 1;
+        const taken = inside.map((point) => {
+            const [x, y] = at(point);
+            return [x - radius, y - radius, x + radius, y + radius];
+        });
+        inside.sort((a, b) => Number(b.id === options.centre) - Number(a.id === options.centre));
+        for (const point of inside) {
+            const text = shortened(point.name, 150);
+            const [x, y] = at(point);
+            const long = context.measureText(text).width;
+            for (const left of [x + radius + 5, x - radius - 5 - long]) {
+                const area = [left - 2, y - 7, left + long + 2, y + 7];
+                if (area[0] < 0 || area[2] > width || taken.some((t) => t[0] < area[2] && area[0] < t[2] && t[1] < area[3] && area[1] < t[3]))
+                    continue;
+                taken.push(area);
+                context.lineWidth = 3;
+                context.lineJoin = "round";
+                context.strokeStyle = ink("--surface");
+                context.strokeText(text, left, y);
+                context.fillStyle = ink(point.id === options.centre ? "--ink" : "--quiet");
+                context.fillText(text, left, y);
+                break;
+            }
+        }
+    }
+    function fit() {
+        const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+        const [left, right, low, high] = [least(xs), most(xs), least(ys), most(ys)];
+        const scale = Math.min((width - 2 * MARGIN) / Math.max(right - left, 1e-9), (height - 2 * MARGIN) / Math.max(high - low, 1e-9));
+        const sane = Number.isFinite(scale) && right - left + high - low > 1e-12 ? scale : 1;
+        base = { scale: sane, x: width / 2 - (sane * (left + right)) / 2, y: height / 2 + (sane * (low + high)) / 2 };
+        view = { ...base };
+        moved();
+    }
+    function moved() {
+        canvas.classList.toggle("zoomed", view.scale > base.scale * 1.01);
+        draw();
+    }
+    function zoom(factor, x = width / 2, y = height / 2) {
+        const scale = clamp(view.scale * factor, base.scale * 0.5, base.scale * 400);
+        view = { scale, x: x - ((x - view.x) * scale) / view.scale, y: y - ((y - view.y) * scale) / view.scale };
+        moved();
+    }
+    function nearest(x, y) {
+        let [found, best] = [null, REACH ** 2];
+        for (const point of points) {
+            const [px, py] = at(point);
+            const far = (px - x) ** 2 + (py - y) ** 2;
+            if (far < best && !(only !== null && faded(point)))
+                [found, best] = [point, far];
+        }
+        return found;
+    }
+    function hover(point, x = 0, y = 0) {
+        if (point !== hovered) {
+            hovered = point;
+            canvas.classList.toggle("over", point !== null);
+            draw();
+        }
+        if (point === null)
+            hideTip();
+        else
+            showTip(described(point), x, y);
+    }
+    redrawn(host, (now) => {
+        [width, height] = [now, options.height(now)];
+        const ratio = window.devicePixelRatio || 1;
+        [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+        [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
+        fit();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    listen(canvas, {
+        zoom, hover, nearest,
+        pan: (dx, dy) => { view = { ...view, x: view.x + dx, y: view.y + dy }; moved(); },
+        open: () => { if (hovered)
+            options.open(hovered); },
+        step: (dx, dy) => {
+            const next = hovered ? neighbour(points.filter((p) => !faded(p)), hovered, dx, dy) : points.find((p) => !faded(p)) ?? null;
+            if (!next)
+                return;
+            const [x, y] = at(next);
+            const area = canvas.getBoundingClientRect();
+            hover(next, area.left + x, area.top + y);
+            announce(`${visible(next.name)}, ${visible(next.architecture)}`);
+        },
+    });
+    return {
+        host, fit, zoom: (factor) => zoom(factor),
+        regroup: (next, group) => { [grouping, only] = [next, group]; draw(); },
+        setLines: (next) => { lines = next; draw(); },
+    };
+}
+function listen(canvas, acts) {
+    let [dragging, travelled] = [null, 0];
+    const place = (event) => {
+        const area = canvas.getBoundingClientRect();
+        return [event.clientX - area.left, event.clientY - area.top];
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+        [dragging, travelled] = [event, 0];
+        if (event.pointerType !== "touch" || canvas.classList.contains("zoomed"))
+            canvas.setPointerCapture(event.pointerId);
+        if (event.pointerType === "touch")
+            acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+        if (dragging && event.buttons) {
+            travelled += Math.hypot(event.movementX, event.movementY);
+            acts.pan(event.clientX - dragging.clientX, event.clientY - dragging.clientY);
+            dragging = event;
+            if (travelled > 6)
+                acts.hover(null);
+        }
+        else
+            acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
+    });
+    canvas.addEventListener("pointerup", () => { dragging = null; });
+    canvas.addEventListener("pointercancel", () => { dragging = null; });
+    canvas.addEventListener("pointerleave", () => acts.hover(null));
+    canvas.addEventListener("blur", () => acts.hover(null));
+    canvas.addEventListener("click", () => { if (travelled <= 6)
+        acts.open(); });
+    // Scrolling past the map goes on scrolling; a pinch, or the wheel once the map was clicked, zooms.
+    canvas.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas)
+            return;
+        event.preventDefault();
+        acts.zoom(2 ** (-event.deltaY / (event.ctrlKey ? 60 : 240)), ...place(event));
+    }, { passive: false });
+    canvas.addEventListener("keydown", (event) => {
+        const step = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+        if (step)
+            acts.step(step[0], step[1]);
+        else if (event.key === "Enter")
+            acts.open();
+        else
+            return;
+        event.preventDefault();
+    });
+}
+function described(point) {
+    const facts = [
+        ["", point.architecture], ["trained for ", point.task], ["from ", point.parent],
+        ["", point.tags.length ? point.tags.map(visible).join(" · ") : null],
+    ];
+    return [
+        element("p", { class: "tip-name" }, named(point.name)),
+        ...facts.filter(([, text]) => text !== null).map(([head, text]) => element("p", { class: "quiet" }, [head, visible(text)])),
+    ];
+}
+// The next point in a direction: near, and not far off to the side.
+function neighbour(points, from, dx, dy) {
+    let [found, best] = [null, Infinity];
+    for (const point of points) {
+        const [ahead, aside] = [(point.x - from.x) * dx + (point.y - from.y) * dy, Math.abs((point.x - from.x) * dy) + Math.abs((point.y - from.y) * dx)];
+        const cost = ahead + 2 * aside;
+        if (ahead > 1e-9 && cost < best)
+            [found, best] = [point, cost];
+    }
+    return found;
+}
+export function linesOf(points) {
+    const byName = new Map(points.map((point) => [point.name, point]));
+    return points.flatMap((child) => {
+        const parent = child.parent === null ? undefined : byName.get(child.parent);
+        return parent && parent !== child ? [[child, parent]] : [];
+    });
+}
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);

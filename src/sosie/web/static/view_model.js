@@ -1,0 +1,103 @@
+// One model: what is known of it, what it is near, where it lies.
+import { ask } from "./api.js";
+import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible, written } from "./dom.js";
+import { grouped } from "./groups.js";
+import { modelMap } from "./map.js";
+import { nearestTable } from "./nearest.js";
+import { picker } from "./picker.js";
+const NEAR = 10;
+export async function modelView(visit) {
+    const { zoo, parts, query, signal, go } = visit;
+    const id = Number(parts[0]);
+    const model = await ask(`models/${id}`, {}, { signal });
+    const kinds = Object.keys(model.kinds);
+    const kind = kinds.find((one) => one === query.get("kind")) ?? kinds[0];
+    const near = await ask(`models/${id}/near`, { k: NEAR, kind }, { signal });
+    const tabs = kinds.length > 1 ? element("div", { class: "tabs" }, kinds.map((one) => link(`#/model/${id}?kind=${one}`, zoo.what[one], one === kind ? "tab current" : "tab"))) : null;
+    return {
+        title: visible(model.name),
+        content: [
+            element("header", { class: "lead-in" }, [
+                element("p", { class: "kicker" }, [link("#/models", "Models"), " · ", visible(model.architecture)]),
+                element("h1", { dir: "auto" }, named(model.name, "title")),
+                element("p", { class: "lead" }, sentence(near)),
+                chips(model.tags),
+            ]),
+            tabs,
+            element("div", { class: "columns" }, [
+                element("div", { class: "stack" }, [
+                    card("Nearest models", [
+                        nearestTable(near, (row) => pairOf(id, row.id, kind)),
+                        element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(pairOf(id, other.id, "cka")))]),
+                    ]),
+                    layers(visit, model, kind),
+                ]),
+                element("div", { class: "stack" }, [card("On the map", await small(visit, id, near), "small-map"), card("What is known", facts(model))]),
+            ]),
+        ].filter((node) => node !== null),
+    };
+}
+function pairOf(a, b, kind) {
+    return `#/pair/${a}/${b}${kind === "cka" ? "" : `?kind=${kind}`}`;
+}
+function sentence(near) {
+    const first = near.rows[0];
+    if (!first)
+        return "There is nothing to compare it with.";
+    return ["Nearest to it is ", modelLink(first), `: ${near.what} ${written(first.value)} on average, each layer with the one that fits it best.`];
+}
+async function small({ signal, go }, id, near) {
+    let found;
+    try {
+        found = await ask("map", { kind: near.kind }, { signal });
+    }
+    catch (error) {
+        if (error.name === "AbortError")
+            throw error;
+        return element("p", { class: "quiet" }, visible(error.message));
+    }
+    const marked = new Set([id, ...near.rows.slice(0, 5).map((row) => row.id)]);
+    return [
+        modelMap(found.points, grouped(found.points, "architecture"), {
+            height: () => 260, lines: true, marked, centre: id, open: (point) => go(`#/model/${point.id}`),
+        }).host,
+        element("p", { class: "quiet note" }, "It, and the five nearest."),
+    ];
+}
+function facts(model) {
+    const family = (some) => element("span", { class: "listed" }, some.slice(0, 20).flatMap((one, k) => [k ? ", " : "", modelLink(one)]));
+    const parent = model.parent === null ? null : model.parents.length ? family(model.parents) : [named(model.parent), " (not in the zoo)"];
+    const rows = [
+        ["parameters", parameters(model.parameters)], ["task", model.task === null ? null : visible(model.task)],
+        ["fine-tuned from", parent], ["fine-tuned into", model.children.length ? family(model.children) : null],
+        ["same weights", model.same_weights.length ? family(model.same_weights) : null],
+        ["source", model.source === null ? null : named(model.source)], ["added", model.added.slice(0, 16).replace("T", " ")],
+        ["weights", element("span", { class: "name" }, model.digest)],
+        ["layers", Object.entries(model.kinds).map(([kind, sites]) => `${sites.length} (${kind})`).join(", ")],
+        ...Object.entries(model.absent).map(([kind, why]) => [`no ${kind}`, visible(why)]),
+        ...model.notes.map((note) => ["note", visible(note)]),
+    ];
+    return element("dl", { class: "facts" }, rows.filter(([, value]) => value !== null).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+// Layers of other models, nearest to one of this one's.
+function layers({ signal }, model, kind) {
+    const sites = model.kinds[kind] ?? [];
+    const place = element("div", { class: "answer", "aria-live": "polite" });
+    const show = async (site) => {
+        try {
+            const found = await ask(`models/${model.id}/near`, { by: "layer", site, k: NEAR, kind }, { signal });
+            place.replaceChildren(nearestTable(found, (row) => pairOf(model.id, row.id, kind)));
+        }
+        catch (error) {
+            if (error.name !== "AbortError")
+                place.replaceChildren(element("p", { class: "wrong" }, error.message));
+        }
+    };
+    const first = sites[Math.floor(sites.length / 2)];
+    void show(first);
+    return card("Nearest layers", [
+        element("div", { class: "tools" }, [choose("Of its layer", sites.map((site) => [site, visible(site)]), first, show),
+            element("span", { class: "quiet" }, counted(sites.length, "layer"))]),
+        place,
+    ]);
+}

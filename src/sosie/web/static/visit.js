@@ -1,0 +1,2 @@
+// What a view is given, and what it gives back.
+export {};

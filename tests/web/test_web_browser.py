@@ -1,0 +1,218 @@
+"""The explorer in a real browser: what a reader sees, picks, sends; on small screens, with hostile names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from web_examples import HOSTILE, HOSTILE_SITE, made
+
+pytestmark = pytest.mark.browser
+Look = Callable[..., Any]
+VIEWS = ["#/", "#/models", "#/model/1", "#/pair/1/5", "#/runs", "#/runs?name=first", "#/upload"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_view_opens_and_fits(look: Look, address: str, view: str, width: int, scheme: str) -> None:
+    page = look(view, width, color_scheme=scheme)
+    assert page.locator("h1").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.complaints == []
+    assert all(url.startswith(address) for url in page.asked)
+
+
+def points_of(page: Any) -> Any:
+    """Every model's place on the canvas, as the map draws them: fitted, the vertical axis upwards."""
+    answer = page.evaluate("fetch('api/map').then((a) => a.json())")
+    box = page.locator("canvas.points").bounding_box()
+    at = np.array([[p["x"], p["y"]] for p in answer["points"]])
+    low, high = at.min(0), at.max(0)
+    scale = min((np.array([box["width"], box["height"]]) - 72) / (high - low))
+    middle = np.array([box["x"] + box["width"] / 2, box["y"] + box["height"] / 2])
+    places = middle + scale * (at - (low + high) / 2) * np.array([1, -1])
+    return {p["name"]: tuple(place) for p, place in zip(answer["points"], places, strict=True)}
+
+
+def test_the_map_tells_a_model_and_opens_it(look: Look) -> None:
+    page = look("#/")
+    places = points_of(page)
+    for name in ("m4", "base"):
+        page.mouse.move(*places[name])
+        assert page.locator(".tip").inner_text().split("\n")[0] == name
+    page.mouse.click(*places["base"])
+    page.wait_for_function("() => location.hash.startsWith('#/model/')")
+    page.wait_for_selector("h1:has-text('base')")
+    assert page.complaints == []
+
+
+def test_the_map_zooms_moves_and_comes_back(look: Look) -> None:
+    page = look("#/")
+    before = points_of(page)["m4"]
+    said = lambda: page.locator(".tip").inner_text() if page.locator(".tip").is_visible() else ""  # noqa: E731
+    page.mouse.move(before[0], before[1])
+    page.mouse.down()
+    page.mouse.move(before[0] + 60, before[1] + 40, steps=4)
+    page.mouse.up()
+    page.mouse.move(before[0] + 59, before[1] + 40)
+    assert said().startswith("m4")
+    page.get_by_role("button", name="Zoom in").click()
+    page.mouse.move(before[0] + 60, before[1] + 41)
+    page.get_by_role("button", name="Show all").click()
+    page.mouse.move(before[0], before[1] + 1)
+    assert said().startswith("m4")
+    assert page.url.endswith("#/")
+
+
+def test_the_map_can_be_walked_with_keys(look: Look) -> None:
+    page = look("#/")
+    page.locator("canvas.points").focus()
+    page.keyboard.press("ArrowRight")
+    first = page.locator("#announcer").inner_text()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#announcer").inner_text() != first
+    name = page.locator("#announcer").inner_text().rsplit(", ", 1)[0]
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => location.hash.startsWith('#/model/')")
+    page.wait_for_selector("main:not([aria-busy])")
+    assert page.locator("h1").inner_text() == name
+
+
+def test_groups_have_colours_and_can_be_picked(look: Look) -> None:
+    page = look("#/")
+    assert page.locator(".legend").inner_text().split() == ["Net", "4", "Wide0", "4", "Wide1", "3", "<b>Odd</b>", "1"]
+    page.get_by_role("button", name="Wide1").click()
+    assert page.get_by_role("button", name="Wide1").get_attribute("aria-pressed") == "true"
+    page.mouse.move(*points_of(page)["base"])
+    assert not page.locator(".tip").is_visible() or "base" not in page.locator(".tip").inner_text()
+    page.get_by_label("Colour").select_option("base")
+    assert (
+        page.locator(".legend").inner_text().split("\n")[:2] == ["base", "4"]
+        or "base" in page.locator(".legend").inner_text()
+    )
+
+
+def test_the_finder_finds_by_a_part_of_a_name(look: Look) -> None:
+    page = look("#/models")
+    box = page.get_by_role("combobox", name="Find a model")
+    box.fill("SE-2")
+    page.wait_for_function("() => document.querySelectorAll('#finder .found [role=option]').length === 1")
+    assert page.locator("#finder .found [role=option] bdi").inner_text() == "base-2"
+    box.press("Enter")
+    page.wait_for_selector("h1:has-text('base-2')")
+    box.fill("m9")
+    box.press("Enter")  # before the server has answered
+    page.wait_for_selector("h1:has-text('m9')")
+    box.fill("nothing like that")
+    page.wait_for_selector(".found:has-text('no model of that name')")
+    box.press("Escape")
+    assert not page.locator("#finder .found").is_visible()
+
+
+def test_models_are_filtered_in_the_address(look: Look) -> None:
+    page = look("#/models")
+    assert page.locator("table.models tbody tr").count() == 12
+    page.get_by_label("Tag").select_option("tuned")
+    page.wait_for_function("() => location.hash.includes('tag=tuned')")
+    page.wait_for_function("() => document.querySelectorAll('table.models tbody tr').length === 3")
+    assert "3 of 12 models" in page.locator(".lead").inner_text()
+    page.go_back()
+    page.wait_for_function("() => document.querySelectorAll('table.models tbody tr').length === 12")
+
+
+def test_a_model_shows_its_nearest_and_leads_to_the_comparison(look: Look) -> None:
+    page = look("#/model/1")
+    names = page.locator("table.nearest").first.locator("tbody td:nth-child(2)").all_inner_texts()
+    assert names[:3] == ["base-1", "base-2", "base-3"]
+    page.get_by_label("Of its layer").select_option("layer3")
+    page.wait_for_function("() => document.querySelector('.answer tbody td:nth-child(3)')?.textContent === 'layer3'")
+    page.get_by_role("link", name="compare").first.click()
+    page.wait_for_selector("svg.heatmap")
+    assert page.locator("h1").inner_text() == "base and base-1"
+    assert page.complaints == []
+
+
+def test_the_heat_map_tells_the_value_of_the_cell_under_the_labels(look: Look) -> None:
+    page = look("#/pair/1/2")
+    page.wait_for_selector("svg.heatmap")
+    told = page.evaluate("fetch('api/pairs/1/2?exact=true').then((a) => a.json())")["value"]
+    for i, j in [(0, 0), (1, 3), (3, 0), (2, 2)]:
+        row = page.locator(f"svg [data-row='{i}']").bounding_box()
+        column = page.locator(f"svg [data-column='{j}']").bounding_box()
+        page.mouse.move(column["x"] + column["width"] / 2, row["y"] + row["height"] / 2)
+        text = page.locator(".tip").inner_text()
+        assert float(text.split("\n")[0]) == pytest.approx(told[i][j], abs=6e-4)
+        assert text.index(f"layer{i}") <= text.rindex(f"layer{j}")
+    page.locator("svg.heatmap").focus()
+    page.keyboard.press("ArrowDown")
+    assert re.match(r"layer\d and layer\d: -?\d", page.locator("#announcer").inner_text())
+    page.get_by_role("link", name="swap").click()
+    page.wait_for_selector("h1:has-text('base-1 and base')")
+    assert page.complaints == []
+
+
+def test_a_run_is_moved_through_by_the_slider(look: Look) -> None:
+    page = look("#/runs?name=first")
+    first_row = lambda: page.locator("svg .numbers text").all_text_contents()[10:15]  # noqa: E731  of the third layer
+    assert first_row() == ["0.00", "0.50", "0.80", "0.95", "1.00"]
+    slider = page.get_by_label("Step", exact=True)
+    slider.focus()
+    slider.press("Home")
+    assert page.locator(".step").inner_text() == "step 0"
+    assert first_row() == ["1.00", "0.50", "0.20", "0.05", "0.00"]
+    page.get_by_role("link", name="procrustes_angle").click()
+    page.wait_for_selector(".tab.current:has-text('procrustes_angle')")
+    assert page.complaints == []
+
+
+def test_a_fingerprint_is_looked_up(look: Look, tmp_path: Path) -> None:
+    page = look("#/upload")
+    page.set_input_files("#file", made(0, architecture="<b>Sent</b>").save(tmp_path / "mine.safetensors"))
+    page.wait_for_selector("table.nearest")
+    assert page.locator("table.nearest tbody td:nth-child(2)").first.inner_text() == "base"
+    assert "<b>Sent</b>, 4 layers" in page.locator("main").inner_text()
+    (tmp_path / "wrong.safetensors").write_bytes(b"no fingerprint")
+    page.set_input_files("#file", tmp_path / "wrong.safetensors")
+    page.wait_for_selector(".wrong")
+    assert "safetensors" in page.locator(".wrong").inner_text()
+    (tmp_path / "large.safetensors").write_bytes(bytes(5 * 2**20))
+    asked = len(page.asked)
+    page.set_input_files("#file", tmp_path / "large.safetensors")
+    page.wait_for_selector(".wrong:has-text('at most')")
+    assert len(page.asked) == asked  # too large a file is not even sent
+    assert [text for text in page.complaints if "422" not in text] == []
+
+
+@pytest.mark.parametrize("view", ["#/", "#/models", "#/model/12", "#/pair/12/1", "#/pair/1/12"])
+def test_hostile_names_are_shown_and_do_nothing(look: Look, address: str, view: str) -> None:
+    page = look(view, 390)
+    page.get_by_role("combobox", name="Find a model").fill("<img")
+    page.wait_for_function("() => document.querySelectorAll('#finder .found bdi').length === 1")
+    assert page.locator("#finder .found bdi").inner_text() == HOSTILE
+    if view not in ("#/", "#/models"):
+        page.wait_for_selector("table")
+        assert HOSTILE in page.locator("h1").inner_text()
+    assert page.locator("main img, main script, main b, main i, main u").count() == 0
+    assert page.complaints == []
+    assert all(url.startswith(address) for url in page.asked)
+
+
+def test_a_site_with_controls_in_its_name_is_spelt_out(look: Look) -> None:
+    page = look("#/pair/12/1")
+    page.wait_for_selector("table")
+    assert HOSTILE_SITE[:-1] + "<U+202E>" in page.locator("table").first.inner_text()
+    assert "\u202e" not in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("view", ["#/model/999", "#/nothing", "#/pair/1/x", "#/runs?name=..%2Fzoo"])
+def test_what_is_not_there_is_told(look: Look, view: str) -> None:
+    page = look(view)
+    assert page.locator("h2").first.inner_text() == "That did not work"
+    assert page.locator(".wrong").inner_text()
+    page.get_by_role("link", name="Back to the map").click()
+    page.wait_for_selector("canvas.points")
