@@ -69,9 +69,7 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 def _below(key: str, name: Any) -> str:
     if not isinstance(name, (str, int)):
-        raise TypeError(
-            f"{key} has an entry called {name!r}: only text and whole numbers can be kept in a file"
-        )
+        raise TypeError(f"{key} has an entry called {name!r}: only text and whole numbers can be kept in a file")
     return f"{key}/{name}" if key else str(name)
 
 
