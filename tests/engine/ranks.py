@@ -22,7 +22,7 @@ def run_ranks(count: int, function: Callable[..., Any], *args: Any, timeout: flo
         (Path(folder) / "job").write_bytes(pickle.dumps((function, args)))
         code = f"import sys; sys.path[:0] = {sys.path!r}; from ranks import main; main()"
         processes = [
-            subprocess.Popen([sys.executable, "-c", code, folder, str(rank), str(count), str(timeout)])
+            subprocess.Popen([sys.executable, "-c", code, folder, str(rank), str(count), str(timeout)], cwd=folder)
             for rank in range(count)
         ]
         try:
