@@ -18,9 +18,15 @@ distributed = pytest.importorskip("distributed", reason="needs sosie[dask]")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
-    ) as found:
+    import dask
+
+    # Given up at the second death, so that innocents are blamed, too.
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+        ) as found,
+    ):
         yield found
 
 

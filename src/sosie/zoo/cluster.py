@@ -25,5 +25,6 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         client = Client(**where, timeout=PATIENCE)
     except (OSError, ValueError) as error:  # nobody answers; no address
         raise OSError(f"no Dask scheduler at {address}: {error}") from error
-    with client, client.get_executor() as executor:
+    # Not pure: a task that is tried again is another one, not the one that failed, remembered.
+    with client, client.get_executor(pure=False) as executor:
         yield executor
