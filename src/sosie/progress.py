@@ -16,12 +16,12 @@ PATIENCE = 2.0  # seconds before anything is shown
 class Progress(AbstractContextManager["Progress"]):
     """`with Progress("comparing", total) as bar: bar.advance(1)`; the total may be unknown."""
 
-    def __init__(self, task: str, total: int | None = None, unit: str = "") -> None:
+    def __init__(self, task: str, total: int | None = None, unit: str = "", *, shown: bool = True) -> None:
         self.task, self.total, self.unit = task, total, unit
         self._done = 0
         self._start = time.monotonic()
         self._bar: object | None = None
-        self._visible = sys.stderr is not None and sys.stderr.isatty()
+        self._visible = shown and sys.stderr is not None and sys.stderr.isatty()
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self._done += steps

@@ -208,3 +208,24 @@ def test_lists() -> None:
     assert split(None) is None
     with pytest.raises(ValueError, match="empty list"):
         split(" , ")
+
+
+def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
+    compare = ["compare", *MODELS, "--data", "demo", "--max-rows", "300", "--batch", "64"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
+
+    def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*launch, *compare, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+
+    found = launched("--out", "two.json")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("wrote two.json") == 1
+    assert run(*compare, "--out", "one.json", cwd=tmp_path).returncode == 0
+    one, two = (sosie.load(tmp_path / f"{count}.json") for count in ("one", "two"))
+    assert two.provenance["processes"] == 2
+    np.testing.assert_allclose(two.values["debiased_cka"].value, one.values["debiased_cka"].value, rtol=0, atol=1e-12)
+    wrong = launched("--sites", "nowhere")
+    assert wrong.returncode != 0
+    assert "nowhere" in wrong.stderr

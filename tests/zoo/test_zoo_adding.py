@@ -15,6 +15,7 @@ import torch
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 from torch import nn
 
+import sosie.zoo.tasks
 from sosie.models import open_model
 from sosie.zoo import Added, Zoo, fingerprint
 from sosie.zoo.adding import default_name
@@ -179,6 +180,38 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     assert isinstance(found, Added)
     assert found.added == ("a",)
     assert "cannot be sent to another process" in found.failed["local"]
+
+
+class Blaming(Executor):
+    """A cluster that gives up whatever is on its way while a bad model is."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, function: Any, /, task: Any, **_: Any) -> Future[Any]:
+        self.waiting.append((found := Future(), task))
+        if len(self.waiting) > 3 or self.alone:
+            lot, self.waiting = self.waiting, []
+            bad = any(one.name == "bad" for _, one in lot)
+            for future, one in lot:
+                future.set_exception(RuntimeError("killed")) if bad else future.set_result(function(one))
+        return found
+
+    alone = False
+
+
+def test_a_cluster_that_blames_those_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, cluster = new_zoo(tmp_path), Blaming()
+    first = sosie.zoo.tasks._run
+
+    def run(executor: Any, tasks: Any, window: int, *more: Any) -> Any:
+        cluster.alone = window == 1
+        return first(executor, tasks, window, *more)
+
+    monkeypatch.setattr("sosie.zoo.tasks._run", run)
+    found = zoo.add({name: net(k) for k, name in enumerate(["a", "bad", "b", "c"])}, executor=cluster)
+    assert set(found.added) == {"a", "b", "c"}
+    assert found.failed == {"bad": "RuntimeError: killed"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are killed by a signal")

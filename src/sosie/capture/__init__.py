@@ -15,12 +15,14 @@ from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
 from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
+from .shares import ALL, Share
 from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
 from .squared_gradients import SquaredGradients
 from .structure import BadBatch, count_inputs, cut, input_rows
 from .watch import Seen, Sink, watch
 
 __all__ = [
+    "ALL",
     "BETA",
     "RULES",
     "BadActivations",
@@ -40,6 +42,7 @@ __all__ = [
     "Rule",
     "SavedActivations",
     "Seen",
+    "Share",
     "SilentSite",
     "Sink",
     "Site",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .shares import ALL, Places, Share
 from .structure import BadBatch, count_inputs, cut, is_text, join, with_tensors
 
 BATCH = 128  # inputs a batch where the data come in no batches of their own
@@ -24,7 +26,7 @@ class NoData(ValueError):
 class Chunk:
     """Consecutive inputs of the stream, in the structure of the loader's batches."""
 
-    batch: Any
+    batch: Any  # None: of saved activations, or of another process's share
     start: int  # index of the first input in the whole data
     count: int
 
@@ -47,6 +49,7 @@ class Batches:
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
         elif isinstance(data, tuple) and _looks_like_a_pair(data):
             raise BadBatch("a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)")
+        self.places = Places.of(self._data, self.total)
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
@@ -69,22 +72,53 @@ class Batches:
 
 
 def recut(
-    batches: Any, *, block: int | None, skip: int = 0, max_rows: int | None = None, largest: int | None = None
+    batches: Any,
+    *,
+    block: int | None,
+    skip: int = 0,
+    max_rows: int | None = None,
+    largest: int | None = None,
+    share: Share = ALL,
 ) -> Iterator[Chunk]:
     """The same inputs in chunks of a multiple of `block`: as large as the loader's first batch, or `largest`.
 
     The last chunk has what is left: fewer than `block` inputs never stand alone unless there are no more.
     With `block=None` the loader's batches pass as they are. The first `skip` inputs are left out, and those
-    from index `max_rows` on (counted from the start of the data, the skipped ones included).
+    from index `max_rows` on (counted from the start of the data, the skipped ones included). Chunks that are not
+    of this process's `share` come without their inputs, which are not even read where that can be helped.
     """
     if block is not None and block < 1:
         raise ValueError(f"a block needs at least one row, got {block}")
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     source = batches if isinstance(batches, Batches) else Batches(batches)
+    if share.of > 1 and source.places is not None:
+        yield from _read_there(source.places, share, block=block, skip=skip, max_rows=max_rows, largest=largest)
+        return
+    whole = _whole_chunks(source, block, skip, max_rows, largest)
+    for number, (take, start, count) in enumerate(whole):
+        yield Chunk(take() if share.has(number) else None, start, count)
+
+
+def _read_there(places: Places, share: Share, **how: Any) -> Iterator[Chunk]:
+    mine = (span for number, span in enumerate(places.spans(**how)) if share.has(number))
+    batches = iter(places.read(mine))
+    for number, (start, stop) in enumerate(places.spans(**how)):
+        batch = None
+        if share.has(number):
+            batch = with_tensors(next(batches))
+            if count_inputs(batch) != stop - start:
+                raise BadBatch(f"inputs {start} to {stop - 1} were asked for, and {count_inputs(batch)} came")
+        yield Chunk(batch, start, stop - start)
+
+
+def _whole_chunks(
+    source: Batches, block: int | None, skip: int, max_rows: int | None, largest: int | None
+) -> Iterator[tuple[Callable[[], Any], int, int]]:
+    """Each chunk as a way to put its inputs together, where it starts and how many inputs it has."""
     if block is None:
         for _, chunk in _bounded(source, skip, max_rows):
-            yield chunk
+            yield partial(getattr, chunk, "batch"), chunk.start, chunk.count
         return
     held = _Held()
     size = None
@@ -123,7 +157,8 @@ class _Held:
         self._parts.append(chunk)
         self.count += chunk.count
 
-    def take(self, size: int) -> Chunk:
+    def take(self, size: int) -> tuple[Callable[[], Any], int, int]:
+        """The next inputs; they are put together, which copies, only if they are wanted."""
         start = self._parts[0].start
         taken: list[Any] = []
         missing = size
@@ -136,7 +171,7 @@ class _Held:
             taken.append(part.batch)
             missing -= part.count
         self.count -= size
-        return Chunk(join(taken), start, size)
+        return partial(join, taken), start, size
 
 
 def _cut_up(whole: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .launched import own_device, working_together
 from .lists import split
 
 if TYPE_CHECKING:
@@ -83,27 +84,29 @@ def compare(
         )
         _tell(between, out, html, full)
         return
-    found = engine.compare(
-        [engine.open_source(text, seed=seed) for text in models],
-        None if data is None else open_data(data, batch=batch),
-        measures=None if measures is None else split(measures) or [],
-        sites_a=split(sites_a or sites),
-        sites_b=split(sites_b or (sites if len(models) == 2 else None)),
-        rows=rows,
-        max_rows=max_rows,
-        exact=exact,
-        block=block,
-        device=device,
-        precision=precision,
-        memory=memory,
-        seed=seed,
-        null=null,
-        draws=draws,
-        interval=interval,
-        kernel=kernel,
-        resume=resume,
-    )
-    _tell(found, out, html, full)
+    with working_together() as speaks:
+        found = engine.compare(
+            [engine.open_source(text, seed=seed) for text in models],
+            None if data is None else open_data(data, batch=batch),
+            measures=None if measures is None else split(measures) or [],
+            sites_a=split(sites_a or sites),
+            sites_b=split(sites_b or (sites if len(models) == 2 else None)),
+            rows=rows,
+            max_rows=max_rows,
+            exact=exact,
+            block=block,
+            device=own_device(device),
+            precision=precision,
+            memory=memory,
+            seed=seed,
+            null=null,
+            draws=draws,
+            interval=interval,
+            kernel=kernel,
+            resume=resume,
+        )
+    if speaks:
+        _tell(found, out, html, full)
 
 
 def _of_sketches(things: list[str], options: Mapping[str, object]) -> None:

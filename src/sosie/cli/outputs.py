@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .launched import own_device, working_together
 from .lists import split
 
 
@@ -51,16 +52,19 @@ def outputs(
 
     for path in (out, html):
         check_writable(path)
-    found = compare_outputs(
-        models,
-        None if data is None else open_data(data, batch=batch),
-        measures=split(measures),
-        kind=kind,
-        shifts=split(shifts),
-        seed=seed,
-        max_rows=max_rows,
-        device=device,
-    )
+    with working_together() as speaks:
+        found = compare_outputs(
+            models,
+            None if data is None else open_data(data, batch=batch),
+            measures=split(measures),
+            kind=kind,
+            shifts=split(shifts),
+            seed=seed,
+            max_rows=max_rows,
+            device=own_device(device),
+        )
+    if not speaks:
+        return
     # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
     written = [found.save(out)] if out is not None else []
     written += [write_report(found, html)] if html is not None else []

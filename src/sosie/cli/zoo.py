@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,17 +53,33 @@ def add(
     sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one does.")] = 0,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster make them: tcp://host:8786, or its .json.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="In place of models of the same names.")] = False,
     wait: Wait = 10.0,
 ) -> None:
     """Add models; one that fails is recorded, and the rest goes on."""
     from ..zoo import Added
+    from ..zoo.cluster import dask_cluster
 
+    if dask is not None and workers:
+        raise ValueError("a cluster has its own workers: give --dask or --workers, not both")
     zoo = _open(folder, wait)
     named = _named(models)
     options: dict[str, Any] = {"sites": split(sites), "device": device}
     options = {name: value for name, value in options.items() if value is not None}
-    found = zoo.add(named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, **options)
+    with nullcontext() if dask is None else dask_cluster(dask) as executor:
+        found = zoo.add(
+            named,
+            tags=tag or (),
+            task=task,
+            parent=parent,
+            replace=replace,
+            workers=workers,
+            executor=executor,
+            **options,
+        )
     assert isinstance(found, Added)
     _print(found.rows(), ("name", "outcome"))
     for name, reason in found.failed.items():

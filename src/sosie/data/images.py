@@ -48,7 +48,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, self.total, self.size):
-            yield self.source.read(start, min(start + self.size, self.total))
+            yield self.read(start, min(start + self.size, self.total))
+
+    def read(self, start: int, stop: int) -> Batch:
+        """The inputs from `start` to `stop`, whichever batches they are of."""
+        return self.source.read(start, stop)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,11 +1,12 @@
 """From models and data to results, in one pass."""
 
-from .comparing import compare, open_source
+from .comparing import compare
 from .costing import cost
 from .dynamics import dynamics
 from .fisher_rao import FisherRao, fisher_rao_norm
 from .look import look_at
 from .one_shot import list_measures, measure
+from .opening import open_source
 from .outputs import compare_outputs
 from .sketching import (
     KERNEL,

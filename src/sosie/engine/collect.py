@@ -12,11 +12,12 @@ from torch import Tensor
 from ..capture import Chunk, input_rows
 from ..progress import Progress
 from ..results import Side
-from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved
+from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved, on_device
 from .inspect import Inspector
 from .plan import Kind, Plan
 from .precision import allows_tf32, products
 from .sources import Source
+from .spread import Alone
 from .stream import check_positions
 
 Pair = tuple[int, int]
@@ -43,6 +44,21 @@ class Totals:
         # A total that was read from a file may be on another device.
         self.statistics[kind] = part if total is None else moved(total, like=part).merge(part)
 
+    def absorb(self, other: Totals, first_row: int) -> None:
+        """Add what another process made of other chunks of the same data, which begin at `first_row`."""
+        for kind, part in other.statistics.items():
+            total = self.statistics.get(kind)
+            self.add(kind, part if total is None else moved(part, like=total))
+        self.settle()
+        self.inputs += other.inputs
+        self.rows += other.rows - first_row
+
+    def on_cpu(self) -> Totals:
+        """To be sent to another process."""
+        self.settle()
+        kept = {kind: on_device(statistic, torch.device("cpu")) for kind, statistic in self.statistics.items()}
+        return Totals(kept, self.inputs, self.rows)
+
     def settle(self) -> None:
         """Merge the samples that are waiting."""
         if self._pending:
@@ -67,15 +83,15 @@ class Pass:
         precision: str | None,
         draws: int = 0,
         inputs: bool = False,
+        per_input: int = 1,
     ) -> None:
         self.sources, self.twins, self.sides, self.plan = sources, twins, sides, plan
-        self.seed, self.draws, self.inputs = seed, draws, inputs
+        self.seed, self.draws, self.inputs, self.per_input = seed, draws, inputs, per_input
         self.precision, self.tf32 = precision, allows_tf32(precision)
         lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
         self._makers = [self._make(lottery) for _ in sources]
         self._lottery = lottery
         self._inspector = Inspector()
-        self._blocks: int | None = None
         self._device: torch.device | None = None
 
     def _make(self, lottery: Lottery | None) -> dict[Kind, Any]:
@@ -97,24 +113,30 @@ class Pass:
         *,
         expected: int | None,
         each: Callable[[], None],
+        shown: bool = True,
     ) -> None:
-        """Read every chunk, and call `each` after it."""
+        """Read every chunk, and call `each` after it; chunks between them may be left out for other processes."""
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         done = next(iter(totals.values())).inputs
-        with Progress(f"comparing {names}", expected, "inputs") as bar:
+        with Progress(f"comparing {names}", expected, "inputs", shown=shown) as bar:
             bar.advance(done)
             for chunk in chunks:
-                start = next(iter(totals.values())).rows
+                start = self._start(chunk, next(iter(totals.values())))
                 given = self._given(chunk, start)
                 read = {k: self._read(k, chunk, start) for k in dict.fromkeys(self.twins)}
                 check_positions([self.sources[k] for k in read])
                 with products():
-                    self._join([read[k] for k in self.twins], totals, chunk, given)
+                    self._join([read[k] for k in self.twins], totals, chunk, start, given)
                 bar.advance(chunk.count)
                 each()
         self._inspector.finish()
         for total in totals.values():
             total.settle()
+
+    def _start(self, chunk: Chunk, total: Totals) -> int:
+        """The row that a chunk begins with, counted over all chunks: others may have read those before it."""
+        left_out = chunk.start - total.inputs
+        return total.rows + left_out * self.per_input
 
     def _read(self, k: int, chunk: Chunk, start: int) -> dict[Kind, Any]:
         """What one source makes of a chunk: parts as the activations appear, then all sites together."""
@@ -149,27 +171,38 @@ class Pass:
         return rows[torch.from_numpy(self._lottery.draw(start, chunk.count) - start).to(rows.device)]
 
     def _join(
-        self, sides: list[dict[Kind, Any]], totals: dict[Pair, Totals], chunk: Chunk, given: Tensor | None
+        self, sides: list[dict[Kind, Any]], totals: dict[Pair, Totals], chunk: Chunk, start: int, given: Tensor | None
     ) -> None:
-        rows = blocks = 0
-        if self._blocks is None:  # on resuming, or for a later part of the data, blocks go on counting
-            self._blocks = next(iter(totals.values())).rows // self.plan.block
+        rows = 0
+        first_block = start // self.plan.block  # on resuming, or for a later part of the data, blocks go on counting
         for (i, j), total in totals.items():
             for kind in self.plan.statistics:
                 a, b = sides[i][kind], sides[j][kind]
                 joined: Statistic
                 if kind == "grams":
                     joined = Grams.join(
-                        a, b, block=self.plan.block, first_block=self._blocks, draws=self.draws, seed=self.seed
+                        a, b, block=self.plan.block, first_block=first_block, draws=self.draws, seed=self.seed
                     )
-                    blocks = a.blocks
                 else:
                     joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, given)
                 total.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
             total.inputs += chunk.count
             total.rows += rows
-        self._blocks += blocks
+
+    def learnt(self) -> list[dict[Kind, Any]]:
+        """What the makers have learnt from the first chunk: centres, mostly."""
+        return [{kind: maker.learnt() for kind, maker in makers.items()} for makers in self._makers]
+
+    def learn(self, found: list[dict[Kind, Any]]) -> None:
+        for makers, theirs in zip(self._makers, found, strict=True):
+            for kind, maker in makers.items():
+                maker.learn(theirs[kind])
+
+    @property
+    def offsets(self) -> dict[tuple[str, str], float]:
+        """How far off the mean was at each site, at most."""
+        return self._inspector.offsets
 
     def look_at_all(self) -> None:
         """Look at the numbers that are still on their way: statistics are about to be saved or read."""
@@ -178,6 +211,34 @@ class Pass:
     def strained(self) -> dict[tuple[str, str], float]:
         """Sites whose mean was so far off in some chunk that float32 products may have lost digits."""
         return {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}
+
+
+def gather(ranks: Alone, run: Pass, totals: dict[Pair, Totals], first_row: int) -> None:
+    """In the first of several processes, the statistics of all of them, added in their order."""
+    if not ranks.several:
+        return
+    _check_rows(run, totals, first_row)
+
+    def absorb(found: tuple[dict[Pair, Totals], dict[tuple[str, str], float]]) -> None:
+        theirs, offsets = found
+        for pair, total in totals.items():
+            total.absorb(theirs[pair], first_row)
+        for key, offset in offsets.items():
+            run.offsets[key] = max(run.offsets.get(key, 0.0), offset)
+
+    sent = ({pair: total.on_cpu() for pair, total in totals.items()}, run.offsets) if not ranks.first else ({}, {})
+    ranks.collect(sent, absorb)
+
+
+def _check_rows(run: Pass, totals: dict[Pair, Totals], first_row: int) -> None:
+    """Which rows are sampled hangs on their index, and that on all inputs before, which others have read."""
+    for total in totals.values():
+        if "sample" in run.plan.statistics and total.rows - first_row != total.inputs * run.per_input:
+            raise ValueError(
+                f"{total.inputs} inputs gave {total.rows - first_row} rows instead of {run.per_input} each: "
+                "rows='positions' of texts of different lengths cannot be numbered by several processes. Compare in "
+                "one (spread=False), or take rows='mean', 'cls' or 'last'"
+            )
 
 
 def _meeting_place(rows: Tensor) -> torch.device:

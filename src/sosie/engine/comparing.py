@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from ..capture import Rule, SavedActivations, check_rule, cut, open_activations
+from ..capture import Rule, check_rule, cut
 from ..measures import Measure, find
-from ..models import NamedModel, open_model, with_name
 from ..results import Comparison, Comparisons, DamagedFile, Side
-from ..stats import BLOCK, is_statistics
-from .collect import Pair, Pass, Totals
+from ..stats import BLOCK
+from .collect import Pair, Pass, Totals, gather
 from .digest import digest_of
 from .doubt import Doubt
+from .opening import arguments_of, is_statistics, source_of
 from .partial import Partial, merge_files
 from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
@@ -29,6 +27,7 @@ from .resume import Checkpoint
 from .settings import Settings, draws_of
 from .sketching.comparing import KERNEL, SKETCHED, check_sketches, compare_sketches, is_sketch
 from .sources import ModelSource, SavedSource, Source, tell_apart
+from .spread import Alone, together
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
 DEFAULT = "debiased_cka"
@@ -59,6 +58,7 @@ def compare(
     interval: bool = False,
     kernel: str | None = None,
     resume: str | os.PathLike[str] | None = None,
+    spread: bool = True,
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
@@ -82,102 +82,59 @@ def compare(
     measure, also where that means computing it on a hundred parts of the rows.
 
     `kernel`: of sketches (see `sosie.sketch`): "hadamard" (features × gradients, the default), "features" …
+
+    In an initialised torch.distributed every process has to make the same call; each reads its share of the data, and
+    all get the result. `spread=False` compares in this process alone.
     """
-    things, data = _arguments(model_a, model_b, data)
-    if all(_is_statistics(thing) for thing in things):
-        if measures is not None or null is not None or interval:
+    with together(spread) as ranks:
+        things, data = arguments_of(model_a, model_b, data)
+        if all(is_statistics(thing) for thing in things):
+            if measures is not None or null is not None or interval:
+                raise ValueError(
+                    "saved statistics are merged as they were collected: measures, null and interval are chosen then"
+                )
+            try:
+                return merge_files(things).finish(provenance())
+            except (RuntimeError, IndexError) as error:
+                raise DamagedFile(f"these statistics do not fit together: {error}") from error
+        check_rule(rows)
+        check_precision(precision)
+        sketched = any(is_sketch(thing) for thing in things)
+        if measures is None:
+            measures = SKETCHED if sketched else DEFAULT
+        chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+        if not chosen:
+            raise ValueError("no measures asked for; `sosie measures` lists them")
+        if answers := [measure.name for measure in chosen if measure.reads_outputs]:
+            raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
+        if made_of := [measure.name for measure in chosen if measure.reads_weights]:
+            raise ValueError(f"{', '.join(made_of)}: of weights, without data; use compare_weights")
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        doubt = Doubt(draws_of(null, draws), seed, interval)
+        if sketched:
+            check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a,
+                           prepare_b=prepare_b, inputs=inputs, precision=precision, memory=memory, max_rows=max_rows,
+                           resume=resume, exact=exact or None, interval=interval or None, first_row=first_row or None,
+                           rows=None if rows == "flatten" else rows)  # fmt: skip
+            return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
+        if kernel is not None:
+            raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
+        settings = Settings(
+            chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
+        )
+        if len(things) > 2 and (sites_b is not None or prepare_b is not None):
             raise ValueError(
-                "saved statistics are merged as they were collected: measures, null and interval are chosen then"
+                "with more than two models, sites_a and prepare_a are for all of them; leave sites_b and prepare_b out"
             )
-        try:
-            return merge_files(things).finish(provenance())
-        except (RuntimeError, IndexError) as error:
-            raise DamagedFile(f"these statistics do not fit together: {error}") from error
-    check_rule(rows)
-    check_precision(precision)
-    sketched = any(is_sketch(thing) for thing in things)
-    if measures is None:
-        measures = SKETCHED if sketched else DEFAULT
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
-    if not chosen:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
-    if answers := [measure.name for measure in chosen if measure.reads_outputs]:
-        raise ValueError(f"{', '.join(answers)}: what models answer, not their layers; use compare_outputs")
-    if made_of := [measure.name for measure in chosen if measure.reads_weights]:
-        raise ValueError(f"{', '.join(made_of)}: of weights, without data; use compare_weights")
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    doubt = Doubt(draws_of(null, draws), seed, interval)
-    if sketched:
-        check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a, prepare_b=prepare_b,
-                       inputs=inputs, precision=precision, memory=memory, max_rows=max_rows, resume=resume,
-                       exact=exact or None, interval=interval or None, first_row=first_row or None,
-                       rows=None if rows == "flatten" else rows)  # fmt: skip
-        return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
-    if kernel is not None:
-        raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
-    settings = Settings(
-        chosen, rows, device, precision, parse_size(memory), max_rows, exact, block, seed, first_row, doubt
-    )
-    if len(things) > 2 and (sites_b is not None or prepare_b is not None):
-        raise ValueError(
-            "with more than two models, sites_a and prepare_a are for all of them; leave sites_b and prepare_b out"
-        )
-    sites = [sites_a] * len(things) if len(things) > 2 else [sites_a, sites_b]
-    prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
-    sources = [
-        _source(thing, site, prepare, settings, inputs)
-        for thing, site, prepare in zip(things, sites, prepares, strict=True)
-    ]
-    tell_apart(sources)
-    return _compare(sources, data, settings, resume)
-
-
-def _arguments(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
-    """The things compared and the data, from compare(a, b, data) or compare([a, b, c], data)."""
-    if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
-        if data is not None and model_b is not None:
-            raise TypeError("with a list of models, there is no second model: compare([m1, m2, m3], data)")
-        if len(model_a) < 2 and not (model_a and _is_statistics(model_a[0])):
-            raise ValueError(f"need at least two models to compare, got {len(model_a)}")
-        return list(model_a), model_b if data is None else data
-    if model_b is None:
-        if _is_statistics(model_a):
-            return [model_a], data
-        raise TypeError("compare needs two models (the same one twice is fine), or a list of them and data")
-    return [model_a, model_b], data
-
-
-def _is_statistics(thing: Any) -> bool:
-    return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics(thing)
-
-
-def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
-    """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
-    path = Path(text)
-    if _is_statistics(path) or is_sketch(path):
-        return str(text)
-    if path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file()):
-        return open_activations(path)
-    return open_model(str(text), seed=seed)
-
-
-def _source(
-    thing: Any, sites: Any, prepare: Callable[[Any], Any] | None, settings: Settings, inputs: Any
-) -> ModelSource | SavedSource:
-    if isinstance(thing, (str, os.PathLike)):
-        thing = open_source(thing)
-    if isinstance(thing, Mapping):
-        thing = open_activations(thing)
-    if isinstance(thing, SavedActivations):
-        return SavedSource(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
-    thing, name, prepare = with_name(thing, prepare)
-    if not isinstance(thing, nn.Module):
-        raise TypeError(
-            f"cannot compare {name}: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors', "
-            "or saved activations ({site: array}, .npz, .safetensors)"
-        )
-    return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
+        sites = [sites_a] * len(things) if len(things) > 2 else [sites_a, sites_b]
+        prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
+        sources = [
+            source_of(thing, site, prepare, settings, inputs)
+            for thing, site, prepare in zip(things, sites, prepares, strict=True)
+        ]
+        tell_apart(sources)
+        return _compare(sources, data, settings, resume, ranks)
 
 
 def _compare(
@@ -185,10 +142,11 @@ def _compare(
     data: Any,
     settings: Settings,
     resume: str | os.PathLike[str] | None,
+    ranks: Alone,
 ) -> Comparison | Comparisons:
     twins = [_first_like(sources, k) for k in range(len(sources))]
     pairs = list(itertools.combinations(range(len(sources)), 2))
-    checkpoint = Checkpoint(resume, pairs)
+    checkpoint = Checkpoint(resume, pairs, on_the_way=not ranks.several)
     with ExitStack() as stack:
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
@@ -204,38 +162,49 @@ def _compare(
         rows = None if known is None or resume is not None else known * each
         plan = _plan(sides, rows, settings, pairs=len(pairs), blocks=each == 1)
         run = Pass(
-            sources,
-            twins,
-            sides,
-            plan,
+            *(sources, twins, sides, plan),
             seed=settings.seed,
             precision=settings.precision,
             draws=settings.doubt.draws,
             inputs=inputs,
+            per_input=each,
         )
-        made_with = _made_with(sources, stream, settings) if resume is not None else {}
+        made_with = _made_with(sources, stream, settings) if resume is not None or ranks.several else {}
+        ranks.agree(lambda: {**made_with, **_about_parts(stream, sides, plan)})
         totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}
 
         def partials() -> dict[Pair, Partial]:
             run.look_at_all()
             return {(i, j): _partial(totals[i, j], (sides[i], sides[j]), run, settings, made_with) for i, j in pairs}
 
-        checkpoint.restore(totals, partials, most=settings.max_rows)
+        skip = ranks.once(lambda: checkpoint.restore(totals, partials, most=settings.max_rows))
         chunks = stream.chunks(
             block=settings.block if "grams" in plan.statistics else None,
-            skip=next(iter(totals.values())).inputs,
+            skip=skip,
             max_rows=settings.max_rows,
             largest=chunk_on_cpu(sources, sides),
+            share=ranks.share,
         )
         run.run(
-            chunks,
+            ranks.deal(chunks, run),
             totals,
-            expected=known,
+            expected=known if known is None else -(-known // ranks.share.of),
             each=lambda: checkpoint.save(partials),
+            shown=ranks.first,
         )
+        gather(ranks, run, totals, settings.first_row * each)
+
+    def result() -> Comparison | Comparisons:
         found = partials()
-    checkpoint.save(lambda: found, now=True)
-    about = provenance(settings=settings.as_text(), models=[source.describe() for source in sources], data=data)
+        checkpoint.save(lambda: found, now=True)
+        models = [source.describe() for source in sources]
+        about = provenance(settings=settings.as_text(), models=models, data=data, processes=ranks.several)
+        return _finished(found, sources, about)
+
+    return ranks.once(result)
+
+
+def _finished(found: dict[Pair, Partial], sources: Sequence[Source], about: dict[str, Any]) -> Comparison | Comparisons:
     finished = {pair: partial.finish(about) for pair, partial in found.items()}
     if len(sources) == 2:
         return finished[0, 1]
@@ -279,6 +248,16 @@ def _partial(
         made_with=made_with,
         doubt=settings.doubt,
     )
+
+
+def _about_parts(stream: Stream, sides: Sequence[Side], plan: Plan) -> dict[str, str]:
+    """What processes that share the work have to have in common, besides what saved statistics have."""
+    return {
+        "the first batch": "" if stream.first is None else digest_of(stream.first),
+        "the number of inputs": str(stream.total),
+        "what the sites are": repr(sides),
+        "what is collected": repr(plan),
+    }
 
 
 def _made_with(sources: Sequence[Source], stream: Stream, settings: Settings) -> dict[str, str]:

@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Batches, Chunk, recut
-from ..data import open_data
+from ..capture import Chunk
 from ..data.shifts import open_shifts
 from ..measures import MEASURES, Measure, find
 from ..progress import Progress
 from ..results import Comparison, Comparisons, Side
-from ..stats import Answers, OutputSums
+from ..stats import Answers, OutputSums, moved, on_device
 from .answering import Answering, Labels, ModelAnswering, SavedAnswering, open_answering
+from .digest import digest_of
 from .output_values import Grid, accuracies, evaluate_outputs
 from .provenance import provenance
 from .sources import tell_apart
+from .spread import Alone, together
 from .stimuli import Key, Stimuli, check_shiftable
+from .stream import Stream
 
 Pair = tuple[int, int]
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
@@ -43,6 +45,7 @@ def compare_outputs(
     inputs: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
     max_rows: int | None = None,
+    spread: bool = True,
 ) -> Comparison | Comparisons:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence; in one pass.
 
@@ -59,34 +62,41 @@ def compare_outputs(
     `shifts`: what happens to the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"),
     an attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all. They are the sites, an
     attack being two, on A and on B; each is compared with each, on the same inputs. Attacks lead away from the labels,
-    or without any from what the attacked model answers. What is random comes from `seed`.
+    or without any from what the attacked model answers. What is random comes from `seed`. `spread`: as in `compare`.
     """
-    things, names, data = _things(model_a, model_b, data)
-    chosen = None if measures is None else _chosen(measures)
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    if len(things) > 2 and prepare_b is not None:
-        raise ValueError("with more than two models, prepare_a is for all of them; leave prepare_b out")
-    prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
-    sources = [
-        open_answering(
-            thing, name, kind=kind, prepare=prepare, inputs=inputs if shifts is None else None, device=device
-        )
-        for thing, name, prepare in zip(things, names, prepares, strict=True)
-    ]
-    tell_apart(sources)
-    stimuli = Stimuli()
-    if shifts is not None:
-        check_shiftable(sources)
-        stimuli = Stimuli(open_shifts(shifts), seed, inputs)
-    asked = _Asked(sources, chosen, Labels(labels), max_rows, stimuli)
-    sums, doubts = asked.run(data)
-    settings = {"kind": kind, "device": str(device or "each model's own"), **asked.about_shifts()}
-    if max_rows is not None:
-        settings["max_rows"] = str(max_rows)
-    about = provenance(settings=settings, models=[source.describe() for source in sources], data=data)
-    found = {pair: _comparison(grid, asked.sides(*pair), chosen, doubts, about) for pair, grid in sums.items()}
-    return found[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), found)
+    with together(spread) as ranks:
+        things, names, data = _things(model_a, model_b, data)
+        chosen = None if measures is None else _chosen(measures)
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        if len(things) > 2 and prepare_b is not None:
+            raise ValueError("with more than two models, prepare_a is for all of them; leave prepare_b out")
+        prepares = [prepare_a] * len(things) if len(things) > 2 else [prepare_a, prepare_b]
+        sources = [
+            open_answering(
+                thing, name, kind=kind, prepare=prepare, inputs=inputs if shifts is None else None, device=device
+            )
+            for thing, name, prepare in zip(things, names, prepares, strict=True)
+        ]
+        tell_apart(sources)
+        stimuli = Stimuli()
+        if shifts is not None:
+            check_shiftable(sources)
+            stimuli = Stimuli(open_shifts(shifts), seed, inputs)
+        asked = _Asked(sources, chosen, Labels(labels), max_rows, stimuli, ranks)
+        sums = asked.run(data)
+
+        def result() -> Comparison | Comparisons:
+            doubts = asked.check_ends(sums)
+            settings = {"kind": kind, "device": str(device or "each model's own"), **asked.about_shifts()}
+            if max_rows is not None:
+                settings["max_rows"] = str(max_rows)
+            models = [source.describe() for source in sources]
+            about = provenance(settings=settings, models=models, data=data, processes=ranks.several)
+            found = {pair: _comparison(grid, asked.sides(*pair), chosen, doubts, about) for pair, grid in sums.items()}
+            return found[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), found)
+
+        return ranks.once(result)
 
 
 @dataclass
@@ -98,6 +108,7 @@ class _Asked:
     labels: Labels
     max_rows: int | None
     stimuli: Stimuli
+    ranks: Alone
     _labelled: bool = field(default=False, init=False)
     _place: torch.device | None = field(default=None, init=False)
 
@@ -105,27 +116,34 @@ class _Asked:
         identities = [source.identity() for source in self.sources]
         self.twins = [identities.index(identity) for identity in identities]
 
-    def run(self, data: Any) -> tuple[dict[Pair, Grid], list[str]]:
-        """The sums of each pair, and what there is to say about all of them."""
+    def run(self, data: Any) -> dict[Pair, Grid]:
+        """The sums of each pair; of several processes in the first only."""
         wanted = self.measures is None or any("labels" in measure.needs for measure in self.measures)
         wanted = wanted or self.stimuli.wants_labels
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         totals: dict[Pair, Grid] = {}
-        chunks, expected = self._chunks(data)
-        done = 0
-        with ExitStack() as stack, Progress(f"comparing the outputs of {names}", expected, "inputs") as bar:
+        task = f"comparing the outputs of {names}"
+        with ExitStack() as stack:
             for k in dict.fromkeys(self.twins):
                 stack.enter_context(self.sources[k].opened())
-            for chunk in chunks:
+            chunks, expected = self._chunks(data)
+            bar = stack.enter_context(Progress(task, expected, "inputs", shown=self.ranks.first))
+            for chunk in self.ranks.deal(chunks, self):
                 parts = self._answer(chunk, wanted)
                 if not totals and self.measures is not None:
                     _check_measures(self.measures, parts)
-                totals = parts if not totals else {pair: _merged(totals[pair], part) for pair, part in parts.items()}
-                done += chunk.count
+                _add(totals, parts)
                 bar.advance(chunk.count)
-        self._check_ends(done)
-        short = self.max_rows is not None and done < self.max_rows
-        return totals, [f"max_rows={self.max_rows}, but the data had {done} inputs"] if short else []
+        self.ranks.collect(on_device(totals, torch.device("cpu")), lambda theirs: _add(totals, theirs))
+        return totals
+
+    def learnt(self) -> list[tuple[str, int | None]]:
+        """What the first answers were: classes, probabilities, numbers."""
+        return [source.reader.learnt() for source in self.sources]
+
+    def learn(self, found: list[tuple[str, int | None]]) -> None:
+        for source, decided in zip(self.sources, found, strict=True):
+            source.reader.learn(decided)
 
     def _answer(self, chunk: Chunk, wanted: bool) -> dict[Pair, Grid]:
         labels = self.labels.of(chunk) if wanted else None
@@ -161,10 +179,11 @@ class _Asked:
 
     def _chunks(self, data: Any) -> tuple[Iterator[Chunk], int | None]:
         if data is not None:
-            batches = Batches(open_data(data) if isinstance(data, str) else data)
-            total = batches.total
-            most = total if total is None else min(total, self.max_rows or total)
-            return recut(batches, block=None, max_rows=self.max_rows), most
+            stream = Stream.reading(data)
+            self.ranks.agree(lambda: self._about_parts(stream))
+            most = stream.total if stream.total is None else min(stream.total, self.max_rows or stream.total)
+            most = most if most is None else -(-most // self.ranks.share.of)
+            return stream.chunks(block=None, max_rows=self.max_rows, share=self.ranks.share), most
         counts = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedAnswering)}
         if any(isinstance(source, ModelAnswering) for source in self.sources):
             raise TypeError("comparing the outputs of models needs data: compare_outputs(model_a, model_b, data)")
@@ -178,16 +197,29 @@ class _Asked:
         starts = range(0, end, SAVED_CHUNK)
         return (Chunk(None, start, min(SAVED_CHUNK, end - start)) for start in starts), end
 
-    def _check_ends(self, done: int) -> None:
-        """Predictions or labels that go on after the data ended are of other inputs."""
+    def _about_parts(self, stream: Stream) -> dict[str, str]:
+        """What processes that share the work have to have in common."""
+        weights = [source.model.state_dict() for source in self.sources if isinstance(source, ModelAnswering)]
+        return {
+            "models": digest_of(weights),
+            "the first batch": digest_of(stream.first),
+            "the number of inputs": str(stream.total),
+            "what is asked": repr((self.measures, self.max_rows, [source.name for source in self.sources])),
+        }
+
+    def check_ends(self, sums: dict[Pair, Grid]) -> list[str]:
+        """What there is to say about the end; predictions or labels that go on after the data are of other inputs."""
+        done = next(iter(next(iter(sums.values())).values())).n
         if self.max_rows is not None:
-            return
+            short = done < self.max_rows
+            return [f"max_rows={self.max_rows}, but the data had {done} inputs"] if short else []
         lengths = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedAnswering)}
         if isinstance(self.labels.given, torch.Tensor):
             lengths["labels"] = len(self.labels.given)
         for name, length in lengths.items():
             if length != done:
                 raise ValueError(f"need outputs of the same inputs: {name} has {length}, the data {done}")
+        return []
 
     def sides(self, i: int, j: int) -> tuple[Side, Side]:
         found = []
@@ -235,8 +267,10 @@ def _check_measures(measures: Sequence[Measure], parts: Mapping[Pair, Grid]) -> 
             raise ValueError(f"{measure.name}: {sums.why_not(measure.reads)}")
 
 
-def _merged(grid: Grid, more: Grid) -> Grid:
-    return {sites: sums.merge(more[sites]) for sites, sums in grid.items()}
+def _add(totals: dict[Pair, Grid], parts: Mapping[Pair, Grid]) -> None:
+    for pair, part in parts.items():
+        grid = totals.get(pair)
+        totals[pair] = part if grid is None else {s: sums.merge(moved(part[s], like=sums)) for s, sums in grid.items()}
 
 
 def _comparison(

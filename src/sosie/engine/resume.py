@@ -16,19 +16,20 @@ EVERY = 60.0  # seconds between two saves
 class Checkpoint:
     """The file of a comparison that can be interrupted; without a path it does nothing."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, pairs: Sequence[Pair]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, pairs: Sequence[Pair], *, on_the_way: bool = True) -> None:
         if path is not None and len(pairs) != 1:
             raise ValueError("resume= is for one pair of models; compare the pairs one by one")
         self.path = None if path is None else Path(path)
         self._pair = pairs[0]
+        self._on_the_way = on_the_way  # not where one process knows but a part
         self._last = time.monotonic()
 
     def restore(
         self, totals: dict[Pair, Totals], partials: Callable[[], dict[Pair, Partial]], *, most: int | None
-    ) -> None:
-        """Fill the totals from the file, if it is there and of this very comparison."""
+    ) -> int:
+        """Fill the totals from the file, if it is there and of this very comparison; how many inputs they hold."""
         if self.path is None or not self.path.exists():
-            return
+            return 0
         saved, fresh = Partial.load(self.path), partials()[self._pair]
         difference = fresh.differs_from(saved, in_data=True)
         if difference:
@@ -36,9 +37,10 @@ class Checkpoint:
         if most is not None and saved.inputs > most:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={most}")
         totals[self._pair] = Totals(dict(saved.statistics), saved.inputs, saved.rows)
+        return saved.inputs
 
     def save(self, partials: Callable[[], dict[Pair, Partial]], *, now: bool = False) -> None:
-        if self.path is None or not (now or time.monotonic() - self._last >= EVERY):
+        if self.path is None or not (now or (self._on_the_way and time.monotonic() - self._last >= EVERY)):
             return
         partials()[self._pair].save(self.path)
         self._last = time.monotonic()

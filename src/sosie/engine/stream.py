@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Batches, Chunk, NoData, recut
+from ..capture import ALL, Batches, Chunk, NoData, Share, recut
 from ..data import open_data
 from ..results import Side
 from .sources import ModelSource, SavedSource, Source
@@ -28,12 +28,15 @@ class Stream:
     first: Any
     rest: Iterator[Any] | None
     total: int | None
+    batches: Batches | None = None
 
     @classmethod
     def of(cls, data: Any, sources: Sequence[Source]) -> Stream:
         saved = [source for source in sources if isinstance(source, SavedSource)]
-        if data is None:
-            return cls(None, None, _paired(sources, saved))
+        return cls(None, None, _paired(sources, saved)) if data is None else cls.reading(data)
+
+    @classmethod
+    def reading(cls, data: Any) -> Stream:
         if isinstance(data, str):
             data = open_data(data)
         batches = Batches(data)
@@ -41,15 +44,23 @@ class Stream:
         first = next(rest, None)
         if first is None:
             raise NoData("the data yielded no inputs")
-        return cls(first, rest, batches.total)
+        return cls(first, rest, batches.total, batches)
 
     def chunks(
-        self, *, block: int | None, skip: int, max_rows: int | None, largest: int | None = None
+        self,
+        *,
+        block: int | None,
+        skip: int = 0,
+        max_rows: int | None,
+        largest: int | None = None,
+        share: Share = ALL,
     ) -> Iterator[Chunk]:
-        """Chunks of whole blocks, from input `skip` on."""
+        """Chunks of whole blocks, from input `skip` on; those of other shares without their inputs."""
         if self.rest is not None:
-            batches = itertools.chain([self.first], self.rest)
-            yield from recut(batches, block=block, skip=skip, max_rows=max_rows, largest=largest)
+            batches: Any = itertools.chain([self.first], self.rest)
+            if share.of > 1 and self.batches is not None and self.batches.places is not None:
+                batches, self.rest = self.batches, iter(())  # a loader's workers need not go on
+            yield from recut(batches, block=block, skip=skip, max_rows=max_rows, largest=largest, share=share)
             return
         assert self.total is not None
         end = min(self.total, max_rows or self.total)

@@ -32,7 +32,7 @@ from .sketches import (
     parts_of,
     plan_forms,
 )
-from .storage import is_statistics, load_statistics, moved, save_statistics
+from .storage import is_statistics, load_statistics, moved, on_device, save_statistics
 from .views import (
     Alignment,
     Continuous,
@@ -122,6 +122,7 @@ __all__ = [
     "load_statistics",
     "mean_squared",
     "moved",
+    "on_device",
     "parts_of",
     "plan_forms",
     "row_hash",

@@ -53,6 +53,13 @@ class Reader:
         self.name, self.kind, self._given = name, kind, kind != "auto"
         self._width: int | None = None
 
+    def learnt(self) -> tuple[str, int | None]:
+        """What the first batch decided, for another process to begin with."""
+        return self.kind, self._width
+
+    def learn(self, decided: tuple[str, int | None]) -> None:
+        self.kind, self._width = decided
+
     def read(self, outputs: Tensor) -> Answers:
         """(n,) labels or numbers, (n, classes) logits or probabilities, (n, d) numbers."""
         if outputs.is_complex():

@@ -75,6 +75,13 @@ class GramMaker:
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
         return GramSide.of(parts)
 
+    def learnt(self) -> dict[str, bool]:
+        """Which sites are centred first, for another process to begin with."""
+        return dict(self._centre)
+
+    def learn(self, centred: dict[str, bool]) -> None:
+        self._centre |= centred
+
     def notice(self, site: str, offset: float) -> None:
         """Told later how far off the mean was: centre this site from now on."""
         if offset > OFFSET_LIMIT:

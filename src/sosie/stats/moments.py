@@ -36,6 +36,8 @@ class MomentMaker:
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
+        if centre is not None and centre.device != rows.device:  # told by another process
+            centre = self._centres[site] = centre.to(rows.device)
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         rows = rows - centre.to(rows.dtype)
@@ -43,6 +45,13 @@ class MomentMaker:
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
         return MomentSide.of(parts)
+
+    def learnt(self) -> dict[str, Tensor]:
+        """The centres, for another process to begin with: then its sums need not be moved to be added."""
+        return {site: centre.cpu() for site, centre in self._centres.items()}
+
+    def learn(self, centres: dict[str, Tensor]) -> None:
+        self._centres |= centres
 
     @staticmethod
     def _far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:

@@ -68,6 +68,12 @@ class SampleMaker:
             self._folds[width] = Fold(width, self.widest, self.lottery.seed)
         return self._folds[width](rows), count
 
+    def learnt(self) -> None:
+        """Nothing: which rows are drawn hangs on their index alone."""
+
+    def learn(self, nothing: None) -> None:
+        pass
+
     def side(self, parts: Sequence[tuple[Tensor, int]], start: int) -> SampleSide:
         counts = {count for _, count in parts}
         if len(counts) != 1:

@@ -78,8 +78,8 @@ def moved(statistic: Any, *, like: Any) -> Any:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, tuple):
-        for item in value:
+    elif isinstance(value, (tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
     elif is_dataclass(value):
         for f in fields(value):
@@ -92,6 +92,8 @@ def on_device(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, tuple):
         return tuple(on_device(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: on_device(item, device) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: on_device(getattr(value, f.name), device) for f in fields(value)})
     return value

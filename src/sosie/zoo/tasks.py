@@ -48,6 +48,7 @@ class Failure:
     """Why there is no fingerprint."""
 
     reason: str
+    by_executor: bool = False  # it gave the task up, as a cluster does whose workers died under it
 
 
 Outcome = Fingerprint | Same | NoProbe | Failure
@@ -158,7 +159,12 @@ def make_all(tasks: Iterable[Task], executor: Executor | None, workers: int) -> 
 
 
 def _elsewhere(executor: Executor, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
-    suspects = yield from _run(executor, tasks, WINDOW)
+    given_up: list[Task] = []
+    suspects = yield from _run(executor, tasks, WINDOW, given_up)
+    # A cluster blames all tasks of a worker that died: each by itself, it is known whose fault it is.
+    while given_up and not suspects:
+        suspects = yield from _run(executor, iter([given_up.pop()]), 1)
+    suspects += given_up
     for task in [*suspects, *(tasks if suspects else ())]:
         yield task, Failure("the executor broke: a worker of it died. Add again with a fresh one: what is there stays")
 
@@ -196,8 +202,13 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
 
 
-def _run(executor: Executor, tasks: Iterator[Task], window: int) -> Generator[tuple[Task, Outcome], None, list[Task]]:
-    """Send tasks a few at a time and hand back what comes; returns those on their way when the executor broke."""
+def _run(
+    executor: Executor, tasks: Iterator[Task], window: int, given_up: list[Task] | None = None
+) -> Generator[tuple[Task, Outcome], None, list[Task]]:
+    """Send tasks a few at a time and hand back what comes; returns those on their way when the executor broke.
+
+    Those that it gave up, though it did not break, go to `given_up`, if there is such a list.
+    """
     pending: dict[Future[Outcome], Task] = {}
     again: list[Task] = []  # with the inputs, for workers that cannot see the folder
     suspects: list[Task] = []
@@ -223,6 +234,8 @@ def _run(executor: Executor, tasks: Iterator[Task], window: int) -> Generator[tu
                     again.append(replace(task, probe=_probe(task.probe_path, task.settings.probe)))
                 elif outcome == _BROKEN:
                     suspects.append(task)
+                elif given_up is not None and isinstance(outcome, Failure) and outcome.by_executor:
+                    given_up.append(task)
                 else:
                     yield task, outcome
     finally:
@@ -254,4 +267,4 @@ def _result(future: Future[Outcome]) -> Outcome:
     except BrokenExecutor:
         return _BROKEN
     except Exception as error:  # what a cluster says when it gives a task up
-        return Failure(reason_of(error))
+        return Failure(reason_of(error), by_executor=True)

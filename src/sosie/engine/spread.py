@@ -1,0 +1,213 @@
+"""Several processes over one comparison: each reads its share of the chunks, and the first puts all together.
+
+What is short goes through the store that torch.distributed was started with, which a process can look at without
+waiting: so that each learns that another has failed. Statistics go through a group of gloo's, which is on the CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from ..capture import ALL, Chunk, Share
+
+T = TypeVar("T")
+LOOK = 1.0  # seconds between two looks at whether another process has failed
+FIRST_NAP, LONGEST_NAP = 1e-4, 0.05  # seconds between two looks while waiting for the others
+_meetings = itertools.count()
+
+
+class RankFailed(RuntimeError):
+    """Another process of the same comparison failed, or did not come."""
+
+
+class Learner(Protocol):
+    """What later chunks are read with, and the first chunk decides."""
+
+    def learnt(self) -> Any: ...
+    def learn(self, found: Any) -> None: ...
+
+
+class Alone:
+    """One process: nobody to wait for."""
+
+    share: Share = ALL
+
+    @property
+    def first(self) -> bool:
+        return self.share.rank == 0
+
+    @property
+    def several(self) -> int | None:
+        """How many processes there are, if more than one."""
+        return self.share.of if self.share.of > 1 else None
+
+    def agree(self, facts: Callable[[], dict[str, str]]) -> None:
+        """Raise, in every process, unless all say the same."""
+
+    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
+        """This process's chunks."""
+        return iter(chunks)
+
+    def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
+        """In the first process, absorb what each of the others has, in their order."""
+
+    def once(self, make: Callable[[], T]) -> T:
+        """What the first process makes, for all of them."""
+        return make()
+
+
+class Together(Alone):
+    """One of several processes; all of them have to make the same calls in the same order."""
+
+    def __init__(self) -> None:
+        self.share = Share(dist.get_rank(), dist.get_world_size())
+        world = dist.group.WORLD
+        assert world is not None
+        self._store = world.get_group_store()
+        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # as init_process_group was told
+        self._name = f"sosie/{next(_meetings)}"
+        self._steps = itertools.count()
+        self._seen = 0  # inputs of the whole stream
+        self._looked = time.monotonic()
+        self._group: Any = None
+
+    def agree(self, facts: Callable[[], dict[str, str]]) -> None:
+        first, *others = map(json.loads, self._meet(json.dumps(facts())))
+        for rank, other in enumerate(others, 1):
+            for what, said in first.items():
+                if other.get(what) != said:
+                    _refuse(what, rank, said, other.get(what))
+
+    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
+        """The first process's first chunk decides for all, so that the parts fit together as if one had read them."""
+        told = False
+        for number, chunk in enumerate(chunks):
+            self._seen = chunk.start + chunk.count
+            if not self.share.has(number):
+                continue
+            if not self.first and not told:
+                told = self._tell(learner)
+            yield chunk
+            if self.first and not told:
+                told = self._tell(learner)
+            self._look()
+        if not told:
+            self._tell(learner)
+
+    def _tell(self, learner: Learner) -> bool:
+        found = self.once(learner.learnt)
+        if not self.first:
+            learner.learn(found)
+        return True
+
+    def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
+        first, *others = map(int, self._meet(str(self._seen)))
+        for rank, seen in enumerate(others, 1):
+            if seen != first:
+                _refuse("the number of inputs", rank, str(first), str(seen))
+        if not self.first:
+            dist.send_object_list([mine], dst=0, group=self._gloo())
+            return
+        for rank in range(1, self.share.of):
+            found: list[Any] = [None]
+            dist.recv_object_list(found, src=rank, group=self._gloo())
+            absorb(found[0])
+
+    def once(self, make: Callable[[], T]) -> T:
+        found: list[Any] = [make() if self.first else None]
+        self._meet("")
+        dist.broadcast_object_list(found, src=0, group=self._gloo())
+        return found[0]
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others, who will say so and end."""
+        if not isinstance(error, RankFailed):
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            with _lost_store(quiet=True):
+                self._store.set(f"{self._name}/failed", json.dumps([self.share.rank, reason]))
+
+    def close(self) -> None:
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def _gloo(self) -> Any:
+        """Made where all have met already."""
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=self._limit)
+        return self._group
+
+    def _meet(self, text: str) -> list[str]:
+        """What each process says, once all have said something; an error if one has failed, or does not come."""
+        step = f"{self._name}/{next(self._steps)}"
+        keys = [f"{step}/{rank}" for rank in range(self.share.of)]
+        nap, limit = FIRST_NAP, time.monotonic() + self._limit.total_seconds()
+        with _lost_store():
+            self._store.set(keys[self.share.rank], text)
+            while not self._store.check(keys):
+                self._look(now=True)
+                if time.monotonic() > limit:
+                    self._miss(keys)
+                time.sleep(nap)
+                nap = min(2 * nap, LONGEST_NAP)
+            return [self._store.get(key).decode() for key in keys]
+
+    def _look(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        with _lost_store():
+            if self._store.check([f"{self._name}/failed"]):
+                rank, reason = json.loads(self._store.get(f"{self._name}/failed"))
+                raise RankFailed(f"rank {rank} failed: {reason}")
+
+    def _miss(self, keys: Sequence[str]) -> NoReturn:
+        missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        raise RankFailed(
+            f"rank {', '.join(missing)} did not come within {self._limit.total_seconds():g} s: every process "
+            "of torch.distributed has to make the same comparison. spread=False compares in one alone; "
+            "init_process_group(timeout=…) gives more time"
+        )
+
+
+@contextmanager
+def together(spread: bool) -> Iterator[Alone]:
+    """All processes of an initialised torch.distributed, if they are to share the work; else this one alone."""
+    if not (spread and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        yield Alone()
+        return
+    found = Together()
+    try:
+        yield found
+    except BaseException as error:
+        found.fail(error)
+        raise
+    finally:
+        found.close()
+
+
+@contextmanager
+def _lost_store(quiet: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        if not quiet:
+            raise RankFailed(
+                "the store that the processes meet at is gone: the process that held it, mostly rank 0, has ended; "
+                "what it said comes before this"
+            ) from error
+
+
+def _refuse(what: str, rank: int, first: str, other: str | None) -> NoReturn:
+    raise ValueError(
+        f"the processes do not compare the same: {what} is {first} in rank 0 and {other} in rank {rank}. Each has to "
+        "give the same models and all of the data in the same order: no DistributedSampler, and no shuffling of its "
+        "own; the chunks are dealt out here"
+    )
