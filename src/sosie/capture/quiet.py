@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..models.specification import SEEDING
+
 
 @contextmanager
 def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device | None = None) -> Iterator[None]:
@@ -100,13 +102,15 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
-    of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    with SEEDING:
+        of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
+        of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
-        if of_cuda is not None:
-            torch.cuda.set_rng_state_all(of_cuda)
+        with SEEDING:  # not while another thread draws the weights of a model
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+            torch.set_rng_state(of_torch)
+            if of_cuda is not None:
+                torch.cuda.set_rng_state_all(of_cuda)

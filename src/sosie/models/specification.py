@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .registry import build_model, find_architecture
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
 Prepare = Callable[[Any], Any]  # images to normalised ones, or texts to token ids
+
+SEEDING = threading.RLock()  # the random state is one for all threads: whoever sets it, or puts it back, holds this
 
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
 _LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
@@ -163,8 +166,8 @@ def seeded(seed: int) -> Iterator[None]:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python, array = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
+    with SEEDING, torch.random.fork_rng(devices=devices):
+        python, array = random.getstate(), np.random.get_state()
         # torch.manual_seed would also queue a seed for devices that are not set up yet
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
