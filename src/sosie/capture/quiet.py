@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..models.specification import SEEDING
+from ..random_state import SEEDING
 
 
 @contextmanager

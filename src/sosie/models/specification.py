@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from sosie.factory import find_file, load_factory, parse_call
+from sosie.random_state import SEEDING
 
 from .normalise import parse_normalisation
 from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvision
@@ -23,8 +23,6 @@ from .registry import build_model, find_architecture
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
 Prepare = Callable[[Any], Any]  # images to normalised ones, or texts to token ids
-
-SEEDING = threading.RLock()  # the random state is one for all threads: whoever sets it, or puts it back, holds this
 
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
 _LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
