@@ -1,12 +1,39 @@
-"""What all tests share: one thread each (two run side by side), and seeded rows."""
+"""What all tests share: one thread each (two run side by side), seeded rows, and a browser."""
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from paired import correlated_rows
 
 torch.set_num_threads(1)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One for all tests of a process: playwright runs once in a thread."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if binary is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=binary, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -205,22 +205,16 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.browser
-def test_the_site_and_its_search_work_from_the_file_system(site: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no chromium on this machine")
+def test_the_site_and_its_search_work_from_the_file_system(site: Path, chromium: Any) -> None:
     asked: list[str] = []
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=binary, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        page = browser.new_page(viewport={"width": 390, "height": 900})
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((site / "measures.html").as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, "a wide table must scroll by itself"
-        page.keyboard.press("Control+k")
-        page.keyboard.type("jackknife", delay=40)
-        page.locator("mark", has_text="jackknife").first.wait_for()
-        browser.close()
+    page = chromium.new_page(viewport={"width": 390, "height": 900})
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "measures.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "a wide table must scroll by itself"
+    page.keyboard.press("Control+k")
+    page.keyboard.type("jackknife", delay=40)
+    page.locator("mark", has_text="jackknife").first.wait_for()
+    page.close()
     assert not [url for url in asked if url.startswith("http")]
 
 

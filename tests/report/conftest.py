@@ -1,8 +1,7 @@
-"""A chromium to look at pages with, and a record of everything it complained about."""
+"""Pages opened in a browser, and a record of everything it complained about."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,16 +11,6 @@ import pytest
 
 from sosie.report import write_report
 from sosie.results import Comparison, Comparisons
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @dataclass
@@ -44,18 +33,6 @@ class Seen:
     def hover(self, i: int, j: int, which: int = 0) -> str:
         self.page.mouse.move(*self.centre(i, j, which))
         return str(self.page.locator(".tip").inner_text())
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=binary, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 import time
@@ -21,8 +20,6 @@ from web_examples import a_run, new_zoo  # noqa: E402
 from sosie.web import create_app  # noqa: E402
 from sosie.zoo import Zoo  # noqa: E402
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Zoo:
@@ -38,18 +35,6 @@ def client(zoo: Zoo) -> Any:
     from starlette.testclient import TestClient
 
     return TestClient(create_app(zoo), base_url="http://127.0.0.1:8017")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=binary, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")
