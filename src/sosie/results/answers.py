@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .files import write_atomically
+from .frames import as_frame
 from .storage import DamagedFile, read_json
 
 if TYPE_CHECKING:
@@ -39,11 +40,7 @@ class Answer:
         return [dict(row) for row in self.found]
 
     def to_pandas(self) -> pandas.DataFrame:
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas needs pandas: pip install 'sosie[pandas]'; rows() works without") from error
-        return pandas.DataFrame(self.rows(), columns=list(self.found[0]) if self.found else list(self.shown))
+        return as_frame(self.rows(), list(self.found[0]) if self.found else self.shown)
 
     def sentence(self) -> str:
         """The answer in words."""

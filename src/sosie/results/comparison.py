@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .frames import as_frame
+
 if TYPE_CHECKING:
     import pandas
 
@@ -164,11 +166,7 @@ class Comparison:
 
     def to_pandas(self) -> pandas.DataFrame:
         """`rows()` as a data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install 'sosie[pandas]'") from error
-        return pandas.DataFrame(self.rows())
+        return as_frame(self.rows())
 
     def log(self, writer: Any, step: int | None = None) -> None:
         """Log same-depth and best-match means to a TensorBoard writer or a W&B run.

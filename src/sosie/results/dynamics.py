@@ -15,6 +15,7 @@ import numpy as np
 
 from .comparison import Array, Caveat, Values
 from .files import write_atomically
+from .frames import as_frame
 from .storage import DamagedFile, _list, _real, _text, read_json
 
 if TYPE_CHECKING:
@@ -157,11 +158,7 @@ class Dynamics:
 
     def to_pandas(self) -> pandas.DataFrame:
         """`rows()` as a data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install 'sosie[pandas]'") from error
-        return pandas.DataFrame(self.rows())
+        return as_frame(self.rows())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,22 +23,23 @@ if TYPE_CHECKING:
 Filter = str | Sequence[str] | None
 
 
-class Asking:
+class Asking(ABC):
     """What `Zoo` answers, from what it has stored."""
 
     folder: Path
     store: Store
     settings: Settings
 
-    def __contains__(self, name: object) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def __contains__(self, name: object) -> bool: ...
 
-    def __getitem__(self, name: str) -> Entry:
-        raise NotImplementedError
+    @abstractmethod
+    def __getitem__(self, name: str) -> Entry: ...
 
     @property
+    @abstractmethod
     def probe_path(self) -> Path:
-        raise NotImplementedError
+        """The file of the inputs that all models were shown."""
 
     @cached_property
     def views(self) -> Views:

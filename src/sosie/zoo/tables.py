@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ..results.frames import as_frame
+
 if TYPE_CHECKING:
     import pandas
 
@@ -24,11 +26,7 @@ class Listing:
         return [dict(row) for row in self.found]
 
     def to_pandas(self) -> pandas.DataFrame:
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas needs pandas: pip install 'sosie[pandas]'; rows() works without") from error
-        return pandas.DataFrame(self.rows(), columns=list(self.columns))
+        return as_frame(self.rows(), self.columns)
 
     def __len__(self) -> int:
         return len(self.found)
