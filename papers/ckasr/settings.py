@@ -94,7 +94,7 @@ class Settings:
     samples: tuple[tuple[int | None, int], ...] = ((None, 1), (8, 5), (8, 10))  # rows, every
     table_4_networks: tuple[str, ...] = ("resnet18", "resnet50")
     table_4_options: tuple[tuple[str, Any], ...] = (("stem", "cifar"),)
-    table_4: Recipe = Recipe(epochs=15, warmup=2)  # [and ImageNet]
+    table_4: Recipe = Recipe(epochs=12, warmup=2)  # [and ImageNet]
     deep: str = "resnet56"
     figure_1: Recipe = Recipe(epochs=16)
     figure_1_weights: tuple[float, ...] = (8e-4, 1e-2)  # and none
