@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -85,17 +85,18 @@ def setting(depth: int, device: str, size: int = BATCH) -> tuple[nn.Module, torc
     return model, torch.optim.SGD(model.parameters(), 0.01, 0.9), (images, labels)
 
 
-def run(way: str, device: str, steps: int = STEPS) -> None:
-    """Some steps of ResNet-20."""
+@contextmanager
+def steps_of(way: str, device: str) -> Iterator[Callable[[], None]]:
+    """Some steps of ResNet-20, with the penalty attached: that is done once, before a training."""
     model, optimiser, batch = setting(20, device)
     options = WAYS[way]
-    if options is None:
-        for _ in range(steps):
-            step(model, optimiser, batch, None)
-        return
-    with Penalty(model, **options) as penalty:
-        for _ in range(steps):
-            step(model, optimiser, batch, penalty)
+    with nullcontext() if options is None else Penalty(model, **options) as penalty:
+
+        def steps() -> None:
+            for _ in range(STEPS):
+                step(model, optimiser, batch, penalty)
+
+        yield steps
 
 
 def against_the_listing(device: str, size: int, repeats: int) -> list[dict[str, Any]]:
@@ -144,7 +145,8 @@ def peak(way: str, device: str) -> float:
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        run(way, device, 3)
+        with steps_of(way, device) as steps:
+            steps()
         return torch.cuda.max_memory_allocated() / 2**20
     command = [sys.executable, __file__, "--only-peak", way, "--device", device]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
@@ -158,13 +160,13 @@ def main() -> None:
     parser.add_argument("--only-peak", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.only_peak:
-        run(asked.only_peak, asked.device, 3)
+        with steps_of(asked.only_peak, asked.device) as steps:
+            steps()
         print(high_water() / 1024)
         return
-    spent = timed(
-        {way: lambda way=way: run(way, asked.device) for way in WAYS},  # type: ignore[misc]
-        repeats=asked.repeats,
-    )
+    with ExitStack() as attached:
+        ways = {way: attached.enter_context(steps_of(way, asked.device)) for way in WAYS}
+        spent = timed(ways, repeats=asked.repeats)
     memory = {way: peak(way, asked.device) for way in WAYS}
     table = [
         {"way": way, "step, s": spent[way] / STEPS, "of the plain step": spent[way] / spent["plain"],

@@ -11,6 +11,7 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
+from sosie.engine.digest import DigestAhead, digest_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
@@ -127,3 +128,10 @@ def test_stitching_at_all_sites_and_a_stitch_in_a_file(tmp_path: Path) -> None:
     found.save(tmp_path / "s.safetensors")
     again = sosie.Stitch.load(tmp_path / "s.safetensors", cnn(0).cuda(), cnn(1).cuda())
     torch.testing.assert_close(again.model(data[0][0].cuda()), found.model(data[0][0].cuda()))
+
+
+def test_a_digest_does_not_depend_on_where_the_weights_are() -> None:
+    here = {**cnn(0).state_dict(), "half": torch.arange(6).half().view(2, 3), "one": torch.tensor(2), "prepare": "x"}
+    there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in here.items()}
+    there["half"] = there["half"].t().contiguous().t()  # not as it lies in memory
+    assert DigestAhead(there).of(there) == digest_of(there) == digest_of(here)

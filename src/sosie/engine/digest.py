@@ -52,8 +52,7 @@ class DigestAhead:
         there = [value for value in weights.values() if isinstance(value, Tensor) and value.device.type != "cpu"]
         if sum(value.numel() * value.element_size() for value in there) <= AHEAD:
             # Copied here: the thread has nothing to do with a GPU, which may be recording what the model does.
-            copies = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in weights.items()}
-            self._thread = threading.Thread(target=self._make, args=(copies,), daemon=True)
+            self._thread = threading.Thread(target=self._make, args=(_on_the_cpu(weights),), daemon=True)
             self._thread.start()
 
     def _make(self, weights: Mapping[str, Any]) -> None:
@@ -68,6 +67,20 @@ class DigestAhead:
             self._thread.join()
         same = self._marks.keys() == weights.keys() and all(self._marks[name].fits(weights[name]) for name in weights)
         return self._found if same and self._found is not None else digest_of(weights)
+
+
+def _on_the_cpu(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values; those of one type on one device come over in one copy, since each copy waits for the device."""
+    together: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            together.setdefault((value.device, value.dtype), []).append(name)
+    copies = dict(weights)
+    for names in together.values():
+        tensors = [weights[name].detach() for name in names]
+        parts = torch.cat([each.flatten() for each in tensors]).cpu().split([each.numel() for each in tensors])
+        copies |= {name: part.view(each.shape) for name, part, each in zip(names, parts, tensors, strict=True)}
+    return copies
 
 
 class _Mark:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from .probe import Probe
 
 ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
 LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
+FEW = 16  # rows that tell whether the mean is large against the spread
 TOGETHER = 2**24  # entries of Gram matrices that are looked at together
 EQUAL = "is the same for all probes"
 NOTHING = "is as far from itself for any two probes: nothing is left to compare"
@@ -43,10 +44,7 @@ class _Made:
 def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
-        found = _read(source, probe, ())
-        if far := _far(found):
-            again = _read(source, probe, far)
-            found |= {site: replace(found[site], gram=again[site].gram) for site in far}
+        found = _read(source, probe)
     kept, vectors, left_out = [], [], {}
     for sites in _groups(list(found), probe.n):
         there, lengths = _vectors([found[site] for site in sites])
@@ -67,51 +65,41 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     return GramVectors(tuple(kept), torch.stack(vectors), left_out)
 
 
-def _read(source: ModelSource, probe: Probe, centred: Sequence[str]) -> dict[str, _Made]:
-    """Run the model; of all sites, or only of those that are to be centred first if any are named."""
-
-    def sink(site: str, rows: Tensor) -> _Made | None:
-        if centred and site not in centred:
-            return None
+def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
+    def sink(site: str, rows: Tensor) -> _Made:
         if len(rows) != probe.n:
             raise ValueError(
                 f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
                 " 'mean', 'cls' or 'last'"
             )
         with products(tf32=True):
-            gram = _gram(rows, centre=bool(centred))
-        # On a GPU even this sum would be felt; a Gram matrix of rows as they are has it already.
-        length = gram[0, 0] if _on_gpu(rows) else widened(rows[0]).square().sum()
-        return _Made(gram, length, torch.finfo(rows.dtype).eps)
+            return _Made(*_gram(rows), torch.finfo(rows.dtype).eps)
 
     made = source.read(Chunk(probe.batch, 0, probe.n), sink)
-    return {site: each for site, each in zip(source.per_input(), made, strict=True) if each is not None}
+    return dict(zip(source.per_input(), made, strict=True))
 
 
-def _gram(rows: Tensor, *, centre: bool) -> Tensor:
-    """On a CPU a strip of columns at a time, centred while it is in the cache; a GPU has one large product.
+def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The Gram matrix, centred as far as it matters, and ‖first row‖².
 
-    There centring would cost as much as the product: it is done where the mean turns out to be large against the
-    spread, which takes a second forward pass. U-centring takes away what is left of the mean.
+    On a CPU a strip of columns at a time, centred while it is in the cache; a GPU has one large product. There the
+    first row is taken off, which costs as much as the product, only where the mean is so large that products of a few
+    digits would lose the spread: a few rows tell. U-centring takes away what is left of the mean.
     """
     if not _on_gpu(rows):
-        return live_gram(rows)
+        return live_gram(rows), widened(rows[0]).square().sum()
     rows = widened(rows)
-    return gram_stack((rows - rows[:1] if centre else rows)[None])[0]
+    few = _product(rows[:FEW])
+    far = bool(offsets(few[None].double()) > OFFSET_LIMIT)
+    return _product(rows - rows[:1] if far else rows), few[0, 0]
+
+
+def _product(rows: Tensor) -> Tensor:
+    return gram_stack(rows[None])[0]
 
 
 def _on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
-
-
-def _far(found: dict[str, _Made]) -> list[str]:
-    """Sites on a GPU whose mean is so large that products of a few digits lose the spread."""
-    raw = [site for site, made in found.items() if _on_gpu(made.gram)]
-    far = []
-    for sites in _groups(raw, len(found[raw[0]].gram) if raw else 1):
-        large = offsets(_stacked([found[site].gram for site in sites])) > OFFSET_LIMIT
-        far += [site for site, is_large in zip(sites, large.tolist(), strict=True) if is_large]
-    return far
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

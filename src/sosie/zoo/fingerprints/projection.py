@@ -30,9 +30,9 @@ def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
     if vectors.shape[1] <= size:
         return unit(pad(vectors, (0, size - vectors.shape[1]))).float()
     places, signs = _drawn(size, seed, vectors.shape[1])
-    short = vectors.new_zeros(len(vectors), size)
-    short.index_add_(1, places, vectors * signs)
-    return unit(short).float()
+    short = vectors.new_zeros(size, len(vectors))
+    short.index_add_(0, places, vectors.T * signs[:, None])  # whole rows are added, several times as fast as columns
+    return unit(short.T).float().contiguous()
 
 
 @lru_cache(maxsize=2)
