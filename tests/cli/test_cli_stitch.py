@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_cli import MODELS, run
+from test_cli import MODELS, run, run_here
 
 import sosie
 from sosie.data import open_data
@@ -49,7 +49,7 @@ def test_what_does_not_go_together_is_told(tmp_path: Path) -> None:
         (("--site", "relu2", "--fit", "task_loss(start=random)"), "a text in quotes"),
         (("--site", "relu2", "--precision", "half"), "float32 or float64"),
     ):
-        found = run("stitch", *MODELS, "--data", "demo", "--max-rows", "16", *words, cwd=tmp_path)
+        found = run_here("stitch", *MODELS, "--data", "demo", "--max-rows", "16", *words, cwd=tmp_path)
         assert found.returncode == 1
         assert message in found.stderr, found.stderr
 

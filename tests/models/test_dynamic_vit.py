@@ -266,6 +266,16 @@ def test_options_come_from_the_file_and_stated_ones_win(tmp_path: Path) -> None:
         open_model(f"dynamic_vit(heads=3)@{file}")
 
 
+@pytest.mark.parametrize("odd", [[0.7, 1, 0], [0.7, 1, 9, 3, 0], [0.7, 1, -1, 3, 0], [math.nan] * 5])
+def test_options_that_no_network_wrote_are_refused(odd: list[float], tmp_path: Path) -> None:
+    state = {**lively().state_dict(), "_extra_state": torch.tensor(odd)}
+    with pytest.raises(ValueError, match="where a dynamic_vit keeps five numbers"):
+        lively().load_state_dict(state)
+    save_file(state, tmp_path / "odd.safetensors")
+    with pytest.raises(ValueError, match="where a dynamic_vit keeps five numbers"):
+        open_model(f"dynamic_vit@{tmp_path / 'odd.safetensors'}")
+
+
 def test_the_share_survives_half_precision() -> None:
     state = lively(keep=0.7).half().state_dict()
     assert state["_extra_state"][0] == 0.7
@@ -293,6 +303,8 @@ def test_it_compares_with_the_plain_network(rows: str) -> None:
         ({"stages": (2, 1)}, "ascending"),
         ({"stages": ()}, "one or more"),
         ({"depth": 1}, "one or more"),
+        ({"stages": (1.5,)}, "one or more"),
+        ({"gamma": math.nan}, "gamma=nan"),
     ],
 )
 def test_errors_say_what_to_do(options: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from paper_scripts import PAPERS, draw, run
 
 PAPER = PAPERS / "atoms"
+COUNT = 300  # images of each set: three of each of 100 classes
 
 
 def pack(folder: Path) -> None:
@@ -17,8 +18,8 @@ def pack(folder: Path) -> None:
     random = np.random.default_rng(0)
     for name, classes, shape in (("cifar100", 100, (32, 32, 3)), ("cifar10", 10, (32, 32, 3)), ("mnist", 10, (28, 28))):
         for split in ("train", "test"):
-            images = random.integers(0, 256, (800, *shape), dtype=np.uint8)
-            np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(800) % classes)
+            images = random.integers(0, 256, (COUNT, *shape), dtype=np.uint8)
+            np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(COUNT) % classes)
     np.savez(folder / "tiny-imagenet-32.npz", images=random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8))
 
 

@@ -41,6 +41,17 @@ def test_images_of_another_type_are_told(train: Callable[..., object], images: T
         train(images, 1)
 
 
+@pytest.mark.parametrize("train", [alone, together])
+def test_no_images_and_no_batches_are_told(train: Callable[..., object]) -> None:
+    for batch in (0, -3, 2.5, True):
+        with pytest.raises(ValueError, match=f"batch={batch}: how many images a step learns from"):
+            train(X, 1, batch=batch)
+    with pytest.raises(ValueError, match=r"nothing to learn from: images of shape \(0, 6\)"):
+        train(X[:0], 1)
+    with pytest.raises(TypeError, match=r"images are a ndarray: torch\.as_tensor\(images\)"):
+        train(X.numpy(), 1)
+
+
 def test_what_the_model_takes_is_taken() -> None:
     class Casting(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from small_training import MovingMasks, images, network, numbers, same
 from torch import nn
 
 from sosie.results import DamagedFile, read_nested, write_nested
-from sosie.train import Attached, Augment, Recorder, fit, open_run
+from sosie.train import Attached, Augment, Penalty, Recorder, fit, open_run
 from sosie.train.resume import KIND, VERSION
+from sosie.train.sparse import Masks, Regrow
 
 WAYS: dict[str, dict[str, Any]] = {
     "adam": {"decay": 0.01, "augment": Augment(pad=1), "average": 0.9},
@@ -128,7 +129,7 @@ def test_a_file_of_another_training_is_refused_with_what_differs(tmp_path: Path)
         ({"epochs": 2, "seed": 1}, "epochs is 1 in the file and 2 now; seed is 0 in the file and 1 now"),
         ({"augment": Augment(pad=2)}, r"augment is Augment\(pad=1, mirror=True\) in the file and Augment\(pad=2"),
         ({"attack": "fgsm"}, "attack is not there in the file"),
-        ({"penalty": penalty}, r"penalty is not there in the file and Attached\(weight=0.5, rows=None, every=1\) now"),
+        ({"penalty": penalty}, r"penalty is not there in the file and Attached\(weight=0.5, rows=None, every=1, sites"),
         ({"prepare": energy}, "prepare is not there in the file and energy now"),
         ({"model": frozen}, "trained is .*'0.weight'"),
         ({"model": wider}, r"model 5.weight is torch.float32 \(2, 288\) in the file and torch.float32 \(3, 288\) now"),
@@ -139,6 +140,36 @@ def test_a_file_of_another_training_is_refused_with_what_differs(tmp_path: Path)
             begin(**other)
     assert path.read_bytes() == before
     begin(save_every=3, task="other words", after_epoch=print)  # what does not change the result may change
+
+
+def test_penalties_and_moving_masks_of_other_settings_are_others(tmp_path: Path) -> None:
+    x, y = images()
+    path = tmp_path / "c.safetensors"
+
+    def begin(penalty: dict[str, Any], grow: dict[str, Any]) -> None:
+        model = network()
+        with Penalty(model, **({"sites": ["0", "5"], "pairs": "all", "rows": None} | penalty)) as term:
+            masks = Regrow(Masks.of(model), **({"steps": 9, "every": 2} | grow))
+            fit(model, x, y, epochs=1, seed=0, penalty=term, masks=masks, checkpoint=path)
+
+    begin({}, {})
+    for other, words in [
+        ({"measure": "debiased_cka"}, "penalty measure is linear_cka in the file and debiased_cka now"),
+        ({"reduce": "mean"}, "penalty reduce is sum in the file and mean now"),
+        ({"pairs": [("0", "5")]}, "penalty pairs is all in the file"),
+        ({"sites": ["0", "2", "5"]}, "penalty sites is .* in the file"),
+        ({"rule": "mean"}, "penalty rule is flatten in the file and mean now"),
+    ]:
+        with pytest.raises(ValueError, match=f"another training: {words}"):
+            begin(other, {})
+    for grow, words in [
+        ({"how": "random"}, "masks how is gradient in the file and random now"),
+        ({"fraction": 0.1}, "masks fraction is 0.3 in the file and 0.1 now"),
+        ({"steps": 10, "seed": 1}, "masks steps is 9 in the file and 10 now; masks seed is 0 in the file and 1 now"),
+    ]:
+        with pytest.raises(ValueError, match=f"another training: {words}"):
+            begin({}, grow)
+    begin({}, {})
 
 
 def test_files_that_are_no_checkpoints_are_refused_and_left(tmp_path: Path) -> None:

@@ -151,6 +151,12 @@ def test_bad_input() -> None:
         fit_side_by_side([models[0], models[0]], images, labels, seeds=[0, 1], **RECIPE)
     with pytest.raises(ValueError, match="penalties: need one for each of 2 models"):
         fit_side_by_side(models, images, labels, seeds=[0, 1], penalties=[None], **RECIPE)
+    with pytest.raises(ValueError, match="batch=0"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], **(RECIPE | {"batch": 0}))
+    stem = nets("cpu", 1)[0][0]
+    sharing = [nn.Sequential(stem, *own[1:]) for own in nets("cpu", 2)]
+    with pytest.raises(ValueError, match=r"networks 0 and 1 share '0\.weight'"):
+        fit_side_by_side(sharing, images, labels, seeds=[0, 1], **RECIPE)
     with pytest.raises(ValueError, match="at_once=0"):
         fit_side_by_side(models, images, labels, seeds=[0, 1], at_once=0, **RECIPE)
 

@@ -115,6 +115,13 @@ def test_what_cannot_be_trained_is_refused() -> None:
         TokenPenalty(model, model)
     with pytest.raises(ValueError, match="from 0 on"):
         TokenPenalty(model, ratio=-1)
+    for odd in ({"ratio": float("nan")}, {"tokens": float("inf")}):
+        with pytest.raises(ValueError, match="from 0 on"):
+            TokenPenalty(model, **odd)
+    with TokenPenalty(model, vit(**(SMALL | {"classes": 5}))) as penalty:
+        model.train()(images())
+        with pytest.raises(ValueError, match=r"the student answers \(8, 3\) and the teacher \(8, 5\)"):
+            penalty()
     with TokenPenalty(model) as penalty:
         model.eval()(images())
         with pytest.raises(ValueError, match=r"call model\.train\(\)"):
@@ -141,6 +148,18 @@ def test_calibration_measures_whole_images_and_leaves_the_model() -> None:
     torch.testing.assert_close(
         calibrate_tokens(model, as_bytes, prepare=lambda x: 2 * x - 1), calibrate_tokens(model, as_bytes / 127.5 - 1)
     )
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    single = dynamic(patch=16, keep=1, stages=(1,))
+    with pytest.raises(ValueError, match="one patch, which has no others"):
+        calibrate_tokens(single, images())
+    model, odd = dynamic(), images()
+    odd[3, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="tokens have values that are NaN or infinite"):
+        calibrate_tokens(model, odd)
+    assert not model.calibrated_on
+    assert not model.likeness.any()
 
 
 def test_layers_can_be_made_less_alike_on_the_way() -> None:

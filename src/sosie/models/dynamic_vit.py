@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -109,6 +110,7 @@ class DynamicViT(VisionTransformer):
         return torch.tensor(options, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
+        _check_extra(state)
         self.calibrated_on = int(state[4])
 
 
@@ -117,10 +119,21 @@ def _check(model: DynamicViT) -> None:
         raise ValueError(f"keep={model.keep!r}: the share of tokens that each stage lets pass, above 0 and at most 1")
     if model.rule not in RULES:
         raise ValueError(f"rule={model.rule!r}: there are {', '.join(map(repr, RULES))}")
+    if not math.isfinite(model.gamma):
+        raise ValueError(f"gamma={model.gamma!r}: how much likeness weighs against the probability, a finite number")
     if not min(model.counts.values()):
         raise ValueError(
             f"keep={model.keep} leaves none of {model.patch_count} patches after {len(model.stages)} stages: "
             "keep more, or take fewer stages"
+        )
+
+
+def _check_extra(state: Tensor) -> None:
+    """Refuse what no DynamicViT wrote, before it is read as options."""
+    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
+        raise ValueError(
+            f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "
+            "number of its rule, heads and calibration images; was the file made by another version?"
         )
 
 
@@ -129,7 +142,8 @@ def _read_options(state: State) -> dict[str, Any]:
     stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.enter\.(\d+)\.", name))})
     found["stages"] = tuple(stages) or None
     own = state.get("_extra_state")
-    if own is not None and own.shape == (5,):
+    if own is not None:
+        _check_extra(own)
         keep, gamma, rule, heads, _ = own.tolist()
         found |= {"keep": keep, "gamma": gamma, "rule": RULES[int(rule)], "heads": int(heads)}
     return found
@@ -159,7 +173,8 @@ def dynamic_vit(
     if stages is None:
         stages = sorted({depth // 4, depth // 2, 3 * depth // 4} - {0})
     stages = [stages] if isinstance(stages, int) else list(stages)
-    if not stages or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
+    whole = all(isinstance(stage, int) for stage in stages)
+    if not stages or not whole or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
         raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
     built_from = sizes(classes, size, patch, depth, width, heads=heads, hidden=hidden, channels=channels)
     return DynamicViT(keep=keep, stages=stages, rule=rule, gamma=gamma, **built_from)

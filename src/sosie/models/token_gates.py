@@ -79,6 +79,8 @@ def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
     if debiased:
         whole, grams = grams.square().sum((1, 2)), u_centred(grams)
         varies = varies & (grams.square().sum((1, 2)) > NOTHING_LEFT * whole)
+    if not bool(spread.isfinite().all()):
+        raise ValueError("tokens have values that are NaN or infinite: look for such values in the images or the model")
     if not bool(varies.all()):
         still = (~varies).nonzero().flatten().tolist()
         raise ValueError(

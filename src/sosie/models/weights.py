@@ -77,10 +77,14 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, st
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -> None:
-    """Fill the model from a state dict, or raise one error that says all that does not fit."""
+    """Fill the model from a state dict, or raise one error that says all that does not fit.
+
+    Of names that share one tensor (tied weights) a file may have any: `safetensors.torch.save_model` keeps one.
+    """
     own = {name: value for name, value in model.state_dict().items() if _matters(name)}
     state = {name: value for name, value in state.items() if _matters(name)}
-    missing = [name for name in own if name not in state]
+    filled = {_place(value) for name, value in own.items() if name in state}
+    missing = [name for name, value in own.items() if name not in state and _place(value) not in filled]
     unexpected = [name for name in state if name not in own]
     wrong = [name for name in own if name in state and _differs(own[name], state[name])]
     if missing or unexpected or wrong:
@@ -91,6 +95,13 @@ def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -
 
 def _matters(name: str) -> bool:
     return name.rpartition(".")[2] != "num_batches_tracked"
+
+
+def _place(value: Any) -> object:
+    """The same for names of one tensor only."""
+    if not isinstance(value, Tensor) or is_lazy(value):
+        return id(value)
+    return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride()
 
 
 def _differs(wanted: Any, found: Tensor) -> bool:

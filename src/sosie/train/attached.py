@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..capture import Site
+from ..capture import Site, SiteError
 from .taps import Shown, Taps
 
 Term = Callable[..., Tensor]
@@ -78,6 +78,11 @@ class Attached(AbstractContextManager["Attached"]):
             self._bad.zero_()  # not a new one: recorded steps write to this
         self.go_to(0)
 
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as far as a checkpoint can compare it."""
+        sites = [taps.asked for taps in self._taps]
+        return {"weight": self.weight, "rows": self.rows, "every": self.every, "sites": sites}
+
     def state_dict(self) -> dict[str, int]:
         """The steps so far, on which hangs what is due: the rest is made anew."""
         return {"step": self.step}
@@ -114,6 +119,7 @@ class Attached(AbstractContextManager["Attached"]):
             found = self._nothing()
         else:
             shown = [taps.take() for taps in self._taps]
+            self._check_gradients(shown)
             found = self.weight * self._value(shown)
             self._note(found, shown)
         self.go_to(self.step + 1)
@@ -121,6 +127,16 @@ class Attached(AbstractContextManager["Attached"]):
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         return self._term(*map(_outputs, shown))
+
+    def _check_gradients(self, shown: Sequence[Sequence[Shown]]) -> None:
+        """Refuse what would be a constant: it looks like a penalty, and nothing learns from it."""
+        sites = [each for model in shown for each in model]
+        if sites and torch.is_grad_enabled() and not any(_is_trained(each.value) for each in sites):
+            named = ", ".join(repr(each.label) for each in sites[:5])
+            raise SiteError(
+                f"no gradient flows from {named}: all parameters before them are frozen (requires_grad), so that the "
+                "penalty changes nothing; name later sites, or measure under torch.no_grad()"
+            )
 
     def _nothing(self) -> Tensor:
         first = next((each for model in self._models for each in model.parameters()), torch.zeros(()))
@@ -132,7 +148,8 @@ class Attached(AbstractContextManager["Attached"]):
         """Find the first value that is no number; a GPU is not waited for at every step."""
         wrong = ~torch.isfinite(found.detach())
         if self._bad is None:
-            self._bad = torch.zeros((), dtype=torch.long, device=found.device)
+            with torch.inference_mode(False):  # it may be written to outside of it
+                self._bad = torch.zeros((), dtype=torch.long, device=found.device)
         self._bad.copy_(
             torch.where(wrong & (self._bad == 0), self.step + 1, self._bad)
         )  # in place, as recorded steps are
@@ -146,11 +163,15 @@ class Attached(AbstractContextManager["Attached"]):
         assert self._bad is not None
         self._bad.zero_()  # told once
         sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
-        where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else ""
+        where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else self._where()
         raise ValueError(
             f"the penalty of step {bad} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, a lower "
             "rate, or look for such values in the inputs"
         )
+
+    def _where(self) -> str:
+        """What else there is to say of a value that is no number while the sites of the model are finite."""
+        return ""
 
 
 def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:
@@ -158,6 +179,13 @@ def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Of a tensor, or of whatever tensors a sink made."""
-    parts = value if isinstance(value, tuple) else (value,)
-    return all(bool(torch.isfinite(part).all()) for part in parts)
+    return all(bool(torch.isfinite(part).all()) for part in _tensors(value))
+
+
+def _is_trained(value: Any) -> bool:
+    return any(part.requires_grad for part in _tensors(value))
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    """A tensor, or whatever tensors a sink made."""
+    return value if isinstance(value, tuple) else (value,)

@@ -18,6 +18,16 @@ def check_epochs(epochs: int) -> None:
         raise ValueError(f"epochs={epochs!r}: a whole number of at least 1")
 
 
+def check_data(images: Tensor, labels: Tensor, batch: int) -> None:
+    for name, given in (("images", images), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} are a {type(given).__name__}: torch.as_tensor({name}) makes a tensor of them")
+    if not len(images):
+        raise ValueError(f"there is nothing to learn from: images of shape {tuple(images.shape)}")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch={batch!r}: how many images a step learns from, a whole number of at least 1")
+
+
 @torch.no_grad()
 def check_types(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, mixed: bool = False) -> None:
     """Refuse images of a type that the model does not take; tried on one image where the types are not the same."""

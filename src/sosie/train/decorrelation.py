@@ -58,6 +58,9 @@ class Decorrelation(Attached):
         self.normalised = normalised
         super().__init__(model, sites, self._of, rows=rows, every=every, weight=weight)
 
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "normalised": self.normalised}
+
     def _of(self, seen: Mapping[Site, Tensor]) -> Tensor:
         rows = (to_rows(z, "positions", site=site, inputs=len(z)) for site, z in seen.items())
         return torch.stack([decorrelation(each, normalised=self.normalised) for each in rows]).sum()

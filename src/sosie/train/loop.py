@@ -15,7 +15,7 @@ from ..progress import track
 from .adversarial import Attacked, Prepare
 from .augment import Augment
 from .average import Average
-from .checks import check_epochs, check_types
+from .checks import check_data, check_epochs, check_types
 from .resume import Saved, digest, named, rewind
 from .schedules import Schedule, optimiser_of, schedule_of
 from .training import Holds, Training, prepared, trained
@@ -75,6 +75,7 @@ def fit(
     """
     given = dict(locals())
     check_epochs(epochs)
+    check_data(images, labels, batch)
     check_types(model, images, prepare=prepare, mixed=mixed)
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
         raise ValueError(f"save_every={save_every!r}: 1 for a checkpoint after every epoch, 5 after every fifth")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..results import DamagedFile, check_writable, read_nested, write_nested
-from .attached import Attached
 from .recorder import Recorder
 
 KIND, VERSION = "training", 1
@@ -26,6 +25,13 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+@runtime_checkable
+class Settled(Protocol):
+    """What tells its settings, so that a training with others is known as another."""
+
+    def settings(self) -> dict[str, Any]: ...
 
 
 class Saved:
@@ -97,11 +103,11 @@ class Saved:
 
 
 def named(thing: Any) -> Any:
-    """What can be compared of an object that shapes the training: its name, and a penalty's own settings."""
+    """What can be compared of an object that shapes the training: its name, and its settings where it tells them."""
     if thing is None or isinstance(thing, str):
         return thing
-    if isinstance(thing, Attached):
-        return f"{type(thing).__name__}(weight={thing.weight!r}, rows={thing.rows!r}, every={thing.every!r})"
+    if isinstance(thing, Settled):
+        return {"kind": type(thing).__name__, **thing.settings()}
     return getattr(thing, "__qualname__", type(thing).__qualname__)
 
 
@@ -134,4 +140,6 @@ def _differences(name: str, there: Any, here: Any) -> list[str]:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        return f"{value['kind']}({', '.join(f'{name}={each!r}' for name, each in value.items() if name != 'kind')})"
     return "not there" if value is None else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeVar
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..progress import Progress
 from .adversarial import Prepare
 from .augment import Augment
-from .checks import check_epochs, check_types
+from .checks import check_data, check_epochs, check_types
 from .loop import fit
 from .recorded import Penalty, Recorded
 from .schedules import Schedule, optimiser_of, rates_of
@@ -65,9 +66,11 @@ def fit_side_by_side(
         raise ValueError(f"need one seed a model: {count} models, {len(seeds)} seeds")
     if len({id(model) for model in models}) < count:
         raise ValueError("one model is given twice: networks trained side by side are models of their own")
+    _check_apart(models)
     if at_once < 1:
         raise ValueError(f"at_once={at_once}: how many networks train at a time, 1 at least")
     check_epochs(epochs)
+    check_data(images, labels, batch)
     if images.device.type != "cuda":
         for k, model in enumerate(models):
             fit(
@@ -145,6 +148,18 @@ def _tell(after_epoch: Callable[[int, int], None] | None, k: int, epoch: int, re
 
 def _told(after_epoch: Callable[[int, int], None] | None, k: int) -> Callable[[int], None] | None:
     return None if after_epoch is None else lambda epoch: after_epoch(k, epoch)
+
+
+def _check_apart(models: Sequence[nn.Module]) -> None:
+    """Networks that share a part would each train it, at the same time."""
+    owner: dict[int, int] = {}
+    for k, model in enumerate(models):
+        for name, number in itertools.chain(model.named_parameters(), model.named_buffers()):
+            if owner.setdefault(id(number), k) != k:
+                raise ValueError(
+                    f"networks {owner[id(number)]} and {k} share {name!r}: those trained side by side have nothing in "
+                    "common; copy.deepcopy makes a part their own"
+                )
 
 
 def _one_each(given: Sequence[T | None] | None, count: int, name: str) -> Sequence[T | None]:

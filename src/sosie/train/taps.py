@@ -18,6 +18,7 @@ from ..capture.names import Names
 from ..capture.outputs import first_tensor, tensors_in
 from ..capture.sites import label_of
 from ..capture.structure import rebuild
+from .hooks import Hooks
 
 Sink = Callable[[Tensor], Any]
 COMPILED = (
@@ -83,16 +84,22 @@ class Taps:
         self.due = False
         self.forget()
 
+    @property
+    def asked(self) -> list[str]:
+        """The sites by name, with the calls that are meant where not all are."""
+        return [name if each.calls is None else f"{name}@{sorted(each.calls)}" for name, each in self._wanted.items()]
+
     # The forward
 
     def open(self) -> None:
-        self._handles.append(self.root.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True))
+        whole = Hooks(self)
+        self._handles.append(self.root.register_forward_pre_hook(whole.begin, prepend=True, with_kwargs=True))
         for k, wanted in enumerate(self._wanted.values()):
+            own = Hooks(self, k)
             if self._reads_input[k]:
-                hook = self._input_hook(k)
-                self._handles.append(wanted.module.register_forward_pre_hook(hook, with_kwargs=True))
-            self._handles.append(wanted.module.register_forward_hook(self._output_hook(k)))
-        self._handles.append(self.root.register_forward_hook(self._finish))
+                self._handles.append(wanted.module.register_forward_pre_hook(own.enter, with_kwargs=True))
+            self._handles.append(wanted.module.register_forward_hook(own.fire))
+        self._handles.append(self.root.register_forward_hook(whole.finish))
 
     def close(self) -> None:
         self.due = False  # compiled code keeps the hooks it was traced with: this makes them do nothing
@@ -109,13 +116,13 @@ class Taps:
         self.called: tuple[Any, Any] | None = None
         self.count = 0
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def begins(self, args: Any, kwargs: Any) -> None:
         if not self.due:
             return
         self.forget()
         self._active = True
-        given = tensors_in((args, kwargs))
-        self.count = given[0].shape[0] if given and given[0].dim() else 0
+        given = [each for each in tensors_in((args, kwargs)) if each.dim()]
+        self.count = given[0].shape[0] if given else 0
         if self._calls:
             self.called = rebuild(self._part, (tuple(args), dict(kwargs)))
             device = given[0].device.type if given else "cpu"
@@ -133,19 +140,17 @@ class Taps:
             return leaf
         return leaf.detach()[: self._rows].clone()
 
-    def _input_hook(self, k: int) -> Callable[[nn.Module, Any, Any], None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self._active and self._reads_input[k]:
-                self._note(k, True, (args, kwargs))
+    def enters(self, site: int, args: Any, kwargs: Any) -> None:
+        if self._active and self._reads_input[site]:
+            self._note(site, True, (args, kwargs))
 
-        return enter
+    def fires(self, site: int, output: Any) -> None:
+        if self._active:
+            self._note(site, False, output)
 
-    def _output_hook(self, k: int) -> Callable[[nn.Module, Any, Any], None]:
-        def fire(module: nn.Module, args: Any, output: Any) -> None:
-            if self._active:
-                self._note(k, False, output)
-
-        return fire
+    def finishes(self) -> None:
+        if self._active:
+            self._active, self.complete, self._last = False, True, None
 
     def _note(self, k: int, is_input: bool, given: Any) -> None:
         found = given if isinstance(given, Tensor) else first_tensor(given)
@@ -156,9 +161,11 @@ class Taps:
         self._fired.append(_Fired(k, is_input, kept, tuple(found.shape), torch.is_grad_enabled()))
 
     def _kept(self, key: tuple[int, bool], found: Tensor) -> Any:
+        if not found.dim():
+            return found  # no rows; `take` refuses it where it is asked for
         if torch.compiler.is_compiling():
             # Compiled code knows what is overwritten when, so a sink may have the tensor itself.
-            if self._rows is None and self._sink is not None:
+            if self._rows is None and self._sink is not None and len(found):
                 return self._sink(found)
             return found[: self._rows].clone()
         version = -1 if found.is_inference() else found._version
@@ -173,16 +180,12 @@ class Taps:
                 kept = found.clone()
             if version >= 0:
                 self._live.append((key, found, version))
-            if self._sink is not None:
+            if self._sink is not None and len(found):
                 # Outside of what checkpointing does to saved tensors: its second forward passes by this hook.
                 with torch.autograd.graph.saved_tensors_hooks(_same, _same):
                     kept = self._sink(kept)
         self._last = (found, version, kept)
         return kept
-
-    def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._active:
-            self._active, self.complete, self._last = False, True, None
 
     # What it showed
 

@@ -14,7 +14,7 @@ from ..data.attacks import Attack, open_attack
 from ..data.draws import derived
 from ..progress import Progress
 from .adversarial import floats
-from .checks import check_epochs, check_types
+from .checks import check_data, check_epochs, check_types
 from .schedules import Schedule, optimiser_of, schedule_of
 from .stack import Stack, State, evaluating, made, network, orders, stacked_state, without_numbers
 
@@ -82,6 +82,7 @@ def fit_together(
     hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
     """
     check_epochs(epochs)
+    check_data(images, labels, batch)
     kept = _epochs_to_keep(keep, epochs)
     own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
     if len(own_seeds) != count or count < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 def answer_loss(logits: Tensor, teacher: Tensor) -> Tensor:
     """Mean over images of KL(teacher ‖ student) of the softmax answers, in nats."""
+    if logits.shape != teacher.shape:
+        raise ValueError(
+            f"the student answers {tuple(logits.shape)} and the teacher {tuple(teacher.shape)}: take a teacher of the "
+            "same classes"
+        )
     student, said = (functional.log_softmax(each.float(), -1) for each in (logits, teacher.detach()))
     return functional.kl_div(student, said, reduction="batchmean", log_target=True)
 
@@ -76,7 +82,7 @@ class TokenPenalty(Attached):
             raise ValueError("keep=1 drops nothing, so there is nothing to learn about tokens")
         if teacher is model:
             raise ValueError("the teacher is the model itself: give the plain network, or a copy (copy.deepcopy)")
-        if min(ratio, answers, tokens) < 0:
+        if not all(math.isfinite(each) and each >= 0 for each in (ratio, answers, tokens)):
             raise ValueError(f"ratio={ratio}, answers={answers}, tokens={tokens}: weights are numbers from 0 on")
         self._take_on([model], None, 1, weight)
         self.teacher, self.ratio = teacher, ratio
@@ -89,6 +95,11 @@ class TokenPenalty(Attached):
     def recordable(self) -> bool:
         """A teacher is watched from the host."""
         return self.teacher is None
+
+    def settings(self) -> dict[str, Any]:
+        teacher = type(self.teacher).__qualname__
+        own = {"ratio": self.ratio, "answers": self.answers, "tokens": self.tokens, "teacher": teacher}
+        return {**super().settings(), **own}
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         if not self._model.training:
@@ -131,6 +142,8 @@ def calibrate_tokens(
     """
     if not isinstance(model, DynamicViT):
         raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
+    if model.patch_count < 2:
+        raise ValueError("the model has one patch, which has no others to be like: rule='cka' needs two at least")
     x = floats(images)
     with as_found(model):
         tokens = model.embed(prepare(x) if prepare else x)

@@ -87,3 +87,13 @@ def test_groups_and_transposed_convolutions() -> None:
     assert cost.flops == counted(model, x)
     assert cost.kept_flops * 2 == cost.flops
     assert [row["flops"] for row in cost.layers] == [2 * 2 * 8 * 2 * 9 * 16, 2 * 2 * 8 * 4 * 4 * 16, 2 * 2 * 24 * 64]
+
+
+def test_autocast_around_it_changes_no_count() -> None:
+    model = small()
+    random_masks(model, 0.8)
+    x = torch.randn(2, 3, 8, 8)
+    plain = sparse_cost(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sparse_cost(model, x) == plain
+    assert plain.kept_flops < plain.flops

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file, save_model
 from sparse_nets import batch, small
 from torch import nn
 from torch.nn.utils import prune
@@ -73,3 +73,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     grown = {**state, "0.weight": torch.ones_like(state["0.weight"])}
     refused(small(), grown, f"{int((~masks['0']).sum())} weights of '0' are not 0 where they are masked")
     refused(nn.Sequential(nn.Linear(3, 3)), state, "do not fit the model")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_tied_weights_are_read_back_from_a_file_that_has_them_once(tmp_path: Path) -> None:
+    model, fresh = Tied(), Tied()
+    masks = random_masks(model, 0.5)
+    save_model(model, str(tmp_path / "tied.safetensors"))
+    assert len(load_file(tmp_path / "tied.safetensors")) < len(model.state_dict())
+    found = load_masked(fresh, tmp_path / "tied.safetensors")
+    assert found.densities() == masks.densities()
+    assert fresh.b.weight is fresh.a.weight
+    x = torch.randn(4, 5)
+    assert torch.equal(fresh(x), model(x))
+    state = model.state_dict()
+    refused(Tied(), {**state, "b.weight_mask": state["a.weight_mask"]}, r"b \(shares the weight of a")
+    refused(Tied(), {k: v for k, v in state.items() if k not in ("a.weight", "b.weight")}, "2 missing in the file")

@@ -218,7 +218,26 @@ def test_what_cannot_be_masked_is_refused() -> None:
         random_masks(masked := small(), 0.5) and random_masks(masked, 0.5)
     with pytest.raises(ValueError, match="leaves none of the 8 channels"):
         pruned_masks(small(), 0.99, how="channels", dense="6")
+    with torch.no_grad():
+        (odd := small())[3].weight[0, 0, 0, 0] = torch.nan  # type: ignore[index]
+    with pytest.raises(ValueError, match="weights of '3' are NaN"):
+        pruned_masks(odd, 0.5)
     with pytest.raises(ValueError, match="'channels'"):
         pruned_masks(small(), 0.5, how="l2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no convolution or linear layer of the model has a mask"):
         Masks.of(small())
+
+
+def test_a_layer_without_inputs_has_nothing_to_mask() -> None:
+    with pytest.warns(UserWarning, match="zero-element"):  # by torch, which fills no weights
+        model = nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 4))
+    assert list(random_masks(model, 0.5)) == ["1"]
+
+
+def test_modules_that_share_a_weight_cannot_have_a_mask_each() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(5, 5), "b": nn.Linear(5, 5)})
+    model["b"].weight = model["a"].weight
+    for name, density in (("a", 0.5), ("b", 0.8)):
+        model[name].register_buffer("weight_mask", torch.rand(5, 5) < density)
+    with pytest.raises(ValueError, match="'a' and 'b' share one weight and have a mask each"):
+        Masks.of(model)

@@ -118,7 +118,7 @@ def with_target(
 
 
 def used(columns: Sequence[Column], pairs: Sequence[tuple[int, int]]) -> tuple[list[Column], list[tuple[int, int]]]:
-    """Without the columns that are in no pair, and with one column for what is the same activation."""
+    """Without the columns that are in no pair; what goes into a stage is the column of the layer that gave it."""
     order = sorted({k for pair in pairs for k in pair})
     index: dict[int, int] = {}
     kept: list[Column] = []
@@ -126,7 +126,8 @@ def used(columns: Sequence[Column], pairs: Sequence[tuple[int, int]]) -> tuple[l
     for k in order:
         column = columns[k]
         same = at.setdefault(id(column.shown.value), len(kept))
-        if same == len(kept):
+        if same == len(kept) or not (column.shown.is_input or kept[same].shown.is_input):
+            same = len(kept)  # also of a layer that passes on what it got: it keeps its name
             kept.append(replace(column))
         index[k] = same
     return kept, [(index[a], index[b]) for a, b in pairs]

@@ -51,6 +51,8 @@ def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
 
 def flat(activation: Tensor) -> Tensor:
     """(n, features) in the order they have in memory: the measures that ask do not look at it."""
+    if activation.dim() == 1:
+        return activation[:, None]
     if activation.dim() == 4 and activation.is_contiguous(memory_format=torch.channels_last):
         activation = activation.movedim(1, -1)
     return activation.flatten(1)
@@ -58,7 +60,7 @@ def flat(activation: Tensor) -> Tensor:
 
 def rows_of(column: Column, rule: Rule, *, any_order: bool) -> Tensor:
     activation = column.shown.value
-    if any_order and rule == "flatten" and activation.dim() > 1:
+    if any_order and rule == "flatten":
         return flat(activation)
     return to_rows(activation, rule, site=column.shown.site, inputs=len(activation))
 
@@ -89,6 +91,7 @@ def _view(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Alig
     """The inner products of all pairs, and which columns vary; those that do not stand in the view as if of norm 1."""
     kind = measure.reads
     if isinstance(columns[0].shown.value, tuple):
+        _check_counts(measure, columns, [column.shown.value[0] for column in columns])
         grams = torch.stack([column.shown.value[0] for column in columns])
         sizes = torch.stack([column.shown.value[1] for column in columns])
     else:
@@ -98,8 +101,6 @@ def _view(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Alig
             return _by_covariances(rows, kind)
         grams, sizes = _grams(rows, centre=kind is not UncentredAlignment)
     count = grams.shape[-1]
-    if count < least_rows(measure):
-        raise ValueError(f"{measure.name} of {count} rows is always the same: it needs {least_rows(measure)} at least")
     digits, grams = grams.dtype, grams.double()
     varies = _varies(grams.diagonal(dim1=1, dim2=2).sum(1), sizes, count, digits, kind)
     if kind is DebiasedAlignment:
@@ -134,8 +135,9 @@ def _grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: to make it anew a GPU would be waited for."""
-    return torch.tensor(numbers, device=device)
+    """Made once: to make it anew a GPU would be waited for. Whoever asks first, gradients can flow past it."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 def _squared_size(row: Tensor) -> Tensor:
@@ -237,7 +239,7 @@ def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Te
         if len(each) != len(rows[0]):
             raise ValueError(
                 f"{columns[0].label!r} gives {len(rows[0])} rows and {column.label!r} {len(each)}: these cannot be "
-                "paired; take another rule, or pairs of layers of one resolution"
+                "paired; take another rule, pairs of layers of one resolution, or the same inputs for all models"
             )
     if len(rows[0]) < least_rows(measure):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import Rule, Site, as_found, check_rule, watch
-from ...measures import MEASURES, Measure, find
+from ...measures import Measure, find
 from ...stats import UncentredAlignment
 from ..attached import Attached
+from ..checks import tell_types
 from ..taps import Shown, Taps
 from . import columns as chosen
 from . import weights
+from .checks import Target, check_measure, check_models
 from .columns import Column, Pairs
-from .likeness import Values, aligns, as_gram, least_rows, values
-
-Target = nn.Module | Mapping[str, Tensor]
+from .likeness import Values, aligns, as_gram, values
 
 
 class Penalty(Attached):
@@ -63,10 +64,10 @@ class Penalty(Attached):
         target: Target | None = None,
     ) -> None:
         models = [model] if isinstance(model, nn.Module) else list(model)
-        _check_models(models, target)
+        check_models(models, target)
         self._take_on(models, rows, every, weight)
         self.measure, self.target, self.rule = find(measure), target, rule
-        _check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
+        check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
         check_rule(rule)
         if reduce not in ("sum", "mean"):
             raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
@@ -147,7 +148,11 @@ class Penalty(Attached):
             with as_found(self.target), self._taps[0].as_called():
                 args, kwargs = self._taps[0].called or ((), {})
                 with watch(self.target, self._named(1)) as seen:
-                    seen.run(*args, **kwargs)
+                    try:
+                        seen.run(*args, **kwargs)
+                    except RuntimeError as error:
+                        tell_types(error, self.target, [args, kwargs], "inputs")
+                        raise
                 found = list(zip(seen.sites, seen.values(), strict=True))
         else:
             found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
@@ -171,6 +176,8 @@ class Penalty(Attached):
             for a, b in pairs
         ]
         stacked = torch.stack(each)
+        if torch.is_grad_enabled() and not stacked.requires_grad:
+            raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
         true = torch.ones_like(stacked, dtype=torch.bool)
         return columns, pairs, Values(stacked, true, torch.ones(len(columns), dtype=torch.bool, device=stacked.device))
 
@@ -191,6 +198,14 @@ class Penalty(Attached):
         for counts in self._still.values():
             counts.zero_()
 
+    def settings(self) -> dict[str, Any]:
+        measure = f"{self.measure.name} {self.measure.options or ''}".strip()
+        own = {"measure": measure, "pairs": self.pairs, "reduce": self.reduce}
+        rule = self.rule if isinstance(self.rule, str) else self.rule.__qualname__
+        target = type(self.target).__qualname__ if isinstance(self.target, nn.Module) else self.target is not None
+        layers = {"layers": [list(each) for each in self._layers]} if self.measure.reads_weights else {}
+        return {**super().settings(), **own, "rule": rule, "target": target, **layers}
+
     # What it was
 
     def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
@@ -198,8 +213,17 @@ class Penalty(Attached):
         self._last = light, pairs, Values(found.pairs.detach(), found.defined, found.varies)
         labels = tuple(column.label for column in columns)
         if labels not in self._still:
-            self._still[labels] = torch.zeros_like(found.varies, dtype=torch.long)
+            with torch.inference_mode(False):  # it may be written to outside of it
+                self._still[labels] = torch.zeros_like(found.varies, dtype=torch.long)
         self._still[labels] += ~found.varies  # in place, so that a recorded step counts as well
+
+    def _where(self) -> str:
+        rows = [row for row in self.last if row["value"] is not None]
+        wrong = [f"{row['site_a']!r} and {row['site_b']!r}" for row in rows if not math.isfinite(row["value"])]
+        if wrong or not rows:
+            return f"; not finite between {'; '.join(wrong[:5])}" if wrong else ""
+        top = max(rows, key=lambda row: abs(row["value"]))
+        return f"; every pair is finite, the largest {top['value']:.3g} of {top['site_a']!r} and {top['site_b']!r}"
 
     @property
     def last(self) -> list[dict[str, Any]]:
@@ -232,37 +256,6 @@ class Penalty(Attached):
                 + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
                 stacklevel=2,
             )
-
-
-def _check_models(models: Sequence[nn.Module], target: Target | None) -> None:
-    if not models or not all(isinstance(model, nn.Module) for model in models):
-        raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
-    if len({id(model) for model in models}) < len(models):
-        raise ValueError("one model is given twice: members of an ensemble are models of their own")
-    if target is not None and len(models) > 1:
-        raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
-    if target is not None and any(target is model for model in models):
-        raise ValueError("the target is the model itself: give a copy (copy.deepcopy) to stay close to what it is now")
-    if target is not None and not isinstance(target, (nn.Module, Mapping)):
-        raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
-
-
-def _check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
-    if not measure.differentiable or measure.needs:
-        others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4]
-        others = others or ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
-        why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
-        raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
-    if towards and measure.closer == "up" and measure.bounds[1] is None:
-        raise ValueError(
-            f"{measure.name} has no largest value, so that no model is ever close to a target; take mean_cca"
-        )
-    if measure.reads_weights:
-        if alone:
-            raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
-    elif rows is not None and rows < least_rows(measure):
-        least = least_rows(measure)
-        raise ValueError(f"{measure.name} of {rows} rows is always the same: it needs {least} at least")
 
 
 def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:

@@ -64,7 +64,9 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
     counter = FlopCounterMode(
         display=False, custom_mapping={packet: _noting(formula, tally) for packet, formula in flop_registry.items()}
     )
-    with as_found(core), _attention_in_parts(), counter:
+    device = next((p.device.type for p in core.parameters()), "cpu")
+    # Without autocast, which multiplies copies of the weights that could not be told from other tensors.
+    with as_found(core), _attention_in_parts(), torch.autocast(device, enabled=False), counter:
         core(*args, **kwargs)
     rows: list[dict[str, Any]] = [
         {

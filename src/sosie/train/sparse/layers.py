@@ -17,7 +17,7 @@ MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
 
 
 def layers_of(model: nn.Module) -> dict[str, list[str]]:
-    """The first name of each layer with a weight of its own, and every name that its weight goes by.
+    """The first name of each layer with a weight of its own, not empty, and every name that its weight goes by.
 
     Modules that share a parameter (tied weights), and names that share a module, are one layer.
     """
@@ -25,7 +25,7 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     found: dict[int, list[str]] = {}
     for name, module in modules.items():
         weight = module._parameters.get("weight")
-        if isinstance(module, KINDS) and weight is not None:
+        if isinstance(module, KINDS) and weight is not None and (is_lazy(weight) or weight.numel()):
             found.setdefault(id(weight), []).append(name)
     return {names[0]: names for names in found.values()}
 
@@ -34,7 +34,8 @@ def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.
     """The layers to be masked by name; `dense`: names or globs of layers that stay whole."""
     modules, layers = Names.of(unwrap(model)).by_name, layers_of(model)
     aliases = {alias: name for name, names in layers.items() for alias in names}
-    computed = [name for name, module in modules.items() if isinstance(module, KINDS) and name not in aliases]
+    kinds = {name: module for name, module in modules.items() if isinstance(module, KINDS)}
+    computed = [name for name, module in kinds.items() if module._parameters.get("weight") is None]
     whole = named([*aliases, *computed], dense, "dense")
     if odd := [name for name in computed if name not in whole]:
         raise ValueError(

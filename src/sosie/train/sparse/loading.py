@@ -73,6 +73,7 @@ def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> lis
     strangers: list[str] = []
     misfits: list[str] = []
     found: list[nn.Module] = []
+    owner: dict[int, tuple[str, nn.Module]] = {}  # modules may share a weight, which has one mask
     for name, mask in masks.items():
         layer = name.rpartition(".")[0]
         module = modules.get(layer)
@@ -80,6 +81,8 @@ def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> lis
             strangers.append(layer)
         elif weight_of(module).shape != mask.shape:
             misfits.append(f"{layer} (weight {tuple(weight_of(module).shape)}, mask {tuple(mask.shape)})")
+        elif (first := owner.setdefault(id(weight_of(module)), (layer, module)))[1] is not module:
+            misfits.append(f"{layer} (shares the weight of {first[0]}, which has a mask of its own)")
         elif mask_of(module) is None:
             found.append(module)
     if strangers or misfits:
@@ -87,7 +90,7 @@ def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> lis
         if strangers:
             lines.append(f"  {len(strangers)} for layers it does not have: {listed(strangers)}")
         if misfits:
-            lines.append(f"  {len(misfits)} of another shape: {', '.join(misfits[:5])}")
+            lines.append(f"  {len(misfits)} for other weights: {', '.join(misfits[:5])}")
         raise ValueError("\n".join(lines))
     for module in found:
         module.register_buffer(MASK, torch.ones_like(weight_of(module), dtype=torch.bool))

@@ -50,6 +50,8 @@ def pruned_masks(
     """
     check_sparsity(sparsity)
     layers = maskable(model, dense)
+    if odd := [name for name, module in layers.items() if bool(weight_of(module).isnan().any())]:
+        raise ValueError(f"weights of {listed(odd)} are NaN, so none is the smallest: was the training cut short?")
     if how == "magnitude":
         found = _of_all(layers, sparsity)
     elif how == "magnitude_of_layer":

@@ -45,6 +45,7 @@ class Masks(Mapping[str, Tensor]):
                 "load_masked reads a model with masks"
             )
         masks = cls(found)
+        masks._check_shared()
         masks.apply()
         return masks
 
@@ -155,6 +156,16 @@ class Masks(Mapping[str, Tensor]):
         rows = self.densities()
         kept, weights = sum(row["kept"] for row in rows), sum(row["weights"] for row in rows)
         return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
+
+    def _check_shared(self) -> None:
+        owner: dict[int, str] = {}
+        for layer in self:
+            first = owner.setdefault(id(self.weight(layer)), layer)
+            if first != layer:
+                raise ValueError(
+                    f"{first!r} and {layer!r} share one weight and have a mask each: which one holds? Take one off "
+                    f"(del its {MASK})"
+                )
 
     def _check(self, optimiser: torch.optim.Optimizer) -> None:
         if any(held is optimiser for held in self._held):

@@ -75,6 +75,11 @@ class Regrow:
         finally:
             first.remove()
 
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as far as a checkpoint can compare it."""
+        kept = ("steps", "how", "every", "fraction", "until", "seed")
+        return {name: getattr(self, name) for name in kept}
+
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint needs beside the model, which has the masks."""
         return {"step": self.step}

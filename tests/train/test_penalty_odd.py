@@ -1,0 +1,201 @@
+"""Penalties of odd models and at odd moments: copies, frozen parts, inference mode, batches without rows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sosie.capture import SiteError
+from sosie.measures import MEASURES
+from sosie.train import Attached, Penalty
+from sosie.train.penalties.likeness import _index
+
+
+def inputs(count: int = 12) -> Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(0))
+
+
+def network(width: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
+def pickled(model: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+@pytest.mark.parametrize("how", [copy.deepcopy, pickled, saved])
+def test_a_copy_made_while_it_is_attached_is_not_part_of_it(how: Callable[[nn.Module], Any], rows: int | None) -> None:
+    model, x = network(), inputs()
+    with Penalty(model, rows=rows, every=1) as penalty:
+        before = how(model)
+        model(x)
+        after = how(model)  # with the graph of a forward on the hooks
+        for each in (before, after):
+            with torch.no_grad():
+                each(x[:2])  # neither seen nor refused
+        alone = penalty()
+        alone.backward()
+    assert hooks(model) == 0
+    with Penalty(network(), rows=rows, every=1) as penalty:
+        penalty._models[0](x)
+        assert alone.equal(penalty())
+    with Penalty(after, rows=rows, every=1) as penalty:  # the copy takes a penalty of its own
+        after(x)
+        assert alone.equal(penalty())
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_what_was_measured_in_inference_mode_first_is_trained_with_later(rows: int | None) -> None:
+    model, x = network(), inputs()
+    _index.cache_clear()  # what it keeps must do for everybody who comes later
+    with Penalty(model, rows=rows, every=1) as penalty:
+        with torch.inference_mode():
+            model(x)
+            shown = penalty()
+        model(x)
+        found = penalty()
+        found.backward()
+    assert found.item() == pytest.approx(shown.item(), rel=1e-6)
+    assert bool(model[0].weight.grad.abs().sum() > 0)
+
+
+class Line(nn.Module):
+    """Gives a number an input, without a dimension of features, and once a number in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.one, self.flat, self.sum = nn.Linear(6, 5), nn.Linear(5, 1), nn.Flatten(0), Sum()
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self.sum(self.flat(self.one(self.wide(x))) * (1 if scale is None else scale))
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum()
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_a_site_of_one_number_an_input_is_one_neuron(rows: int | None) -> None:
+    torch.manual_seed(0)
+    model, x = Line(), inputs()
+    wide = model.wide(x).detach()[:rows].double()
+    wanted = MEASURES["linear_cka"].of(wide, wide @ model.one.weight.detach().double().T)
+    with Penalty(model, sites=["wide", "flat"], pairs="all", reduce="mean", weight=1.0, rows=rows, every=1) as penalty:
+        model(x)
+        found = penalty()
+        found.backward()
+        assert found.item() == pytest.approx(float(wanted), abs=1e-6)
+    target = {"flat": wide.sum(1)} if rows is None else {"flat": torch.cat([wide.sum(1), torch.zeros(4)])}
+    with Penalty(model, sites=["flat"], weight=1.0, rows=rows, every=1, target=target) as penalty:
+        model(x)
+        wanted = MEASURES["linear_cka"].of(wide @ model.one.weight.detach().double().T, wide.sum(1, keepdim=True))
+        assert penalty().item() == pytest.approx(1 - float(wanted), abs=1e-6)
+    with Penalty(model, sites=["wide", "sum"], pairs="all", rows=rows, every=1) as penalty:
+        model(x)
+        with pytest.raises(SiteError, match=r"site 'sum' has shape \(\) for 12 inputs"):
+            penalty()
+
+
+def test_inputs_are_counted_by_the_first_tensor_that_has_rows() -> None:
+    class Scaled(Line):
+        def forward(self, scale: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, scale)
+
+    model = Scaled()
+    with Penalty(model, sites=["wide", "flat"], pairs="all", every=1, weight=1.0) as penalty:
+        model(torch.tensor(2.0), inputs())
+        assert 0 < penalty().item() <= 2
+
+
+def test_an_empty_batch_has_too_few_rows() -> None:
+    model = network()
+    with Penalty(model, rows=None, every=1) as penalty:
+        model(inputs(0))  # not an error of the forward
+        with pytest.raises(ValueError, match="linear_cka of 0 rows is always the same: it needs 3"):
+            penalty()
+
+
+def test_members_with_other_batches_are_refused() -> None:
+    members = [network(), network()]
+    with Penalty(members, sites=["1"], rows=None, every=1) as penalty:
+        for member, count in zip(members, (12, 7), strict=True):
+            member(inputs(count))
+        with pytest.raises(ValueError, match=r"'1 of model 0' gives 12 rows and '1 of model 1' 7: .* the same inputs"):
+            penalty()
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_a_penalty_that_nothing_learns_from_is_refused(rows: int | None) -> None:
+    model, x = network(), inputs()
+    model[0].requires_grad_(False)
+    with Penalty(model, sites=["0", "1"], rows=rows, every=1) as penalty:
+        task = model(x).sum()  # trains what comes after
+        with pytest.raises(SiteError, match=r"no gradient flows from .*'0', .*'1': all parameters before them"):
+            task + penalty()
+        with torch.no_grad():
+            model(x)
+            assert penalty() > 0  # measured, not trained with
+    with Penalty(model, sites=["1", "2"], pairs="all", rows=rows, every=1) as penalty:
+        model(x)
+        penalty().backward()  # one side learns
+    with Attached(model, "0", lambda seen: next(iter(seen.values())).sum()) as attached:
+        model(x)
+        with pytest.raises(SiteError, match="no gradient flows from '0'"):
+            attached()
+    members = [network().requires_grad_(False) for _ in range(2)]
+    with Penalty(members, "wcka", every=1) as penalty, pytest.raises(ValueError, match="they are frozen"):
+        penalty()
+
+
+def test_a_layer_that_passes_on_what_it_got_keeps_its_name() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.Linear(8, 8))
+    for rows in (None, 8):
+        with Penalty(model, sites=["0", "1", "2"], pairs="all", rows=rows, every=1) as penalty:
+            model(inputs())
+            penalty().backward()
+        assert [(row["site_a"], row["site_b"]) for row in penalty.last] == [("0", "1"), ("0", "2"), ("1", "2")]
+        assert penalty.last[0]["value"] == pytest.approx(1)
+        assert penalty.last[1]["value"] == pytest.approx(penalty.last[2]["value"])
+
+
+def test_what_is_no_number_is_named_beyond_the_models_own_sites() -> None:
+    model, x = network(), inputs()
+    target = {"1": torch.randn(12, 4), "3": torch.full((12, 4), torch.nan)}
+    with Penalty(model, sites=["1", "3"], every=1, target=target) as penalty:
+        model(x)
+        with pytest.raises(ValueError, match="step 1 is NaN or infinite; not finite between '3' and '3 of the target'"):
+            penalty()
+    members = [network(), network()]
+    with torch.no_grad():
+        members[1][4].weight.fill_(torch.nan)
+    with Penalty(members, "weight_cosine", every=1) as penalty, pytest.raises(ValueError, match="'4 of model 0' and"):
+        penalty()
+
+
+def test_a_target_of_another_type_is_told_in_words() -> None:
+    model = network()
+    with Penalty(model, sites=["1", "3"], every=1, target=network().double()) as penalty:
+        model(inputs())
+        with pytest.raises(ValueError, match="inputs of float32 for a model of float64"):
+            penalty()
