@@ -88,7 +88,7 @@ def test_files_are_known_again(client: Any) -> None:
 
 def test_what_breaks_here_is_told_without_details(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     client = TestClient(create_app(zoo), base_url="http://localhost", raise_server_exceptions=False)
-    monkeypatch.setattr("sosie.web.listing.page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sosie.zoo.store.listing.page", lambda *_, **__: 1 / 0)
     answer = client.get("/api/models")
     assert answer.status_code == 500
     assert "division" not in answer.text

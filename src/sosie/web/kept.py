@@ -16,11 +16,17 @@ from anyio import CapacityLimiter, to_thread
 MOST_BYTES = 64 * 2**20
 AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that work answers out: more only wait for each other
 SLOW, PATIENCE = 0.5, 20  # what takes so many seconds to make is good for so many times as long, whatever changes
+MOST_SLOW = 16  # of these answers
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def as_json(found: Any) -> bytes:
     """Numbers that are not finite are null; in ASCII, since half a character in a name has no other form."""
-    return json.dumps(_plain(found), allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = _ENCODER.encode(found)
+    except ValueError:  # most answers have none that are not finite, and are not gone through twice
+        text = _ENCODER.encode(_plain(found))
+    return text.encode()
 
 
 def _plain(found: Any) -> Any:
@@ -45,10 +51,13 @@ class Kept:
         self._slow: dict[Any, tuple[float, bytes]] = {}  # until when, and the answer
         self._rooms: dict[bool, CapacityLimiter] = {}
 
-    async def ask(self, question: tuple[Any, ...], make: Callable[[], Any], *, patient: bool = False) -> bytes:
+    async def ask(
+        self, question: tuple[Any, ...], make: Callable[[], Any], *, patient: bool = False, quick: bool = False
+    ) -> bytes:
         """What is known is answered at once; the rest is worked out in a thread, of which there are few.
 
         `patient`: an answer that took long is given again for a while though the zoo has changed.
+        `quick`: worked out right here, where a thread would cost more than the answer.
         """
         with self._lock:
             until, slow = self._slow.get(question, (0.0, b"")) if patient else (0.0, b"")
@@ -57,6 +66,8 @@ class Kept:
         known = self._known((self._changes(), *question))
         if known is not None:
             return known
+        if quick:
+            return self.answer(question, make)
         if patient not in self._rooms:
             self._rooms[patient] = CapacityLimiter(1 if patient else AT_ONCE)  # the slow ones are not in others' way
         start = time.monotonic()
@@ -64,7 +75,10 @@ class Kept:
         now = time.monotonic()
         if patient and now - start >= SLOW:
             with self._lock:
+                self._slow.pop(question, None)
                 self._slow[question] = now + PATIENCE * (now - start), found
+                while len(self._slow) > MOST_SLOW:
+                    del self._slow[next(iter(self._slow))]
         return found
 
     def _known(self, key: Any) -> bytes | None:
