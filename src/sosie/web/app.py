@@ -157,7 +157,7 @@ def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         offset: Offset = 0,
     ) -> Response:
         whole = await clustered(kind, k, _filters(tag, architecture, task))
-        return _json(as_json(await run_in_threadpool(groups.members, zoo, whole, number, limit, offset)))
+        return _json(await kept.work_out(lambda: groups.members(zoo, whole, number, limit, offset)))
 
     @app.get("/api/duplicates")
     async def duplicates(
@@ -169,7 +169,7 @@ def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     ) -> Response:
         make = partial(groups.duplicates, zoo, kind, threshold)
         whole = await kept.ask(("duplicates", kind, threshold), make, patient=True)
-        return _json(as_json(await run_in_threadpool(groups.page_of_duplicates, whole, why, limit, offset)))
+        return _json(await kept.work_out(lambda: groups.page_of_duplicates(whole, why, limit, offset)))
 
 
 def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:

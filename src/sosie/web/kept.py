@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -17,6 +17,7 @@ MOST_BYTES = 64 * 2**20
 AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that work answers out: more only wait for each other
 SLOW, PATIENCE = 0.5, 20  # what takes so many seconds to make is good for so many times as long, whatever changes
 MOST_SLOW = 16  # of these answers
+T = TypeVar("T")
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
@@ -37,6 +38,11 @@ def _plain(found: Any) -> Any:
     if isinstance(found, float) and not math.isfinite(found):
         return None
     return found
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    start = time.monotonic()
+    return work(), time.monotonic() - start
 
 
 class Kept:
@@ -68,18 +74,23 @@ class Kept:
             return known
         if quick:
             return self.answer(question, make)
-        if patient not in self._rooms:
-            self._rooms[patient] = CapacityLimiter(1 if patient else AT_ONCE)  # the slow ones are not in others' way
-        start = time.monotonic()
-        found = await to_thread.run_sync(self.answer, question, make, limiter=self._rooms[patient])
-        now = time.monotonic()
-        if patient and now - start >= SLOW:
+        found, seconds = await self._in_thread(lambda: _timed(lambda: self.answer(question, make)), patient)
+        if patient and seconds >= SLOW:
             with self._lock:
                 self._slow.pop(question, None)
-                self._slow[question] = now + PATIENCE * (now - start), found
+                self._slow[question] = time.monotonic() + PATIENCE * seconds, found
                 while len(self._slow) > MOST_SLOW:
                     del self._slow[next(iter(self._slow))]
         return found
+
+    async def work_out(self, make: Callable[[], Any]) -> bytes:
+        """What is not worth keeping, such as a page of an answer that is kept; in one of the few threads."""
+        return await self._in_thread(lambda: as_json(make()), False)
+
+    async def _in_thread(self, work: Callable[[], T], patient: bool) -> T:
+        if patient not in self._rooms:
+            self._rooms[patient] = CapacityLimiter(1 if patient else AT_ONCE)  # the slow ones are not in others' way
+        return await to_thread.run_sync(work, limiter=self._rooms[patient])
 
     def _known(self, key: Any) -> bytes | None:
         with self._lock:
