@@ -221,6 +221,21 @@ def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPat
     assert awaited(lambda: ask(True)) == b"3"
 
 
+def test_few_slow_answers_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("sosie.web.kept.time.monotonic", lambda: now[0])
+    kept = Kept(lambda: 0)
+
+    def make() -> int:
+        now[0] += 2.0
+        return 1
+
+    for k in range(40):
+        awaited(lambda k=k: kept.ask(("clusters", k), make, patient=True))
+    assert len(kept._slow) == 16
+    assert ("clusters", 39) in kept._slow
+
+
 def test_no_more_is_kept_than_there_is_room_for() -> None:
     kept = Kept(lambda: 0, most_bytes=1000)
     for k in range(50):

@@ -13,7 +13,10 @@ from web_examples import HOSTILE, HOSTILE_SITE, made
 
 pytestmark = pytest.mark.browser
 Look = Callable[..., Any]
-VIEWS = ["#/", "#/models", "#/model/1", "#/pair/1/5", "#/runs", "#/runs?name=first", "#/upload"]
+VIEWS = [
+    "#/", "#/models", "#/model/1", "#/pair/1/5", "#/clusters", "#/clusters?k=3&cluster=0", "#/duplicates?threshold=0.9",
+    "#/runs", "#/runs?name=first", "#/upload",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -176,6 +179,8 @@ def test_a_fingerprint_is_looked_up(look: Look, tmp_path: Path) -> None:
     page.wait_for_selector("table.nearest")
     assert page.locator("table.nearest tbody td:nth-child(2)").first.inner_text() == "base"
     assert "<b>Sent</b>, 4 layers" in page.locator("main").inner_text()
+    page.wait_for_selector(".small-map canvas.points")
+    assert "distances to 12 models" in page.locator(".small-map").inner_text()
     (tmp_path / "wrong.safetensors").write_bytes(b"no fingerprint")
     page.set_input_files("#file", tmp_path / "wrong.safetensors")
     page.wait_for_selector(".wrong")
@@ -188,13 +193,15 @@ def test_a_fingerprint_is_looked_up(look: Look, tmp_path: Path) -> None:
     assert [text for text in page.complaints if "422" not in text] == []
 
 
-@pytest.mark.parametrize("view", ["#/", "#/models", "#/model/12", "#/pair/12/1", "#/pair/1/12"])
+@pytest.mark.parametrize(
+    "view", ["#/", "#/models", "#/model/12", "#/pair/12/1", "#/pair/1/12", "#/clusters?k=12&cluster=8", "#/duplicates"]
+)
 def test_hostile_names_are_shown_and_do_nothing(look: Look, address: str, view: str) -> None:
     page = look(view, 390)
     page.get_by_role("combobox", name="Find a model").fill("<img")
     page.wait_for_function("() => document.querySelectorAll('#finder .found bdi').length === 1")
     assert page.locator("#finder .found bdi").inner_text() == HOSTILE
-    if view not in ("#/", "#/models"):
+    if view.startswith(("#/model/", "#/pair/")):
         page.wait_for_selector("table")
         assert HOSTILE in page.locator("h1").inner_text()
     assert page.locator("main img, main script, main b, main i, main u").count() == 0
@@ -207,6 +214,84 @@ def test_a_site_with_controls_in_its_name_is_spelt_out(look: Look) -> None:
     page.wait_for_selector("table")
     assert HOSTILE_SITE[:-1] + "<U+202E>" in page.locator("table").first.inner_text()
     assert "\u202e" not in page.locator("main").inner_text()
+
+
+def test_clusters_are_shown_and_picked_in_place(look: Look) -> None:
+    page = look("#/clusters?k=3")
+    told = page.evaluate("fetch('api/clusters?k=3').then((a) => a.json())")
+    names = page.locator("table.clusters .picked-group").all_inner_texts()
+    assert names == [group["centre"]["name"] for group in told["groups"]]
+    assert page.locator("table.clusters td:nth-child(2)").all_inner_texts() == [str(g["count"]) for g in told["groups"]]
+    page.locator("table.clusters .picked-group").first.click()
+    page.wait_for_selector("table.members")
+    members = page.evaluate("fetch('api/clusters/0?k=3').then((a) => a.json())")["rows"]
+    assert page.locator("table.members td:first-child").all_inner_texts() == [row["name"] for row in members]
+    assert page.url.endswith("cluster=0")
+    points = points_of(page)  # those of the group can be pointed at; picked again, all are there
+    page.mouse.move(*points[members[0]["name"]])
+    assert page.locator(".tip").is_visible()
+    page.locator("table.clusters .picked-group").first.click()
+    page.wait_for_selector("table.members", state="detached")
+    page.get_by_label("Groups").select_option("2")
+    page.wait_for_function("() => document.querySelectorAll('table.clusters .picked-group').length === 2")
+    assert page.complaints == []
+
+
+def test_the_map_is_coloured_as_the_clusters_are(look: Look) -> None:
+    page = look("#/?by=cluster")
+    on_map = {
+        text.split("\n")[0]: classes
+        for text, classes in page.locator(".legend .group").evaluate_all(
+            "all => all.map((one) => [one.childNodes[1].textContent, one.querySelector('.swatch').className])"
+        )
+    }
+    page = look("#/clusters")
+    listed = page.locator("table.clusters .picked-group").evaluate_all(
+        "all => all.map((one) => [one.querySelector('bdi').textContent, one.querySelector('.swatch').className])"
+    )
+    assert dict(listed) == {name: on_map[name] for name, _ in listed}
+    assert len(listed) >= 2
+
+
+def test_clusters_that_cannot_be_made_leave_the_choices(look: Look) -> None:
+    page = look("#/clusters?k=3&tag=tuned&architecture=Wide0")  # nobody is both
+    assert page.locator(".wrong").inner_text()
+    assert page.get_by_label("Tag").is_visible()
+
+
+def test_duplicates_are_shown_by_reason(look: Look) -> None:
+    page = look("#/duplicates")
+    assert "None of 12 models is there twice." in page.locator(".lead").inner_text()
+    page.get_by_label("Alike from").select_option("0.9")
+    page.wait_for_selector("table.duplicates")
+    told = page.evaluate("fetch('api/duplicates?threshold=0.9').then((a) => a.json())")["rows"]
+    assert told[0]["name"] == "base-1"
+    assert page.locator("table.duplicates td:nth-child(1)").all_inner_texts() == [row["name"] for row in told]
+    assert page.locator("table.duplicates td:nth-child(2)").all_inner_texts() == [row["same_as"] for row in told]
+    assert float(page.locator("table.duplicates td:nth-child(3)").first.inner_text()) == pytest.approx(
+        told[0]["value"], abs=6e-6
+    )
+    page.get_by_role("link", name="compare").first.click()
+    page.wait_for_selector("h1:has-text('base and base-1')")
+    assert page.complaints == []
+
+
+def test_a_model_tells_where_it_comes_from(look: Look) -> None:
+    page = look("#/model/3")
+    page.wait_for_selector("table.family")
+    told = page.evaluate("fetch('api/models/3/family').then((a) => a.json())")["rows"]
+    rows = page.locator("table.family tbody tr")
+    assert [rows.nth(k).locator("td").first.inner_text() for k in range(rows.count())] == [row["name"] for row in told]
+    words = page.locator(".family-found").inner_text()
+    assert "recorded as its parent: base" in words.lower()
+    parent = next(k for k, row in enumerate(told) if row["name"] == "base")
+    assert rows.nth(parent).locator("td").nth(1).inner_text() == "parent"
+    assert float(rows.nth(parent).locator("td").nth(2).inner_text()) == pytest.approx(told[parent]["score"], abs=6e-4)
+
+
+def test_what_needs_data_is_named_where_it_is_looked_for(look: Look) -> None:
+    page = look("#/models")
+    assert "sosie zoo recommend zoo --data" in page.locator("main").inner_text()
 
 
 @pytest.mark.parametrize("view", ["#/model/999", "#/nothing", "#/pair/1/x", "#/runs?name=..%2Fzoo"])

@@ -15,8 +15,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
-from web_examples import awaited, made
+from web_examples import a_run, awaited, made
 
+import sosie
+from sosie import report
 from sosie.web import create_app, uploads
 from sosie.web.guard import POLICY
 from sosie.zoo import Fingerprint, Probe, Zoo
@@ -88,7 +90,7 @@ def test_files_are_known_again(client: Any) -> None:
 
 def test_what_breaks_here_is_told_without_details(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     client = TestClient(create_app(zoo), base_url="http://localhost", raise_server_exceptions=False)
-    monkeypatch.setattr("sosie.web.listing.page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sosie.zoo.store.listing.page", lambda *_, **__: 1 / 0)
     answer = client.get("/api/models")
     assert answer.status_code == 500
     assert "division" not in answer.text
@@ -191,3 +193,18 @@ def test_the_limit_lets_the_largest_fingerprint_through(client: Any, zoo: Zoo, t
     size = largest.save(tmp_path / "largest").stat().st_size
     assert size < uploads.most_bytes(zoo)
     assert sent(client, largest, tmp_path).status_code == 200
+
+
+def test_the_colours_are_those_of_the_reports_page(client: Any, tmp_path: Path) -> None:
+    """One file has them: the page has it inside, the explorer is served it."""
+    page = Path(report.__file__).with_name("page")
+    colours = (page / "colours.css").read_text("utf-8")
+    assert client.get("/colours.css").text == colours
+    assert client.get("/").text.index('href="colours.css"') < client.get("/").text.index('href="explorer.css"')
+    written = sosie.write_report(a_run(), tmp_path / "run.html")
+    assert colours in written.read_text("utf-8")
+    shared = set(re.findall(r"--[a-z]+(?=:)", colours))
+    assert {"--ground", "--ink", "--accent"} <= shared
+    own = client.get("/explorer.css").text
+    assert not shared & set(re.findall(r"(--[a-z]+):", own))
+    assert not [name for name in re.findall(r"var\((--[a-z0-9-]+)\)", own) if f"{name}:" not in own + colours]

@@ -92,7 +92,7 @@ def render_page(
     """One self-contained file: the words (a `kind` of thing is what each of the others is about), data and scripts."""
     script = "\n".join(_read(f"{name}.js") for name in scripts)
     script = f"(() => {{\n'use strict';\n{script}}})();"
-    style = "".join(_read(f"{name}.css") for name in styles)
+    style = "".join(style_file(name).read_text(encoding="utf-8") for name in ("colours", *styles))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -119,6 +119,11 @@ def as_script_data(found: dict[str, Any]) -> Markup:
 def _digest(text: str) -> str:
     """The hash by which the page's policy recognises its own script and style, and no other."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def style_file(name: str) -> Path:
+    """A stylesheet of the page; "colours" is the explorer's, too."""
+    return _FOLDER / f"{name}.css"
 
 
 def _read(name: str) -> str:

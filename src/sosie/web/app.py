@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -18,21 +19,27 @@ from .. import __version__
 from ..report.colour import ramp
 from ..results import DamagedFile
 from ..zoo import NotComparable, Zoo, ZooBusy
+from ..zoo.questions.duplicates import SAME
+from ..zoo.store import listing
 from ..zoo.store.errors import UnknownModel
-from . import asking, listing, runs, uploads
-from .files import static_files
+from . import asking, groups, runs, uploads
+from .files import FrontEnd
 from .guard import Guard
 from .kept import Kept, as_json
+from .maps import Maps
 
 MOST_ROWS = 200  # of a page of models
 MOST_NEAR = 100
-MOST_POINTS = 20_000  # of the map
+MOST_CLUSTERS = 100
 
 Kind = Literal["cka", "weights", "atoms"]
 Number = Annotated[int, Path(ge=1, le=2**62)]
 Text = Annotated[str | None, Query(max_length=200)]
 Texts = Annotated[list[str] | None, Query(max_length=20)]
 K = Annotated[int, Query(ge=1, le=MOST_NEAR)]
+Clusters = Annotated[int | None, Query(ge=1, le=MOST_CLUSTERS)]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+Offset = Annotated[int, Query(ge=0, le=2**62)]
 
 
 def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
@@ -42,10 +49,10 @@ def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
     _tell_errors(app, zoo)
     _models(app, zoo, kept)
     _similarity(app, zoo, kept)
-    _uploads(app, zoo)
+    _groups(app, zoo, kept)
+    _maps(app, zoo, kept)
     _runs(app, zoo, kept)
-    _front_end(app)
-    return Guard(app, hosts)  # outside of everything, so that answers about errors pass it too
+    return Guard(FrontEnd(app), hosts)  # outside of everything, so that answers about errors pass it too
 
 
 def _json(content: bytes) -> Response:
@@ -71,16 +78,16 @@ def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         tag: Texts = None,
         architecture: Texts = None,
         task: Texts = None,
-        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
-        offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
+        limit: Limit = 50,
+        offset: Offset = 0,
     ) -> Response:
         filters = _filters(tag, architecture, task)
-        make = partial(listing.page, zoo, limit, offset, text=text, **filters)
+        make = partial(listing.page, zoo.store.database, limit, offset, text=text, **filters)
         return _json(await kept.ask(("models", text, limit, offset, *_key(filters)), make))
 
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
-        return _json(await kept.ask(("model", number), lambda: asking.model(zoo, number)))
+        return _json(await kept.ask(("model", number), lambda: asking.model(zoo, number), quick=True))
 
 
 def _about(zoo: Zoo) -> dict[str, Any]:
@@ -97,7 +104,7 @@ def _about(zoo: Zoo) -> dict[str, Any]:
         "version": __version__,
         "ramp": list(ramp()),
         "most_bytes": uploads.most_bytes(zoo),
-        "choices": listing.choices(zoo),
+        "choices": listing.choices(zoo.store.database),
     }
 
 
@@ -117,35 +124,80 @@ def _similarity(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         make = partial(asking.near, zoo, number, k=k, kind=kind, by=by, site=site, **filters)
         return _json(await kept.ask(("near", number, k, kind, by, site, *_key(filters)), make))
 
+    @app.get("/api/models/{number}/family")
+    async def family(number: Number, k: K = 5) -> Response:
+        return _json(await kept.ask(("family", number, k), lambda: asking.family(zoo, number, k)))
+
     @app.get("/api/pairs/{first}/{second}")
     async def pair(first: Number, second: Number, kind: Kind = "cka", exact: bool = False) -> Response:
         make = partial(asking.pair, zoo, first, second, kind=kind, exact=exact)
         return _json(await kept.ask(("pair", first, second, kind, exact), make))
 
-    @app.get("/api/map")
-    async def map_(kind: Kind = "cka") -> Response:
-        return _json(await kept.ask(("map", kind), lambda: asking.map_of(zoo, kind, MOST_POINTS), patient=True))
+
+def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
+    async def clustered(kind: str, k: int | None, filters: dict[str, Any]) -> bytes:
+        make = partial(groups.clusters, zoo, kind, k, filters)
+        return await kept.ask(("clusters", kind, k, *_key(filters)), make, patient=True)
+
+    @app.get("/api/clusters")
+    async def clusters(
+        k: Clusters = None, kind: Kind = "cka", tag: Texts = None, architecture: Texts = None, task: Texts = None
+    ) -> Response:
+        return _json(await clustered(kind, k, _filters(tag, architecture, task)))
+
+    @app.get("/api/clusters/{number}")
+    async def members(
+        number: Annotated[int, Path(ge=0, le=2**62)],
+        k: Clusters = None,
+        kind: Kind = "cka",
+        tag: Texts = None,
+        architecture: Texts = None,
+        task: Texts = None,
+        limit: Limit = 50,
+        offset: Offset = 0,
+    ) -> Response:
+        whole = await clustered(kind, k, _filters(tag, architecture, task))
+        return _json(await kept.work_out(lambda: groups.members(zoo, whole, number, limit, offset)))
+
+    @app.get("/api/duplicates")
+    async def duplicates(
+        kind: Kind = "cka",
+        threshold: Annotated[float, Query(ge=0.5, le=1)] = SAME,
+        why: Literal["weights", "alike"] | None = None,
+        limit: Limit = 50,
+        offset: Offset = 0,
+    ) -> Response:
+        make = partial(groups.duplicates, zoo, kind, threshold)
+        whole = await kept.ask(("duplicates", kind, threshold), make, patient=True)
+        return _json(await kept.work_out(lambda: groups.page_of_duplicates(whole, why, limit, offset)))
 
 
-def _uploads(app: FastAPI, zoo: Zoo) -> None:
+def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
+    maps = Maps(zoo)
     most = uploads.most_bytes(zoo)
     room = asyncio.Semaphore(uploads.AT_ONCE)
 
+    async def map_of(kind: str) -> bytes:
+        return await kept.ask(("map", kind), lambda: maps.answer(kind), patient=True)
+
+    @app.get("/api/map")
+    async def map_(kind: Kind = "cka") -> Response:
+        return _json(await map_of(kind))
+
     @app.post("/api/near")
-    async def near(request: Request, k: K = 10, kind: Kind = "cka") -> Response:
+    async def near(request: Request, k: K = 10, kind: Kind = "cka", place: bool = False) -> Response:
         uploads.check_length(request.headers.get("content-length"), most)
         async with room:
             path = await uploads.received(request.stream(), most)
             try:
-                return _json(await run_in_threadpool(answered, path, k, kind))
+                found = await run_in_threadpool(uploads.checked, zoo, path)
+                answer = await run_in_threadpool(asking.near, zoo, found, k=k, kind=kind, by="model")
+                if place:
+                    await map_of(kind)
+                    answer["place"] = await run_in_threadpool(maps.place, kind, found)
+                return _json(as_json({**answer, "sent": uploads.described(found)}))
             finally:
                 os.unlink(path)
-
-    def answered(path: Any, k: int, kind: str) -> bytes:
-        found = uploads.checked(zoo, path)
-        names = ("architecture", "parameters", "model")
-        sent = {name: str(found.about.get(name, "unknown"))[:200] for name in names}
-        return as_json({**asking.near(zoo, found, k=k, kind=kind, by="model"), "sent": {**sent, "sites": found.sites}})
 
 
 def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
@@ -157,19 +209,6 @@ def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     async def run(name: Annotated[str, Query(max_length=255)]) -> Response:
         question = ("run", name, *runs.stamp(zoo.folder, name))
         return _json(await kept.ask(question, lambda: runs.opened(zoo.folder, name)))
-
-
-def _front_end(app: FastAPI) -> None:
-    files = static_files()  # read once: what is served was there when the server started, and nothing else is
-
-    @app.api_route("/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
-    async def file(name: str, request: Request) -> Response:
-        found = files.get(name or "index.html")
-        if found is None:
-            raise HTTPException(404, "there is no such page")
-        if request.headers.get("if-none-match") == found.tag:
-            return Response(status_code=304, headers=found.headers)
-        return Response(found.content, media_type=found.kind, headers=found.headers)
 
 
 def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
@@ -204,7 +243,8 @@ def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
 
     @app.exception_handler(HTTPException)
     async def tell_plain(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code)
+        text = "there is no such page" if error.status_code == 404 else str(error.detail)
+        return JSONResponse({"error": text}, error.status_code)
 
     @app.exception_handler(Exception)
     async def tell_any(_: Request, error: Exception) -> JSONResponse:

@@ -1,25 +1,26 @@
-"""Questions about similarity, put to the zoo: nearest models and layers, the map, a pair site by site."""
+"""Questions about one model or two, put to the zoo: what is known, the nearest models and layers, family, a pair."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
-from ..zoo import Fingerprint, Zoo
+from ..zoo import Fingerprint, NotComparable, Zoo
 from ..zoo.fingerprints import kind_of
 from ..zoo.search import Query
+from ..zoo.store import EXACT
 from ..zoo.store.errors import UnknownModel
-from .listing import relatives, short_facts
+from ..zoo.store.listing import numbers_of, relatives, short_facts, sites
 
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
 WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
+MOST_FAMILY = 100
 
 
 def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
     """Of a model that is in the zoo now."""
-    found = short_facts(zoo, [model]).get(model)
+    found = short_facts(zoo.store.database, [model]).get(model)
     if found is None:
         raise UnknownModel(f"no model number {model} in this zoo: it was removed, or never there")
     return found
@@ -27,34 +28,27 @@ def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
 
 def model(zoo: Zoo, number: int) -> dict[str, Any]:
     """All that is known of a model, but for its vectors."""
-    facts_of(zoo, number)
-    stored = zoo.store.read(number, kinds=())
-    about = stored.about["about"]
+    database = zoo.store.database
+    with database.reading():  # all of one moment, in one transaction
+        facts = facts_of(zoo, number)
+        stored = zoo.store.read(number, kinds=())
+        related = relatives(database, number)
+        kinds = _kinds(zoo, number)
     return {
-        "id": number,
-        "name": stored.name,
-        "architecture": stored.architecture,
+        **facts,
         "parameters": stored.parameters,
-        "tags": list(stored.facts.tags),
-        "task": stored.facts.task,
         "source": stored.facts.source,
-        "parent": stored.facts.parent,
         "added": stored.added,
         "digest": stored.digest,
-        "kinds": _kinds(zoo, number),
+        "kinds": kinds,
         "absent": stored.about["absent"],
-        "notes": [str(note) for note in about.get("notes", ())],
-        **relatives(zoo, number),
+        "notes": [str(note) for note in stored.about["about"].get("notes", ())],
+        **related,
     }
 
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:
-    """The sites of each kind of vectors that a model has."""
-    with zoo.store.database.reading() as connection:
-        rows = connection.execute(
-            "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id", (number,)
-        ).fetchall()
-    return {kind_of(row["kind"]): json.loads(row["labels"]) for row in rows if row["kind"] != "exact"}
+    return {kind_of(key): labels for key, labels in sites(zoo.store.database, number).items() if key != EXACT}
 
 
 def near(
@@ -74,38 +68,51 @@ def _as_query(zoo: Zoo, number: int) -> Query:
     return Query(name, zoo.settings.fingerprint(zoo.store.read(number)), number)
 
 
+def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
+    """The models that it may come from, or that come from it, with what was recorded of them."""
+    found = zoo.family(_as_query(zoo, number), k)
+    parent = found.asked["recorded_parent"]
+    known = numbers_of(zoo.store.database, [parent] if parent else [])
+    picked = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
+    return {
+        "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
+        "candidates": found.asked["candidates"],
+        "total": len(found),
+        "rows": [{name: row[name] for name in picked} for row in found.rows()[:MOST_FAMILY]],
+        "notes": list(found.notes),
+    }
+
+
 def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[str, Any]:
     """Every site of one model against every site of another."""
-    sides = [facts_of(zoo, number) for number in (first, second)]
-    prints = [_fingerprint(zoo, number, kind, exact) for number in (first, second)]
-    values = prints[0].cosine(prints[1], kind, exact=exact)
-    sites = [list(found.labels[found.key(kind)]) for found in prints]
-    kinds = [_kinds(zoo, number) for number in (first, second)]
+    with zoo.store.database.reading():
+        sides = [facts_of(zoo, number) for number in (first, second)]
+        kinds = [_kinds(zoo, number) for number in (first, second)]
+    values = _whole(zoo, first, second) if exact and kind == "cka" else _short(zoo, first, second, kind, exact)
     return {
         "kind": kind,
         "what": WHAT[kind],
         "exact": exact or kind == "atoms",
         "kinds": [name for name in kinds[0] if name in kinds[1]],
-        "a": {"id": first, "name": sides[0]["name"], "sites": sites[0]},
-        "b": {"id": second, "name": sides[1]["name"], "sites": sites[1]},
+        "a": {"id": first, "name": sides[0]["name"], "sites": kinds[0][kind]},
+        "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]},
         "value": np.round(values, 6).tolist(),
     }
 
 
-def _fingerprint(zoo: Zoo, number: int, kind: str, exact: bool) -> Fingerprint:
-    """With the vectors that are asked for, and no others: the whole ones are large."""
-    wanted = [key for key in zoo.store.kinds() if kind_of(key) == kind or (exact and key == "exact")]
-    return zoo.settings.fingerprint(zoo.store.read(number, kinds=wanted))
+def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
+    keys = [key for key in zoo.store.kinds() if kind_of(key) == kind]
+    prints = [zoo.settings.fingerprint(zoo.store.read(number, kinds=keys)) for number in (first, second)]
+    return prints[0].cosine(prints[1], kind, exact=exact)
 
 
-def map_of(zoo: Zoo, kind: str, most: int) -> dict[str, Any]:
-    """All models as points, near ones near each other; beyond `most` evenly picked ones."""
-    found = zoo.map(kind)
-    rows = found.rows()
-    if len(rows) > most:
-        rows = [rows[k] for k in np.linspace(0, len(rows) - 1, most).round().astype(int)]
-    points = [{name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows]
-    return {"kind": kind, "what": WHAT[kind], "total": len(found), "points": points, "stress": found.stress}
+def _whole(zoo: Zoo, first: int, second: int) -> Any:
+    """By the whole vectors, which are large: nothing else is read."""
+    blocks = [zoo.store.read(number, kinds=(EXACT,)).blocks.get(EXACT) for number in (first, second)]
+    found = [block.vectors.astype(np.float64) for block in blocks if block is not None]
+    if len(found) < 2:
+        raise NotComparable("one of the two has no whole vectors: the short ones give an estimate")
+    return found[0] @ found[1].T
 
 
 def kinds_of(zoo: Zoo) -> list[str]:

@@ -6,6 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..report.page import style_file
+
 FOLDER = Path(__file__).with_name("static")
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -29,9 +35,27 @@ class File:
 def static_files() -> dict[str, File]:
     """All of them by name; a name that is not among them is served by nobody."""
     found = {}
-    for path in sorted(FOLDER.iterdir()):
+    for path in (*sorted(FOLDER.iterdir()), style_file("colours")):
         if path.suffix in KINDS:
             content = path.read_bytes()
             tag = hashlib.blake2b(content, digest_size=12).hexdigest()
             found[path.name] = File(content, KINDS[path.suffix], f'"{tag}"')
     return found
+
+
+class FrontEnd:
+    """Answers for the files, which were read when the server started; every other path goes on to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.files = {f"/{name}": file for name, file in static_files().items()}
+        self.files["/"] = self.files["/index.html"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self.files.get(scope["path"]) if scope["type"] == "http" else None
+        if found is None or scope["method"] not in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
+        elif Headers(scope=scope).get("if-none-match") == found.tag:
+            await Response(status_code=304, headers=found.headers)(scope, receive, send)
+        else:
+            await Response(found.content, media_type=found.kind, headers=found.headers)(scope, receive, send)

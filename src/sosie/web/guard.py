@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +27,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+RAW = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
 
 
 def host_of(text: str) -> str | None:
@@ -52,10 +53,10 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                own = [pair for pair in message["headers"] if pair[0] not in RAW]
+                if all(name != b"cache-control" for name, _ in own):
+                    own.append((b"cache-control", b"no-store"))
+                message["headers"] = [*own, *RAW.items()]
             await send(message)
 
         refused = self._refusal(scope["method"], Headers(scope=scope))

@@ -9,18 +9,25 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 MOST_BYTES = 64 * 2**20
 AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that work answers out: more only wait for each other
 SLOW, PATIENCE = 0.5, 20  # what takes so many seconds to make is good for so many times as long, whatever changes
+MOST_SLOW = 16  # of these answers
+T = TypeVar("T")
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def as_json(found: Any) -> bytes:
     """Numbers that are not finite are null; in ASCII, since half a character in a name has no other form."""
-    return json.dumps(_plain(found), allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = _ENCODER.encode(found)
+    except ValueError:  # most answers have none that are not finite, and are not gone through twice
+        text = _ENCODER.encode(_plain(found))
+    return text.encode()
 
 
 def _plain(found: Any) -> Any:
@@ -31,6 +38,11 @@ def _plain(found: Any) -> Any:
     if isinstance(found, float) and not math.isfinite(found):
         return None
     return found
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    start = time.monotonic()
+    return work(), time.monotonic() - start
 
 
 class Kept:
@@ -45,10 +57,13 @@ class Kept:
         self._slow: dict[Any, tuple[float, bytes]] = {}  # until when, and the answer
         self._rooms: dict[bool, CapacityLimiter] = {}
 
-    async def ask(self, question: tuple[Any, ...], make: Callable[[], Any], *, patient: bool = False) -> bytes:
+    async def ask(
+        self, question: tuple[Any, ...], make: Callable[[], Any], *, patient: bool = False, quick: bool = False
+    ) -> bytes:
         """What is known is answered at once; the rest is worked out in a thread, of which there are few.
 
         `patient`: an answer that took long is given again for a while though the zoo has changed.
+        `quick`: worked out right here, where a thread would cost more than the answer.
         """
         with self._lock:
             until, slow = self._slow.get(question, (0.0, b"")) if patient else (0.0, b"")
@@ -57,15 +72,25 @@ class Kept:
         known = self._known((self._changes(), *question))
         if known is not None:
             return known
+        if quick:
+            return self.answer(question, make)
+        found, seconds = await self._in_thread(lambda: _timed(lambda: self.answer(question, make)), patient)
+        if patient and seconds >= SLOW:
+            with self._lock:
+                self._slow.pop(question, None)
+                self._slow[question] = time.monotonic() + PATIENCE * seconds, found
+                while len(self._slow) > MOST_SLOW:
+                    del self._slow[next(iter(self._slow))]
+        return found
+
+    async def work_out(self, make: Callable[[], Any]) -> bytes:
+        """What is not worth keeping, such as a page of an answer that is kept; in one of the few threads."""
+        return await self._in_thread(lambda: as_json(make()), False)
+
+    async def _in_thread(self, work: Callable[[], T], patient: bool) -> T:
         if patient not in self._rooms:
             self._rooms[patient] = CapacityLimiter(1 if patient else AT_ONCE)  # the slow ones are not in others' way
-        start = time.monotonic()
-        found = await to_thread.run_sync(self.answer, question, make, limiter=self._rooms[patient])
-        now = time.monotonic()
-        if patient and now - start >= SLOW:
-            with self._lock:
-                self._slow[question] = now + PATIENCE * (now - start), found
-        return found
+        return await to_thread.run_sync(work, limiter=self._rooms[patient])
 
     def _known(self, key: Any) -> bytes | None:
         with self._lock:

@@ -57,7 +57,8 @@ def serve(
     own = listening.getsockname()[0]
     app = create_app(zoo, [*hosts, own])
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, date_header=False, proxy_headers=False,
+        app, http="h11",  # whatever else is installed: the limit below is h11's
+        log_level="warning", access_log=False, server_header=False, date_header=False, proxy_headers=False,
         h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=30, timeout_graceful_shutdown=2,
         backlog=BACKLOG, ws="none",
     )  # fmt: skip

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..results import DamagedFile
 from ..zoo import Fingerprint, Zoo
@@ -64,3 +64,9 @@ def checked(zoo: Zoo, path: Path) -> Fingerprint:
         raise DamagedFile(str(error).replace(str(path), "the file")) from error
     zoo.settings.record("the file", found, Facts())
     return found
+
+
+def described(found: Fingerprint) -> dict[str, Any]:
+    """What a fingerprint says of its model."""
+    said = {name: str(found.about.get(name, "unknown"))[:200] for name in ("architecture", "parameters", "model")}
+    return {**said, "sites": found.sites}

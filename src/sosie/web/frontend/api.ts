@@ -19,9 +19,31 @@ export interface Near extends Model {
   site_a: string | null; site_b: string | null; value: number; estimated: number | null; exact: boolean;
 }
 export interface Nearest { kind: Kind; what: string; by: "model" | "layer"; rows: Near[] }
-export interface Sent extends Nearest { sent: { architecture: string; parameters: string; model: string; sites: string[] } }
+export interface Place { x: number; y: number; models: number; stress: number }
+export interface Sent extends Nearest {
+  sent: { architecture: string; parameters: string; model: string; sites: string[] }; place?: Place | null;
+}
+export interface Relative extends Model {
+  recorded: "parent" | "child" | "sibling" | null; score: number; above: number | null; early: number | null;
+  cka: number | null; weights: number | null; atoms: number | null;
+}
+export interface Family { parent: { name: string; id: number | null } | null; candidates: number; total: number; rows: Relative[] }
+export interface ClusterGroup {
+  cluster: number; count: number; centre: Named; similarity: number | null; architecture: Choice;
+}
+export interface Clusters {
+  kind: Kind; what: string; total: number; silhouette: number | null; chosen: boolean; groups: ClusterGroup[];
+  ids: number[]; clusters: number[]; similarities: (number | null)[];
+}
+export interface Member extends Model { similarity: number | null }
+export interface Members { group: ClusterGroup; total: number; offset: number; rows: Member[] }
+export interface Duplicate extends Model { same_as: string; same_id: number; why: string; value: number; exact: boolean }
+export interface Duplicates {
+  kind: Kind; what: string; threshold: number; models: number; same_weights: number; alike: number; total: number;
+  offset: number; rows: Duplicate[];
+}
 export interface Point extends Model { x: number; y: number }
-export interface Points { kind: Kind; what: string; total: number; points: Point[]; stress: number | null }
+export interface Points { kind: Kind; what: string; total: number; landmarks: number | null; points: Point[]; stress: number | null }
 export interface Side extends Named { sites: string[] }
 export interface Pair {
   kind: Kind; what: string; exact: boolean; kinds: Kind[]; a: Side; b: Side; value: (number | null)[][];

@@ -5,6 +5,8 @@ import { card, element, link, visible } from "./dom.js";
 import { picker } from "./picker.js";
 import { useRamp } from "./scale.js";
 import { hideTip } from "./tip.js";
+import { clustersView } from "./view_clusters.js";
+import { duplicatesView } from "./view_duplicates.js";
 import { mapView } from "./view_map.js";
 import { modelView } from "./view_model.js";
 import { modelsView } from "./view_models.js";
@@ -14,7 +16,8 @@ import { uploadView } from "./view_upload.js";
 import type { Shown, Visit } from "./visit.js";
 
 const VIEWS: Record<string, (visit: Visit) => Promise<Shown>> = {
-  "": mapView, models: modelsView, model: modelView, pair: pairView, runs: runsView, upload: uploadView,
+  "": mapView, models: modelsView, model: modelView, pair: pairView, clusters: clustersView, duplicates: duplicatesView,
+  runs: runsView, upload: uploadView,
 };
 const main = document.getElementById("view")!;
 let leaving = new AbortController();
@@ -55,8 +58,10 @@ function place(content: Node[], name: string): void {
   const section = { model: "models", pair: "models" }[name] ?? name;
   for (const tab of document.querySelectorAll("nav.sections a")) {
     const current = tab.getAttribute("href") === `#/${section}`;
-    if (current) tab.setAttribute("aria-current", "page");
-    else tab.removeAttribute("aria-current");
+    if (current) {
+      tab.setAttribute("aria-current", "page");
+      tab.scrollIntoView({ block: "nearest", inline: "nearest" }); // on small screens not all fit
+    } else tab.removeAttribute("aria-current");
   }
   if (!first) {
     window.scrollTo(0, 0);

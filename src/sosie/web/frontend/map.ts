@@ -4,6 +4,7 @@ import type { Point } from "./api.js";
 import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
 import type { Grouping } from "./groups.js";
 import { shortened } from "./heatmap.js";
+import { listen, neighbour } from "./map_pointing.js";
 import { hideTip, showTip } from "./tip.js";
 
 interface View { scale: number; x: number; y: number } // screen = scale · point + (x, y)
@@ -13,10 +14,12 @@ export interface MapOptions {
   open: (point: Point) => void;
   marked?: Set<number>; // drawn larger, with names; the rest fades
   centre?: number; // id of the one that it is about
+  sent?: { name: string; x: number; y: number }; // a model that is not in the zoo
 }
 export interface ModelMap {
   host: HTMLElement;
   regroup: (grouping: Grouping, only: number | null) => void;
+  mark: (ids: Set<number> | null) => void;
   setLines: (lines: boolean) => void;
   zoom: (factor: number) => void;
   fit: () => void;
@@ -36,12 +39,13 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
   const parents = linesOf(points);
   let [grouping, only, lines]: [Grouping, number | null, boolean] = [start, null, options.lines];
   let [width, height, base, view]: [number, number, View, View] = [0, 0, { scale: 1, x: 0, y: 0 }, { scale: 1, x: 0, y: 0 }];
+  let marked = options.marked ?? null;
   let hovered: Point | null = null;
   let waiting = false;
 
-  const at = (point: Point): [number, number] => [point.x * view.scale + view.x, -point.y * view.scale + view.y];
+  const at = (point: { x: number; y: number }): [number, number] => [point.x * view.scale + view.x, -point.y * view.scale + view.y];
   const faded = (point: Point) =>
-    (only !== null && grouping.of(point) !== only) || (options.marked !== undefined && !options.marked.has(point.id));
+    (only !== null && grouping.of(point) !== only) || (marked !== null && !marked.has(point.id));
   const draw = () => {
     if (waiting) return;
     waiting = true;
@@ -73,7 +77,24 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
     const ordered = [...points].sort((a, b) => Number(faded(b)) - Number(faded(a)));
     for (const point of ordered) dot(point, colours[grouping.of(point)], radius, ink);
     names(ordered.filter((point) => !faded(point)), radius, ink);
+    if (options.sent) stranger(options.sent, radius, ink);
     context.globalAlpha = 1;
+  }
+
+  // What was sent: another shape than all models, on top of them, with its name.
+  function stranger(sent: { name: string; x: number; y: number }, radius: number, ink: (name: string) => string): void {
+    const [x, y] = at(sent);
+    const size = radius + 5;
+    context.globalAlpha = 1;
+    context.beginPath();
+    for (const [dx, dy] of [[0, -size], [size, 0], [0, size], [-size, 0]]) context.lineTo(x + dx, y + dy);
+    context.closePath();
+    context.fillStyle = ink("--second");
+    context.fill();
+    context.lineWidth = 2.5;
+    context.lineJoin = "round";
+    context.strokeStyle = ink("--ink");
+    context.stroke();
   }
 
   function dot(point: Point, colour: string, radius: number, ink: (name: string) => string): void {
@@ -105,11 +126,14 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
       return [x - radius, y - radius, x + radius, y + radius];
     });
     inside.sort((a, b) => Number(b.id === options.centre) - Number(a.id === options.centre));
-    for (const point of inside) {
+    const written: { name: string; x: number; y: number; first: boolean; room: number }[] = inside.map((point) =>
+      ({ name: point.name, x: point.x, y: point.y, first: point.id === options.centre, room: radius }));
+    if (options.sent) written.unshift({ ...options.sent, first: true, room: radius + 5 });
+    for (const point of written) {
       const text = shortened(point.name, 150);
       const [x, y] = at(point);
       const long = context.measureText(text).width;
-      for (const left of [x + radius + 5, x - radius - 5 - long]) {
+      for (const left of [x + point.room + 5, x - point.room - 5 - long]) {
         const area: [number, number, number, number] = [left - 2, y - 7, left + long + 2, y + 7];
         if (area[0] < 0 || area[2] > width || taken.some((t) => t[0] < area[2] && area[0] < t[2] && t[1] < area[3] && area[1] < t[3])) continue;
         taken.push(area);
@@ -117,7 +141,7 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
         context.lineJoin = "round";
         context.strokeStyle = ink("--surface");
         context.strokeText(text, left, y);
-        context.fillStyle = ink(point.id === options.centre ? "--ink" : "--quiet");
+        context.fillStyle = ink(point.first ? "--ink" : "--quiet");
         context.fillText(text, left, y);
         break;
       }
@@ -125,7 +149,8 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
   }
 
   function fit(): void {
-    const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+    const all = options.sent ? [...points, options.sent] : points;
+    const [xs, ys] = [all.map((p) => p.x), all.map((p) => p.y)];
     const [left, right, low, high] = [least(xs), most(xs), least(ys), most(ys)];
     const scale = Math.min((width - 2 * MARGIN) / Math.max(right - left, 1e-9), (height - 2 * MARGIN) / Math.max(high - low, 1e-9));
     const sane = Number.isFinite(scale) && right - left + high - low > 1e-12 ? scale : 1;
@@ -190,52 +215,8 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
     host, fit, zoom: (factor) => zoom(factor),
     regroup: (next, group) => { [grouping, only] = [next, group]; draw(); },
     setLines: (next) => { lines = next; draw(); },
+    mark: (ids) => { marked = ids; draw(); },
   };
-}
-
-interface Acts {
-  zoom: (factor: number, x: number, y: number) => void; pan: (dx: number, dy: number) => void;
-  nearest: (x: number, y: number) => Point | null; hover: (point: Point | null, x?: number, y?: number) => void;
-  open: () => void; step: (dx: number, dy: number) => void;
-}
-
-function listen(canvas: HTMLCanvasElement, acts: Acts): void {
-  let [dragging, travelled]: [PointerEvent | null, number] = [null, 0];
-  const place = (event: PointerEvent | WheelEvent | MouseEvent): [number, number] => {
-    const area = canvas.getBoundingClientRect();
-    return [event.clientX - area.left, event.clientY - area.top];
-  };
-  canvas.addEventListener("pointerdown", (event) => {
-    [dragging, travelled] = [event, 0];
-    if (event.pointerType !== "touch" || canvas.classList.contains("zoomed")) canvas.setPointerCapture(event.pointerId);
-    if (event.pointerType === "touch") acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (dragging && event.buttons) {
-      travelled += Math.hypot(event.movementX, event.movementY);
-      acts.pan(event.clientX - dragging.clientX, event.clientY - dragging.clientY);
-      dragging = event;
-      if (travelled > 6) acts.hover(null);
-    } else acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
-  });
-  canvas.addEventListener("pointerup", () => { dragging = null; });
-  canvas.addEventListener("pointercancel", () => { dragging = null; });
-  canvas.addEventListener("pointerleave", () => acts.hover(null));
-  canvas.addEventListener("blur", () => acts.hover(null));
-  canvas.addEventListener("click", () => { if (travelled <= 6) acts.open(); });
-  // Scrolling past the map goes on scrolling; a pinch, or the wheel once the map was clicked, zooms.
-  canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas) return;
-    event.preventDefault();
-    acts.zoom(2 ** (-event.deltaY / (event.ctrlKey ? 60 : 240)), ...place(event));
-  }, { passive: false });
-  canvas.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
-    if (step) acts.step(step[0], step[1]);
-    else if (event.key === "Enter") acts.open();
-    else return;
-    event.preventDefault();
-  });
 }
 
 function described(point: Point): Node[] {
@@ -247,17 +228,6 @@ function described(point: Point): Node[] {
     element("p", { class: "tip-name" }, named(point.name)),
     ...facts.filter(([, text]) => text !== null).map(([head, text]) => element("p", { class: "quiet" }, [head, visible(text!)])),
   ];
-}
-
-// The next point in a direction: near, and not far off to the side.
-function neighbour(points: Point[], from: Point, dx: number, dy: number): Point | null {
-  let [found, best]: [Point | null, number] = [null, Infinity];
-  for (const point of points) {
-    const [ahead, aside] = [(point.x - from.x) * dx + (point.y - from.y) * dy, Math.abs((point.x - from.x) * dy) + Math.abs((point.y - from.y) * dx)];
-    const cost = ahead + 2 * aside;
-    if (ahead > 1e-9 && cost < best) [found, best] = [point, cost];
-  }
-  return found;
 }
 
 export function linesOf(points: Point[]): [child: Point, parent: Point][] {

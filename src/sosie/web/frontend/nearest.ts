@@ -4,7 +4,7 @@ import type { Near, Nearest } from "./api.js";
 import { chips, element, link, modelLink, named, visible, written } from "./dom.js";
 import { colourOf } from "./scale.js";
 
-function bar(value: number): HTMLElement {
+export function bar(value: number): HTMLElement {
   const filled = element("span", { class: "bar-filled" });
   filled.style.width = `${Math.max(0, Math.min(value, 1)) * 100}%`;
   filled.style.background = colourOf(value, [0, 1]);

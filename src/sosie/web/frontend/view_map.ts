@@ -1,19 +1,22 @@
 // The first page: all models as points.
 
-import { ask, type Kind, type Points } from "./api.js";
+import { ask, type Clusters, type Kind, type Points } from "./api.js";
 import { card, choose, clamp, counted, element, link, visible, written } from "./dom.js";
-import { type By, grouped, type Grouping } from "./groups.js";
+import { type By, clustered, grouped, type Grouping } from "./groups.js";
 import { linesOf, modelMap } from "./map.js";
 import type { Shown, Visit } from "./visit.js";
 
 const BY: [By, string][] = [["architecture", "architecture"], ["task", "task"], ["tag", "tag"], ["base", "base model"]];
+const COLOURS: [By | "cluster", string][] = [...BY, ["cluster", "cluster"]];
 
 export async function mapView({ zoo, query, signal, go }: Visit): Promise<Shown> {
   if (!zoo.models) return { title: "Map", content: [empty(zoo.name)] };
   const asked = (query.get("kind") ?? zoo.kinds[0]) as Kind;
   const found = await ask<Points>("map", { kind: asked }, { signal });
-  let by: By = (BY.find(([name]) => name === query.get("by")) ?? usual(found))[0];
-  let [grouping, only]: [Grouping, number | null] = [grouped(found.points, by), null];
+  let by = (COLOURS.find(([name]) => name === query.get("by")) ?? usual(found))[0];
+  const colouring = async (): Promise<Grouping> => (by === "cluster"
+    ? clustered(found.points, await ask<Clusters>("clusters", { kind: asked }, { signal })) : grouped(found.points, by));
+  let [grouping, only]: [Grouping, number | null] = [await colouring(), null];
   const edges = linesOf(found.points).length;
   const drawn = modelMap(found.points, grouping, {
     height: (width) => clamp(Math.min(width * 0.8, window.innerHeight * 0.68), 300, 820),
@@ -21,6 +24,7 @@ export async function mapView({ zoo, query, signal, go }: Visit): Promise<Shown>
     open: (point) => go(`#/model/${point.id}`),
   });
   const legend = element("div", { class: "legend" });
+  const told = element("span", { class: "quiet", role: "status" });
   const regroup = () => {
     drawn.regroup(grouping, only);
     legend.replaceChildren(...grouping.groups.map((group, k) => element("button", {
@@ -33,13 +37,17 @@ export async function mapView({ zoo, query, signal, go }: Visit): Promise<Shown>
   };
   regroup();
   const tools = element("div", { class: "tools" }, [
-    choose("Colour", BY, by, (value) => {
-      [by, only] = [value as By, null];
-      grouping = grouped(found.points, by);
-      regroup();
+    choose("Colour", COLOURS, by, (value) => {
+      [by, only] = [value as By | "cluster", null];
+      told.textContent = by === "cluster" ? "grouping …" : "";
+      colouring().then((next) => {
+        if (by !== value) return; // another was chosen meanwhile
+        [grouping, told.textContent] = [next, ""];
+        regroup();
+      }, (error: Error) => { if (error.name !== "AbortError") told.textContent = visible(error.message); });
     }),
     zoo.kinds.length > 1 ? choose("Measure", zoo.kinds.map((kind) => [kind, zoo.what[kind]]), asked, (kind) => go(`#/?kind=${kind}&by=${by}`)) : null,
-    edges ? lineSwitch(edges, drawn.setLines) : null,
+    edges ? lineSwitch(edges, drawn.setLines) : null, told,
     element("span", { class: "zooming" }, [
       button("−", "Zoom out", () => drawn.zoom(1 / 1.6)), button("+", "Zoom in", () => drawn.zoom(1.6)), button("fit", "Show all", drawn.fit),
     ]),

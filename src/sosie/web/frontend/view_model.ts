@@ -2,6 +2,7 @@
 
 import { ask, type Details, type Kind, type Named, type Nearest, type Points } from "./api.js";
 import { card, chips, choose, type Children, counted, element, link, modelLink, named, parameters, visible, written } from "./dom.js";
+import { familyCard } from "./family.js";
 import { grouped } from "./groups.js";
 import { modelMap } from "./map.js";
 import { nearestTable } from "./nearest.js";
@@ -35,6 +36,7 @@ export async function modelView(visit: Visit): Promise<Shown> {
             nearestTable(near, (row) => pairOf(id, row.id, kind)),
             element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(pairOf(id, other.id, "cka")))]),
           ]),
+          familyCard(zoo, id, signal),
           layers(visit, model, kind),
         ]),
         element("div", { class: "stack" }, [card("On the map", await small(visit, id, near), "small-map"), card("What is known", facts(model))]),

@@ -1,7 +1,8 @@
 // All models in a table, a page at a time.
 
-import { ask, type Choice, type Listed, type Page } from "./api.js";
-import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible } from "./dom.js";
+import { ask, type Listed, type Page } from "./api.js";
+import { card, chips, counted, element, link, modelLink, named, parameters, visible } from "./dom.js";
+import { filters, pages } from "./paging.js";
 import type { Shown, Visit } from "./visit.js";
 
 const ROWS = 50;
@@ -18,10 +19,6 @@ export async function modelsView({ zoo, query, signal, go }: Visit): Promise<Sho
     type: "search", value: asked.text, placeholder: "part of a name", "aria-label": "Part of a name", maxlength: 200,
     change: () => go(to({ text: text.value.trim() })),
   });
-  const filter = (label: string, name: string, some: Choice[]) => (some.length < 2 && !asked[name] ? null : choose(
-    label, [["", "any"], ...some.map((one): [string, string] => [one.name, `${visible(one.name)} (${one.count})`])],
-    asked[name], (value) => go(to({ [name]: value })),
-  ));
   const filtered = Object.values(asked).some((value) => value !== "");
   return {
     title: "Models",
@@ -33,11 +30,14 @@ export async function modelsView({ zoo, query, signal, go }: Visit): Promise<Sho
       card(null, [
         element("div", { class: "tools" }, [
           element("label", { class: "choice" }, [element("span", { class: "quiet" }, "Name"), text]),
-          filter("Architecture", "architecture", zoo.choices.architectures), filter("Task", "task", zoo.choices.tasks),
-          filter("Tag", "tag", zoo.choices.tags), filtered ? link("#/models", "show all", "reset") : null,
+          ...filters(zoo, asked, (name, value) => go(to({ [name]: value }))), filtered ? link("#/models", "show all", "reset") : null,
         ]),
         page.rows.length ? table(page.rows) : element("p", { class: "quiet" }, "No model is like that."),
-        pages(page, (start) => to(start ? { offset: String(start) } : {})),
+        pages(page, ROWS, (start, text) => link(to(start ? { offset: String(start) } : {}), text)),
+      ]),
+      element("p", { class: "quiet" }, [
+        "Which of them for your data? That takes the data and runs the models, which the explorer does not do: ",
+        element("code", {}, `sosie zoo recommend ${visible(zoo.name)} --data npz:mine.npz`), ".",
       ]),
       zoo.failed ? element("p", { class: "quiet" }, `${counted(zoo.failed, "model")} could not be added: \`sosie zoo list --failed\` says why.`) : element("span"),
     ],
@@ -56,13 +56,4 @@ function table(rows: Listed[]): HTMLElement {
       element("td", { class: "wide-only quiet date" }, row.added.slice(0, 10)),
     ]))),
   ]));
-}
-
-function pages(page: Page, to: (offset: number) => string): HTMLElement {
-  const last = page.offset + page.rows.length;
-  return element("nav", { class: "pages", "aria-label": "Pages" }, [
-    page.offset > 0 ? link(to(Math.max(page.offset - ROWS, 0)), "← before") : null,
-    page.rows.length ? element("span", { class: "quiet" }, `${page.offset + 1} to ${last} of ${page.total.toLocaleString("en")}`) : null,
-    last < page.total ? link(to(last), "after →") : null,
-  ]);
 }

@@ -4,6 +4,8 @@ import { card, element, link, visible } from "./dom.js";
 import { picker } from "./picker.js";
 import { useRamp } from "./scale.js";
 import { hideTip } from "./tip.js";
+import { clustersView } from "./view_clusters.js";
+import { duplicatesView } from "./view_duplicates.js";
 import { mapView } from "./view_map.js";
 import { modelView } from "./view_model.js";
 import { modelsView } from "./view_models.js";
@@ -11,7 +13,8 @@ import { pairView } from "./view_pair.js";
 import { runsView } from "./view_runs.js";
 import { uploadView } from "./view_upload.js";
 const VIEWS = {
-    "": mapView, models: modelsView, model: modelView, pair: pairView, runs: runsView, upload: uploadView,
+    "": mapView, models: modelsView, model: modelView, pair: pairView, clusters: clustersView, duplicates: duplicatesView,
+    runs: runsView, upload: uploadView,
 };
 const main = document.getElementById("view");
 let leaving = new AbortController();
@@ -53,8 +56,10 @@ function place(content, name) {
     const section = { model: "models", pair: "models" }[name] ?? name;
     for (const tab of document.querySelectorAll("nav.sections a")) {
         const current = tab.getAttribute("href") === `#/${section}`;
-        if (current)
+        if (current) {
             tab.setAttribute("aria-current", "page");
+            tab.scrollIntoView({ block: "nearest", inline: "nearest" }); // on small screens not all fit
+        }
         else
             tab.removeAttribute("aria-current");
     }

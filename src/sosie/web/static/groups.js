@@ -1,14 +1,23 @@
-// Models in groups, each with a colour: by architecture, task, tag or base model.
-export const COLOURS = 8;
+// Models in groups, each with a colour: by architecture, task, tag, base model or cluster.
+const COLOURS = 8;
+const MORE_COLOURS = 12; // for clusters, which lie apart on the map
 const NONE = "none said";
 const OTHERS = "others";
 export function grouped(models, by) {
-    const labels = labelling(models, by);
+    return labelled(models, labelling(models, by), COLOURS);
+}
+// A cluster is called by the model in its middle.
+export function clustered(models, found) {
+    const names = new Map(found.groups.map((group) => [group.cluster, group.centre.name]));
+    const of = new Map(found.ids.map((id, k) => [id, names.get(found.clusters[k])]));
+    return labelled(models, (model) => of.get(model.id) ?? NONE, MORE_COLOURS);
+}
+function labelled(models, labels, colours) {
     const counts = new Map();
     for (const model of models)
         counts.set(labels(model), (counts.get(labels(model)) ?? 0) + 1);
     const most = [...counts].filter(([name]) => name !== NONE).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
-    const shown = most.length > COLOURS ? most.slice(0, COLOURS - 1) : most;
+    const shown = most.length > colours ? most.slice(0, colours - 1) : most;
     const rest = most.slice(shown.length).reduce((sum, [, count]) => sum + count, 0);
     const groups = shown.map(([name, count], colour) => ({ name, count, colour }));
     if (rest)

@@ -1,6 +1,7 @@
 // Models as points on a canvas: moved, zoomed, pointed at, walked with arrow keys.
 import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
 import { shortened } from "./heatmap.js";
+import { listen, neighbour } from "./map_pointing.js";
 import { hideTip, showTip } from "./tip.js";
 const REACH = 16; // px from the pointer
 const MOST_NAMES = 60;
@@ -15,10 +16,11 @@ export function modelMap(points, start, options) {
     const parents = linesOf(points);
     let [grouping, only, lines] = [start, null, options.lines];
     let [width, height, base, view] = [0, 0, { scale: 1, x: 0, y: 0 }, { scale: 1, x: 0, y: 0 }];
+    let marked = options.marked ?? null;
     let hovered = null;
     let waiting = false;
     const at = (point) => [point.x * view.scale + view.x, -point.y * view.scale + view.y];
-    const faded = (point) => (only !== null && grouping.of(point) !== only) || (options.marked !== undefined && !options.marked.has(point.id));
+    const faded = (point) => (only !== null && grouping.of(point) !== only) || (marked !== null && !marked.has(point.id));
     const draw = () => {
         if (waiting)
             return;
@@ -51,7 +53,25 @@ export function modelMap(points, start, options) {
         for (const point of ordered)
             dot(point, colours[grouping.of(point)], radius, ink);
         names(ordered.filter((point) => !faded(point)), radius, ink);
+        if (options.sent)
+            stranger(options.sent, radius, ink);
         context.globalAlpha = 1;
+    }
+    // What was sent: another shape than all models, on top of them, with its name.
+    function stranger(sent, radius, ink) {
+        const [x, y] = at(sent);
+        const size = radius + 5;
+        context.globalAlpha = 1;
+        context.beginPath();
+        for (const [dx, dy] of [[0, -size], [size, 0], [0, size], [-size, 0]])
+            context.lineTo(x + dx, y + dy);
+        context.closePath();
+        context.fillStyle = ink("--second");
+        context.fill();
+        context.lineWidth = 2.5;
+        context.lineJoin = "round";
+        context.strokeStyle = ink("--ink");
+        context.stroke();
     }
     function dot(point, colour, radius, ink) {
         const [x, y] = at(point);
@@ -83,11 +103,14 @@ export function modelMap(points, start, options) {
             return [x - radius, y - radius, x + radius, y + radius];
         });
         inside.sort((a, b) => Number(b.id === options.centre) - Number(a.id === options.centre));
-        for (const point of inside) {
+        const written = inside.map((point) => ({ name: point.name, x: point.x, y: point.y, first: point.id === options.centre, room: radius }));
+        if (options.sent)
+            written.unshift({ ...options.sent, first: true, room: radius + 5 });
+        for (const point of written) {
             const text = shortened(point.name, 150);
             const [x, y] = at(point);
             const long = context.measureText(text).width;
-            for (const left of [x + radius + 5, x - radius - 5 - long]) {
+            for (const left of [x + point.room + 5, x - point.room - 5 - long]) {
                 const area = [left - 2, y - 7, left + long + 2, y + 7];
                 if (area[0] < 0 || area[2] > width || taken.some((t) => t[0] < area[2] && area[0] < t[2] && t[1] < area[3] && area[1] < t[3]))
                     continue;
@@ -96,14 +119,15 @@ export function modelMap(points, start, options) {
                 context.lineJoin = "round";
                 context.strokeStyle = ink("--surface");
                 context.strokeText(text, left, y);
-                context.fillStyle = ink(point.id === options.centre ? "--ink" : "--quiet");
+                context.fillStyle = ink(point.first ? "--ink" : "--quiet");
                 context.fillText(text, left, y);
                 break;
             }
         }
     }
     function fit() {
-        const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+        const all = options.sent ? [...points, options.sent] : points;
+        const [xs, ys] = [all.map((p) => p.x), all.map((p) => p.y)];
         const [left, right, low, high] = [least(xs), most(xs), least(ys), most(ys)];
         const scale = Math.min((width - 2 * MARGIN) / Math.max(right - left, 1e-9), (height - 2 * MARGIN) / Math.max(high - low, 1e-9));
         const sane = Number.isFinite(scale) && right - left + high - low > 1e-12 ? scale : 1;
@@ -168,55 +192,8 @@ export function modelMap(points, start, options) {
         host, fit, zoom: (factor) => zoom(factor),
         regroup: (next, group) => { [grouping, only] = [next, group]; draw(); },
         setLines: (next) => { lines = next; draw(); },
+        mark: (ids) => { marked = ids; draw(); },
     };
-}
-function listen(canvas, acts) {
-    let [dragging, travelled] = [null, 0];
-    const place = (event) => {
-        const area = canvas.getBoundingClientRect();
-        return [event.clientX - area.left, event.clientY - area.top];
-    };
-    canvas.addEventListener("pointerdown", (event) => {
-        [dragging, travelled] = [event, 0];
-        if (event.pointerType !== "touch" || canvas.classList.contains("zoomed"))
-            canvas.setPointerCapture(event.pointerId);
-        if (event.pointerType === "touch")
-            acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-        if (dragging && event.buttons) {
-            travelled += Math.hypot(event.movementX, event.movementY);
-            acts.pan(event.clientX - dragging.clientX, event.clientY - dragging.clientY);
-            dragging = event;
-            if (travelled > 6)
-                acts.hover(null);
-        }
-        else
-            acts.hover(acts.nearest(...place(event)), event.clientX, event.clientY);
-    });
-    canvas.addEventListener("pointerup", () => { dragging = null; });
-    canvas.addEventListener("pointercancel", () => { dragging = null; });
-    canvas.addEventListener("pointerleave", () => acts.hover(null));
-    canvas.addEventListener("blur", () => acts.hover(null));
-    canvas.addEventListener("click", () => { if (travelled <= 6)
-        acts.open(); });
-    // Scrolling past the map goes on scrolling; a pinch, or the wheel once the map was clicked, zooms.
-    canvas.addEventListener("wheel", (event) => {
-        if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas)
-            return;
-        event.preventDefault();
-        acts.zoom(2 ** (-event.deltaY / (event.ctrlKey ? 60 : 240)), ...place(event));
-    }, { passive: false });
-    canvas.addEventListener("keydown", (event) => {
-        const step = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
-        if (step)
-            acts.step(step[0], step[1]);
-        else if (event.key === "Enter")
-            acts.open();
-        else
-            return;
-        event.preventDefault();
-    });
 }
 function described(point) {
     const facts = [
@@ -227,17 +204,6 @@ function described(point) {
         element("p", { class: "tip-name" }, named(point.name)),
         ...facts.filter(([, text]) => text !== null).map(([head, text]) => element("p", { class: "quiet" }, [head, visible(text)])),
     ];
-}
-// The next point in a direction: near, and not far off to the side.
-function neighbour(points, from, dx, dy) {
-    let [found, best] = [null, Infinity];
-    for (const point of points) {
-        const [ahead, aside] = [(point.x - from.x) * dx + (point.y - from.y) * dy, Math.abs((point.x - from.x) * dy) + Math.abs((point.y - from.y) * dx)];
-        const cost = ahead + 2 * aside;
-        if (ahead > 1e-9 && cost < best)
-            [found, best] = [point, cost];
-    }
-    return found;
 }
 export function linesOf(points) {
     const byName = new Map(points.map((point) => [point.name, point]));

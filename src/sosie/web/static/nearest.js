@@ -1,7 +1,7 @@
 // Tables of what is nearest: models, or layers.
 import { chips, element, link, modelLink, named, visible, written } from "./dom.js";
 import { colourOf } from "./scale.js";
-function bar(value) {
+export function bar(value) {
     const filled = element("span", { class: "bar-filled" });
     filled.style.width = `${Math.max(0, Math.min(value, 1)) * 100}%`;
     filled.style.background = colourOf(value, [0, 1]);

@@ -1,16 +1,19 @@
 // The first page: all models as points.
 import { ask } from "./api.js";
 import { card, choose, clamp, counted, element, link, visible, written } from "./dom.js";
-import { grouped } from "./groups.js";
+import { clustered, grouped } from "./groups.js";
 import { linesOf, modelMap } from "./map.js";
 const BY = [["architecture", "architecture"], ["task", "task"], ["tag", "tag"], ["base", "base model"]];
+const COLOURS = [...BY, ["cluster", "cluster"]];
 export async function mapView({ zoo, query, signal, go }) {
     if (!zoo.models)
         return { title: "Map", content: [empty(zoo.name)] };
     const asked = (query.get("kind") ?? zoo.kinds[0]);
     const found = await ask("map", { kind: asked }, { signal });
-    let by = (BY.find(([name]) => name === query.get("by")) ?? usual(found))[0];
-    let [grouping, only] = [grouped(found.points, by), null];
+    let by = (COLOURS.find(([name]) => name === query.get("by")) ?? usual(found))[0];
+    const colouring = async () => (by === "cluster"
+        ? clustered(found.points, await ask("clusters", { kind: asked }, { signal })) : grouped(found.points, by));
+    let [grouping, only] = [await colouring(), null];
     const edges = linesOf(found.points).length;
     const drawn = modelMap(found.points, grouping, {
         height: (width) => clamp(Math.min(width * 0.8, window.innerHeight * 0.68), 300, 820),
@@ -18,6 +21,7 @@ export async function mapView({ zoo, query, signal, go }) {
         open: (point) => go(`#/model/${point.id}`),
     });
     const legend = element("div", { class: "legend" });
+    const told = element("span", { class: "quiet", role: "status" });
     const regroup = () => {
         drawn.regroup(grouping, only);
         legend.replaceChildren(...grouping.groups.map((group, k) => element("button", {
@@ -30,13 +34,19 @@ export async function mapView({ zoo, query, signal, go }) {
     };
     regroup();
     const tools = element("div", { class: "tools" }, [
-        choose("Colour", BY, by, (value) => {
+        choose("Colour", COLOURS, by, (value) => {
             [by, only] = [value, null];
-            grouping = grouped(found.points, by);
-            regroup();
+            told.textContent = by === "cluster" ? "grouping …" : "";
+            colouring().then((next) => {
+                if (by !== value)
+                    return; // another was chosen meanwhile
+                [grouping, told.textContent] = [next, ""];
+                regroup();
+            }, (error) => { if (error.name !== "AbortError")
+                told.textContent = visible(error.message); });
         }),
         zoo.kinds.length > 1 ? choose("Measure", zoo.kinds.map((kind) => [kind, zoo.what[kind]]), asked, (kind) => go(`#/?kind=${kind}&by=${by}`)) : null,
-        edges ? lineSwitch(edges, drawn.setLines) : null,
+        edges ? lineSwitch(edges, drawn.setLines) : null, told,
         element("span", { class: "zooming" }, [
             button("−", "Zoom out", () => drawn.zoom(1 / 1.6)), button("+", "Zoom in", () => drawn.zoom(1.6)), button("fit", "Show all", drawn.fit),
         ]),

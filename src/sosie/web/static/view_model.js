@@ -1,6 +1,7 @@
 // One model: what is known of it, what it is near, where it lies.
 import { ask } from "./api.js";
 import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible, written } from "./dom.js";
+import { familyCard } from "./family.js";
 import { grouped } from "./groups.js";
 import { modelMap } from "./map.js";
 import { nearestTable } from "./nearest.js";
@@ -30,6 +31,7 @@ export async function modelView(visit) {
                         nearestTable(near, (row) => pairOf(id, row.id, kind)),
                         element("div", { class: "other" }, [element("span", { class: "quiet" }, "Compare with another"), picker("name of a model", (other) => go(pairOf(id, other.id, "cka")))]),
                     ]),
+                    familyCard(zoo, id, signal),
                     layers(visit, model, kind),
                 ]),
                 element("div", { class: "stack" }, [card("On the map", await small(visit, id, near), "small-map"), card("What is known", facts(model))]),

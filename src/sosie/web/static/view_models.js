@@ -1,6 +1,7 @@
 // All models in a table, a page at a time.
 import { ask } from "./api.js";
-import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible } from "./dom.js";
+import { card, chips, counted, element, link, modelLink, named, parameters, visible } from "./dom.js";
+import { filters, pages } from "./paging.js";
 const ROWS = 50;
 export async function modelsView({ zoo, query, signal, go }) {
     const offset = Math.max(Number.parseInt(query.get("offset") ?? "0", 10) || 0, 0);
@@ -14,7 +15,6 @@ export async function modelsView({ zoo, query, signal, go }) {
         type: "search", value: asked.text, placeholder: "part of a name", "aria-label": "Part of a name", maxlength: 200,
         change: () => go(to({ text: text.value.trim() })),
     });
-    const filter = (label, name, some) => (some.length < 2 && !asked[name] ? null : choose(label, [["", "any"], ...some.map((one) => [one.name, `${visible(one.name)} (${one.count})`])], asked[name], (value) => go(to({ [name]: value }))));
     const filtered = Object.values(asked).some((value) => value !== "");
     return {
         title: "Models",
@@ -26,11 +26,14 @@ export async function modelsView({ zoo, query, signal, go }) {
             card(null, [
                 element("div", { class: "tools" }, [
                     element("label", { class: "choice" }, [element("span", { class: "quiet" }, "Name"), text]),
-                    filter("Architecture", "architecture", zoo.choices.architectures), filter("Task", "task", zoo.choices.tasks),
-                    filter("Tag", "tag", zoo.choices.tags), filtered ? link("#/models", "show all", "reset") : null,
+                    ...filters(zoo, asked, (name, value) => go(to({ [name]: value }))), filtered ? link("#/models", "show all", "reset") : null,
                 ]),
                 page.rows.length ? table(page.rows) : element("p", { class: "quiet" }, "No model is like that."),
-                pages(page, (start) => to(start ? { offset: String(start) } : {})),
+                pages(page, ROWS, (start, text) => link(to(start ? { offset: String(start) } : {}), text)),
+            ]),
+            element("p", { class: "quiet" }, [
+                "Which of them for your data? That takes the data and runs the models, which the explorer does not do: ",
+                element("code", {}, `sosie zoo recommend ${visible(zoo.name)} --data npz:mine.npz`), ".",
             ]),
             zoo.failed ? element("p", { class: "quiet" }, `${counted(zoo.failed, "model")} could not be added: \`sosie zoo list --failed\` says why.`) : element("span"),
         ],
@@ -48,12 +51,4 @@ function table(rows) {
             element("td", { class: "wide-only quiet date" }, row.added.slice(0, 10)),
         ]))),
     ]));
-}
-function pages(page, to) {
-    const last = page.offset + page.rows.length;
-    return element("nav", { class: "pages", "aria-label": "Pages" }, [
-        page.offset > 0 ? link(to(Math.max(page.offset - ROWS, 0)), "← before") : null,
-        page.rows.length ? element("span", { class: "quiet" }, `${page.offset + 1} to ${last} of ${page.total.toLocaleString("en")}`) : null,
-        last < page.total ? link(to(last), "after →") : null,
-    ]);
 }

@@ -1,8 +1,10 @@
 // Where does a model belong that is not in the zoo? Its fingerprint is sent, looked up, and not kept.
 import { ask } from "./api.js";
-import { announce, card, counted, element, visible } from "./dom.js";
+import { announce, card, clamp, counted, element, visible, written } from "./dom.js";
+import { grouped } from "./groups.js";
+import { modelMap } from "./map.js";
 import { nearestTable } from "./nearest.js";
-export async function uploadView({ zoo, signal }) {
+export async function uploadView({ zoo, signal, go }) {
     const place = element("div", { "aria-live": "polite" });
     const input = element("input", { type: "file", accept: ".safetensors", id: "file", change: () => { if (input.files?.[0])
             void send(input.files[0]); } });
@@ -17,10 +19,14 @@ export async function uploadView({ zoo, signal }) {
         }
         place.replaceChildren(element("p", { class: "quiet" }, "looking …"));
         try {
-            const found = await ask("near", { k: 20 }, { method: "POST", body: file, signal, headers: { "Content-Type": "application/octet-stream" } });
-            place.replaceChildren(card(`Nearest to ${visible(file.name)}`, [
-                element("p", { class: "quiet" }, `${visible(found.sent.architecture)}, ${counted(found.sent.sites.length, "layer")}. ${zoo.what.cka} on average, each layer with the one that fits it best.`),
-                nearestTable(found, null),
+            const found = await ask("near", { k: 20, place: true }, { method: "POST", body: file, signal, headers: { "Content-Type": "application/octet-stream" } });
+            const points = found.place ? await ask("map", { kind: found.kind }, { signal }) : null;
+            place.replaceChildren(element("div", { class: "columns" }, [
+                card(`Nearest to ${visible(file.name)}`, [
+                    element("p", { class: "quiet" }, `${visible(found.sent.architecture)}, ${counted(found.sent.sites.length, "layer")}. ${zoo.what.cka} on average, each layer with the one that fits it best.`),
+                    nearestTable(found, null),
+                ]),
+                card("On the map", points ? placed(file.name, found, points, go) : element("p", { class: "quiet" }, "The zoo changed while the map was made: send it again to see where it lies."), "small-map ahead"),
             ]));
             announce(found.rows[0] ? `nearest is ${visible(found.rows[0].name)}` : "nothing is near");
         }
@@ -61,4 +67,13 @@ export async function uploadView({ zoo, signal }) {
             place,
         ],
     };
+}
+function placed(name, found, points, go) {
+    const { x, y, models, stress } = found.place;
+    const drawn = modelMap(points.points, grouped(points.points, "architecture"), {
+        height: (width) => clamp(width * 0.8, 260, 460), lines: false, open: (point) => go(`#/model/${point.id}`),
+        marked: new Set(found.rows.slice(0, 5).map((row) => row.id)), sent: { name, x, y },
+    });
+    const rough = stress > 0.2 ? ": a rough sketch" : "";
+    return [drawn.host, element("p", { class: "quiet note" }, `The diamond, and the five nearest. It was put there by its distances to ${counted(models, "model")}, as the map puts a model among its landmarks (stress of these distances ${written(stress, 2)}${rough}). One that is like none of them lies near the middle.`)];
 }

@@ -18,6 +18,8 @@ FORMAT = "sosie-zoo"
 VERSION = 1
 # A model exists when a row of `models` says so; where its vectors lie is in `blocks`. Removed models keep their
 # blocks until the zoo is compacted: a reader may still have them mapped, so that their bytes must stay.
+# Lists are filtered by `model_lists` alone: the rows of `models` are long, and read only for what is shown. A zoo that
+# was made before there were indices of lists and parents answers the same, slower.
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE files (
@@ -32,6 +34,8 @@ CREATE UNIQUE INDEX model_names ON models (name) WHERE removed IS NULL;
 CREATE INDEX model_architectures ON models (architecture) WHERE removed IS NULL;
 CREATE INDEX model_tasks ON models (task) WHERE removed IS NULL;
 CREATE INDEX model_digests ON models (digest) WHERE removed IS NULL;
+CREATE INDEX model_parents ON models (parent) WHERE removed IS NULL;
+CREATE INDEX model_lists ON models (id, name, architecture, task, removed) WHERE removed IS NULL;
 CREATE TABLE blocks (
   model INTEGER NOT NULL REFERENCES models (id), file INTEGER NOT NULL REFERENCES files (id), first INTEGER NOT NULL,
   rows INTEGER NOT NULL, checksum BLOB NOT NULL, labels TEXT NOT NULL, PRIMARY KEY (model, file)
