@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,6 +93,7 @@ def power(effect: float, pairs: int) -> float:
     return float(integrate.quad(found, 0, stats.chi.isf(1e-12, df), limit=200)[0])
 
 
+@functools.cache
 def detectable_effect(pairs: int) -> float:
     """In standard deviations of the differences; no less than two pairs."""
     if pairs < 2:

@@ -190,7 +190,7 @@ def described(by_arm: ByArm) -> dict[str, Any]:
         }
         for kind in ("all", "kept", "relative")
     }
-    found["seconds"] = {name: mean(chosen(records, lambda r: r["seconds"])) for name, records in by_arm.items()}
+    found["net_seconds"] = {name: mean(chosen(records, lambda r: r["seconds"])) for name, records in by_arm.items()}
     found["maps"] = maps(by_arm)
     return found
 
