@@ -18,6 +18,8 @@ from pathlib import Path
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
+import recommending  # noqa: E402
+import relatives  # noqa: E402
 import training  # noqa: E402
 from running import start  # noqa: E402
 from settings import Settings, small  # noqa: E402
@@ -26,6 +28,8 @@ EXPERIMENTS = {
     "train": training.train,
     "finetune": training.finetune,
     "finetune-again": training.finetune_again,
+    "relatives": relatives.relatives,
+    "recommend": recommending.recommend,
 }
 
 if __name__ == "__main__":

@@ -96,6 +96,10 @@ class Settings:
     real: Recipe = Recipe(steps=300, rate=1e-3, batch=50)  # fine-tuning on the targets
     tested: int = 2000  # images at most
     coefficients: int = 12345  # the seed of those that all networks of atoms share
+    workers: int = 2  # processes of what needs no GPU
+    probes: int = 256  # images that fingerprints are taken on
+    rows: int = 500  # images that `recommend` looks at
+    draws: int = 2000  # of the bootstrap
 
 
 def small(full: Settings) -> Settings:
@@ -106,12 +110,11 @@ def small(full: Settings) -> Settings:
         synthetic=True,
         mixed=False,
         architectures=(
-            Architecture("cnn", "small_cnn", (("width", 2), ("channels", 3), ("size", 32))),
             Architecture("atoms", "small_cnn", (("width", 2), ("channels", 3), ("size", 32), ("atoms", 3))),
             Architecture("resnet8", "resnet8", (("width", 0.25),)),
         ),
-        sources=(Source("mnist", 3, 24), Source("cifar10", 3, 24), Source("cifar100", 4, 24)),
-        targets=(Target("cifar100-some", "cifar100", range(4, 7), 24), Target("inverted", "mnist", range(3), 24, True)),
+        sources=tuple(replace(each, classes=3, half=24) for each in full.sources[:3]),
+        targets=tuple(replace(each, classes=range(4, 7), images=24) for each in full.targets[:2]),
         seeds=(0, 1),
         parents=(0,),
         scratch=once,
@@ -119,4 +122,8 @@ def small(full: Settings) -> Settings:
         train_on=once,
         real=once,
         tested=24,
+        workers=0,
+        probes=32,
+        rows=24,
+        draws=100,
     )
