@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class Job:
     relation: str  # "scratch", "fine_tuned", or one of COPIES
     parent: str | None = None
 
+    @property
+    def start(self) -> int:
+        """What it is drawn from, and the order of its images: no two networks have that in common but by descent."""
+        return zlib.crc32(self.name.encode()) & 0x7FFFFFFF
+
 
 def scratch_jobs(s: Settings) -> list[Job]:
     return [
@@ -56,15 +62,14 @@ def fine_tuned_jobs(s: Settings) -> list[Job]:
         place = names.index(job.dataset)
         for step in range(1, s.further + 1):
             to = names[(place + step) % len(names)]
-            name = f"{job.name}-to-{to}"
-            found.append(Job(name, job.architecture, to, 100 * step + job.seed, "fine_tuned", job.name))
+            found.append(Job(f"{job.name}-to-{to}", job.architecture, to, job.seed, "fine_tuned", job.name))
     return found
 
 
 def copy_jobs(s: Settings) -> list[Job]:
     """The kinds in turn, so that each architecture and data set has about as many of each."""
     return [
-        Job(f"{job.name}-{kind}", job.architecture, job.dataset, 1000 + job.seed, kind, job.name)
+        Job(f"{job.name}-{kind}", job.architecture, job.dataset, job.seed, kind, job.name)
         for k, job in enumerate(parents(s))
         for kind in [COPIES[k % len(COPIES)]]
     ]

@@ -42,11 +42,11 @@ def train(s: Settings) -> dict[str, Any]:
     before = {job.name: job for job in scratch_jobs(s)}
 
     def from_scratch(job: Job, source: Source) -> nn.Module:
-        return fresh(s, architecture_of(s, job), source.classes, job.seed)
+        return fresh(s, architecture_of(s, job), source.classes, job.start)
 
     def from_parent(job: Job, source: Source) -> nn.Module:
         assert job.parent is not None
-        return with_new_head(s, before[job.parent], source.classes, job.seed)
+        return with_new_head(s, before[job.parent], source.classes, job.start)
 
     def as_parent(job: Job, _: Source) -> nn.Module:
         assert job.parent is not None
@@ -74,7 +74,7 @@ def _train(s: Settings, jobs: Sequence[Job], make: Make, recipe: Recipe, half: i
         for group in _groups(missing, s.at_once):
             models = [make(job, source) for job in group]
             start = time.perf_counter()
-            _fit(s, models, learnt(s, source, half), recipe, [job.seed for job in group], f"networks of {source.name}")
+            _fit(s, models, learnt(s, source, half), recipe, [job.start for job in group], f"networks of {source.name}")
             _write(s, group, models, source, recipe, (time.perf_counter() - start) / len(group))
 
 
