@@ -66,12 +66,11 @@ def filled(s: Settings, networks: dict[str, Known]) -> Zoo:
     zoo = Zoo(s.nets / "zoo", data=[probe(s)], inputs=s.probes)
     if gone := [name for name in zoo if name not in networks]:
         zoo.remove(*gone)
-    done = zoo.add(
-        {each.name: each.specification for each in networks.values()},
-        facts={each.name: {"tags": each.tags} for each in networks.values()},
-        replace=True,
-        workers=s.workers,
-    )
+    facts = {each.name: {"tags": each.tags} for each in networks.values()}
+    done = zoo.add({name: each.specification for name, each in networks.items()}, facts=facts, workers=s.workers)
+    if done.failed:  # trained anew since
+        again = {name: networks[name].specification for name in done.failed}
+        done = zoo.add(again, facts={name: facts[name] for name in again}, replace=True)
     if done.failed:
         raise RuntimeError(f"{len(done.failed)} networks have no fingerprint: {done.failed}")
     return zoo
