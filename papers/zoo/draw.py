@@ -25,9 +25,8 @@ ASKED = (  # who, whose relation, in words
     ("rounded", "parent", "rounded:\nparent"),
     ("scratch", "seed", "from scratch:\nother seed"),
     ("scratch", "data", "from scratch:\nsame data"),
-    ("scratch", "architecture", "from scratch:\nsame architecture"),
+    ("scratch", "architecture", "from scratch: same\narchitecture"),
 )
-RELATIONS = {"scratch": "from scratch", "fine_tuned": "fine-tuned", "published": "published"}
 
 
 def train(found: dict[str, Any]) -> Any:
@@ -64,7 +63,7 @@ def finetune(found: dict[str, Any]) -> Any:
 
 
 def relatives(found: dict[str, Any]) -> Any:
-    figure, axes = plt.subplots(3, 1, figsize=(9, 11), height_ratios=(1, 0.8, 1.5))
+    figure, axes = plt.subplots(3, 1, figsize=(9.5, 11), height_ratios=(1, 0.8, 1.5))
     _nearest(axes[0], found["nearest"])
     _bases(axes[1], found["bases"])
     _map(axes[2], found["map"])
@@ -99,7 +98,8 @@ def _bases(axis: Any, bases: dict[str, Any]) -> None:
 
 
 def _map(axis: Any, found: dict[str, Any]) -> None:
-    points = found["points"]
+    points = [[name, "published" if relation == "published" else architecture, dataset, relation, x, y]
+              for name, architecture, dataset, relation, x, y in found["points"]]  # fmt: skip
     architectures, datasets = (list(dict.fromkeys(point[k] for point in points)) for k in (1, 2))
     for _, architecture, dataset, relation, x, y in points:
         style = MARKERS[architectures.index(architecture) % len(MARKERS)]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,12 @@ def _truths(s: Settings) -> list[dict[str, dict[str, float]]]:
 
 
 def _scores(s: Settings, zoo: Zoo) -> dict[str, dict[str, dict[str, Any]]]:
-    """{target: {network: {score: value}}}; kept beside the networks, since it takes minutes."""
+    """{target: {network: {score: value}}}."""
     ask = partial(_asked, s, zoo)
     if not s.workers:
         return dict(zip((each.name for each in s.targets), map(ask, s.targets), strict=True))
-    with ProcessPoolExecutor(s.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    fresh = get_context("spawn")  # a fork would take over locks that threads hold
+    with ProcessPoolExecutor(s.workers, fresh, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return dict(zip((each.name for each in s.targets), pool.map(ask, s.targets), strict=True))
 
 

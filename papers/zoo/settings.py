@@ -114,7 +114,10 @@ def small(full: Settings) -> Settings:
             Architecture("resnet8", "resnet8", (("width", 0.25),)),
         ),
         sources=tuple(replace(each, classes=3, half=24) for each in full.sources[:3]),
-        targets=tuple(replace(each, classes=range(4, 7), images=24) for each in full.targets[:2]),
+        targets=tuple(
+            replace(each, classes=range(4, 7), images=24, inverted=inverted)
+            for each, inverted in zip(full.targets[:2], (False, True), strict=True)
+        ),
         seeds=(0, 1),
         parents=(0,),
         scratch=once,
