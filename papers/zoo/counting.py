@@ -56,13 +56,13 @@ def random_best(values: Sequence[float], drawn: int) -> float:
     return sum(math.comb(count - k - 1, drawn - 1) / ways * value for k, value in enumerate(largest_first))
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
+def spearman(x: Sequence[float] | Array, y: Sequence[float] | Array) -> float | None:
     """None where one side does not vary."""
     found = float(weighted_spearman(np.asarray(x, float), np.asarray(y, float), np.ones((1, len(x))))[0])
     return found if math.isfinite(found) else None
 
 
-def kendall(x: Sequence[float], y: Sequence[float]) -> float | None:
+def kendall(x: Sequence[float] | Array, y: Sequence[float] | Array) -> float | None:
     """τ-b; None where one side does not vary."""
     found = float(stats.kendalltau(x, y, variant="b").statistic)
     return found if math.isfinite(found) else None
