@@ -60,11 +60,9 @@ def squared_distances(similarity: Array) -> Array:
 
 def scaled(squared: Array) -> tuple[Array, list[float]]:
     """Points whose distances are nearest in Torgerson's sense, and each axis' share of all positive eigenvalues."""
-    from scipy.linalg import eigh
-
     rows = squared.mean(0)
     gram = -(squared - rows[None] - rows[:, None] + rows.mean()) / 2
-    values, vectors = eigh(gram)
+    values, vectors = spectrum(gram)
     total = float(values[values > 0].sum())
     points = np.zeros((len(squared), 2))
     shares = [0.0, 0.0]
@@ -74,6 +72,27 @@ def scaled(squared: Array) -> tuple[Array, list[float]]:
             points[:, axis] = vectors[:, -1 - axis] * value**0.5
             shares[axis] = value / total
     return points, shares
+
+
+def spectrum(symmetric: Array) -> tuple[Array, Array]:
+    """All eigenvalues, smallest first, and the eigenvectors of the last two: a third of the time that all take.
+
+    The matrix is made tridiagonal once (dsytrd), and the two vectors are turned back by the same reflections.
+    """
+    from scipy.linalg import eigh, eigh_tridiagonal, lapack
+
+    n = len(symmetric)
+    if n < 3:
+        return eigh(symmetric)  # type: ignore[no-any-return]
+    work = int(lapack.dsytrd_lwork(n, lower=1)[0])
+    reflections, diagonal, beside, scales, wrong = lapack.dsytrd(symmetric, lower=1, lwork=work)
+    assert wrong == 0, "dsytrd refuses nothing but arguments of the wrong form"
+    values = eigh_tridiagonal(diagonal, beside, eigvals_only=True)
+    _, inner = eigh_tridiagonal(diagonal, beside, select="i", select_range=(n - 2, n - 1))
+    below = reflections[1:, :-1]
+    turned, _, wrong = lapack.dormqr("L", "N", below, scales, inner[1:], work)
+    assert wrong == 0, "dormqr, likewise"
+    return values, np.concatenate([inner[:1], turned])
 
 
 def placed(anchors: Array, inner: Array, squared: Array) -> Array:
@@ -95,8 +114,9 @@ def stress_of(points: Array, others: Array, squared: Array) -> float:
     errors, total = 0.0, 0.0
     for start in range(0, len(points), 1000):
         here = points[start : start + 1000]
-        shown = np.sqrt(np.square(here[:, None] - others[None]).sum(2))
-        true = np.sqrt(squared[start : start + 1000])
-        errors += float(np.square(shown - true).sum())
-        total += float(np.square(true).sum())
+        shown = np.hypot(*(here[:, axis, None] - others[None, :, axis] for axis in range(2)))
+        true = squared[start : start + 1000]
+        shown -= np.sqrt(true)
+        errors += float(np.vdot(shown, shown))
+        total += float(true.sum())
     return float((errors / total) ** 0.5) if total else 0.0
