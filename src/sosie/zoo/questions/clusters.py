@@ -2,66 +2,114 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ...linalg import cluster
+from ...linalg import clusterings
 from ...results import Array, Clusters
+from ..search.plain import Whole
+from ..search.views import about
+from .asked import asked_of, landmarks_for
+from .landmarks import held_against_some
 from .similarities import mapped_of, square
 
 if TYPE_CHECKING:
     from ..asking import Asking
 
-MOST_MODELS = 5000  # all pairs are held
+MOST_WHOLE = 5000  # models of which all pairs are held
 MOST_TRIED = 20  # clusters, where their number is not given
 
 
-def find_clusters(zoo: Asking, count: int | None, kind: str, filters: dict[str, Any]) -> Clusters:
+@dataclass(frozen=True, eq=False)
+class Groups:
+    labels: Whole  # of each model
+    own: Array  # similarity of each with the others of its group
+    silhouette: float | None
+
+
+def find_clusters(
+    zoo: Asking, count: int | None, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]
+) -> Clusters:
     """See `Zoo.clusters`."""
     mapped = mapped_of(zoo, kind, **filters)
     models = len(mapped.models)
-    if models > MOST_MODELS:
-        raise ValueError(
-            f"{models:,} models, but clusters are made of all pairs of at most {MOST_MODELS:,}: choose some with tag=, "
-            "architecture= or task="
-        )
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= models):
-        raise ValueError(f"k={count!r}: a number of clusters from 1 to {models}, or None")
-    similarity = square(mapped)
-    labels, silhouette = _grouped(similarity, count)
-    own = _within(similarity, labels)
-    facts = zoo.store.described(mapped.models.tolist(), mapped.kind)
-    centres = {int(np.where(labels == one, own, -np.inf).argmax()) for one in set(labels.tolist())}
-    rows = []
-    for k in np.lexsort((np.arange(models), -own, labels)).tolist():
-        if (fact := facts.get(int(mapped.models[k]))) is None:
-            continue
-        row = {"name": fact["name"], "id": fact["id"], "cluster": int(labels[k]), "centre": k in centres}
-        row |= {"similarity": float(own[k]) if (labels == labels[k]).sum() > 1 else None}
-        rows.append(row | {name: fact[name] for name in ("architecture", "parameters", "task", "tags", "parent")})
-    asked = {
-        "kind": kind, "models": models, "clusters": len(centres), "silhouette": silhouette, "chosen": count is None,
-        "probe": zoo.settings.probe, **{name: value for name, value in filters.items() if value is not None},
-    }  # fmt: skip
+    used = landmarks_for(models, landmarks, MOST_WHOLE)
+    most = models if used is None else used
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
+        raise ValueError(f"k={count!r}: a number of clusters from 1 to {most}, or None" + _of(used))
     notes = ["Average linkage on 1 − similarity, estimated from the short vectors."]
+    if used is None:
+        groups = of_all(square(mapped), count)
+    else:
+        groups = of_some(*held_against_some(mapped, used, seed), count)
+        notes.append(
+            f"Approximate, as always above {MOST_WHOLE:,} models: that is done with {used:,} of them, and each other "
+            "model joins the group whose landmarks it is most like on average. The silhouette is that of the landmarks."
+        )
     if count is None:
         notes.append(f"Their number, of 2 to {MOST_TRIED}, is that with the largest mean silhouette.")
-    return Clusters(asked, tuple(rows), tuple(notes))
+    sizes = np.bincount(groups.labels)
+    facts = zoo.views.described(mapped.models.tolist(), mapped.kind)
+    rows, seen = [], set()
+    for k in np.lexsort((np.arange(models), -groups.own, groups.labels)).tolist():
+        label, fact = int(groups.labels[k]), facts.get(int(mapped.models[k]))
+        if fact is not None:
+            row = {"name": fact["name"], "id": fact["id"], "cluster": label, "centre": label not in seen}
+            row |= {"similarity": float(groups.own[k]) if sizes[label] > 1 else None}
+            rows.append(row | about(fact))
+        seen.add(label)
+    asked = {
+        "kind": kind, "models": models, "clusters": len(sizes), "silhouette": groups.silhouette,
+        "chosen": count is None, "landmarks": used, "seed": seed,
+    }  # fmt: skip
+    return Clusters(asked_of(zoo, asked, filters), tuple(rows), tuple(notes))
 
 
-def _grouped(similarity: Array, count: int | None) -> tuple[Any, float | None]:
-    def of(number: int) -> tuple[Any, float | None]:
-        labels = cluster(torch.from_numpy(similarity), number).numpy()
-        return labels, silhouette(1 - similarity, labels) if 2 <= number < len(labels) else None
+def _of(used: int | None) -> str:
+    return "" if used is None else f": they are made from {used} landmarks, and landmarks= makes it from more"
 
+
+def of_all(similarity: Array, count: int | None) -> Groups:
+    """From all pairs."""
+    labels, found = _grouped(similarity, count)
+    groups = np.eye(int(labels.max()) + 1)[labels]
+    sums = (similarity @ groups)[np.arange(len(labels)), labels] - similarity.diagonal()
+    sizes = groups.sum(0)[labels]
+    return Groups(labels, np.where(sizes > 1, sums / np.where(sizes > 1, sizes - 1, 1), 1.0), found)
+
+
+def of_some(chosen: Whole, similarity: Any, count: int | None) -> Groups:
+    """From the similarities of all models with those at `chosen`: these in groups, each other in the nearest one."""
+    inner = similarity[chosen].astype(np.float64)
+    inner = (inner + inner.T) / 2
+    np.fill_diagonal(inner, 1.0)
+    some = of_all(inner, count)
+    groups = np.eye(int(some.labels.max()) + 1, dtype=np.float32)[some.labels]
+    means = similarity @ (groups / groups.sum(0))
+    labels = means.argmax(1)
+    own = means.max(1).astype(np.float64)
+    labels[chosen], own[chosen] = some.labels, some.own
+    for group in np.flatnonzero(groups.sum(0) == 1).tolist():  # one landmark: the others are what it is like
+        landmark = int(np.flatnonzero(some.labels == group)[0])
+        others = np.setdiff1d(np.flatnonzero(labels == group), chosen[landmark])
+        own[chosen[landmark]] = similarity[others, landmark].mean(dtype=np.float64) if len(others) else 1.0
+    _, first, again = np.unique(labels, return_index=True, return_inverse=True)
+    return Groups(np.argsort(np.argsort(first))[again], own, some.silhouette)
+
+
+def _grouped(similarity: Array, count: int | None) -> tuple[Whole, float | None]:
     if count is not None:
-        return of(count)
-    if len(similarity) < 3:
-        return of(1)
-    tried = [of(number) for number in range(2, min(MOST_TRIED, len(similarity) - 1) + 1)]
-    return max(tried, key=lambda one: one[1] or 0.0)
+        numbers = [count]
+    else:
+        numbers = list(range(2, min(MOST_TRIED, len(similarity) - 1) + 1)) or [1]
+    tried = [labels.numpy() for labels in clusterings(torch.from_numpy(similarity), numbers)]
+    inside = [2 <= number < len(similarity) for number in numbers]
+    values = [silhouette(1 - similarity, one) if real else None for one, real in zip(tried, inside, strict=True)]
+    best = max(range(len(tried)), key=lambda k: values[k] or 0.0)
+    return tried[best], values[best]
 
 
 def silhouette(distance: Array, labels: Any) -> float:
@@ -81,11 +129,3 @@ def silhouette(distance: Array, labels: Any) -> float:
     largest = np.maximum(inner, outer)
     found = np.where((own > 1) & (largest > 0), (outer - inner) / np.where(largest > 0, largest, 1), 0.0)
     return float(found.mean())
-
-
-def _within(similarity: Array, labels: Any) -> Array:
-    """The mean similarity with the others of the group; 1 for one alone."""
-    groups = np.eye(int(labels.max()) + 1)[labels]
-    sizes = groups.sum(0)[labels]
-    sums = (similarity @ groups)[np.arange(len(labels)), labels] - similarity.diagonal()
-    return np.where(sizes > 1, sums / np.where(sizes > 1, sizes - 1, 1), 1.0)

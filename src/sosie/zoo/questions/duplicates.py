@@ -10,7 +10,7 @@ import numpy as np
 
 from ...results import Array, Duplicates
 from ..fingerprints import standard_deviation
-from ..search.views import rows_of
+from ..search.views import about, rows_of
 from ..store import Mapped
 from .asked import asked_of
 from .near_copies import Near
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..asking import Asking
 
 SAME = 1 - 1e-5
+Found = tuple[int, int, float, bool, str]  # the model, the one before it, how alike, by the whole vectors, why
 SURE = 6  # standard deviations that short vectors may be off
 
 
@@ -56,16 +57,16 @@ def find_duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str,
     mapped = mapped_of(zoo, kind, **filters)
     vectors = _Vectors(mapped, zoo.views.exact() if kind == "cka" else None, threshold)
     copies = _same_weights(mapped, zoo.store.same_digests(mapped.kind, **filters))
-    found = [(model, other, "same weights", *vectors.lowest(other, model)) for model, other in copies.items()]
+    found: list[Found] = [
+        (model, other, *vectors.lowest(other, model), "same weights") for model, other in copies.items()
+    ]
     left = mapped.part(~np.isin(mapped.models, list(copies)))
     off = SURE * standard_deviation(threshold, mapped.rows.shape[1]) + 1e-6  # rounding of float32
     near = Near(left, threshold - off)
-    found += [(model, other, "alike at every site", value, exact) for model, other, value, exact in vectors.alike(near)]
+    found += [(*one, "alike at every site") for one in vectors.alike(near)]
     found.sort(key=lambda one: one[0])  # numbers go up in the order in which models were added
     facts = zoo.views.described(sorted({model for one in found for model in one[:2]}), mapped.kind)
-    rows = [
-        _row(facts[model], facts[other], *about) for model, other, *about in found if model in facts and other in facts
-    ]
+    rows = [_row(facts, one) for one in found if facts.keys() >= {*one[:2]}]  # else one was removed meanwhile
     asked = {"kind": kind, "threshold": threshold, "models": len(mapped.models)}
     note = "Alike at every site: the lowest similarity over sites, in order, is at least the threshold."
     return Duplicates(asked_of(zoo, asked, filters), tuple(rows), (note,))
@@ -88,7 +89,7 @@ def _lowest(a: Array, b: Array) -> float:
     return float((a * b).sum(1).min())
 
 
-def _row(fact: dict[str, Any], other: dict[str, Any], why: str, value: float, exact: bool) -> dict[str, Any]:
-    row = {"name": fact["name"], "same_as": other["name"], "why": why, "value": value, "exact": exact}
-    names = ("architecture", "task", "tags", "parent")
-    return row | {name: fact[name] for name in names}
+def _row(facts: dict[int, dict[str, Any]], one: Found) -> dict[str, Any]:
+    model, other, value, exact, why = one
+    row = {"name": facts[model]["name"], "same_as": facts[other]["name"], "why": why, "value": value, "exact": exact}
+    return row | about(facts[model])

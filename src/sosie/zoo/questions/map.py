@@ -7,49 +7,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...results import Array, Map
+from ..search.views import about
+from .asked import asked_of, landmarks_for
 from .similarities import mapped_of, similarities, square
 
 if TYPE_CHECKING:
     from ..asking import Asking
 
 MOST_WHOLE = 2000  # models of which all pairs are taken
-LANDMARKS = 500
 
 
 def lay_out(zoo: Asking, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]) -> Map:
     """See `Zoo.map`."""
     mapped = mapped_of(zoo, kind, **filters)
     models = len(mapped.models)
-    if landmarks is not None and (isinstance(landmarks, bool) or not isinstance(landmarks, int) or landmarks < 3):
-        raise ValueError(f"landmarks={landmarks!r}: a whole number of at least 3, or None")
-    count = landmarks if landmarks is not None else (LANDMARKS if models > MOST_WHOLE else models)
-    if count >= models:
+    used = landmarks_for(models, landmarks, MOST_WHOLE)
+    if used is None:
         distances = squared_distances(square(mapped))
         points, shares = scaled(distances)
         stress = stress_of(points, points, distances)
-        used = None
     else:
-        chosen = np.sort(np.random.default_rng(seed).choice(models, count, replace=False))
+        chosen = np.sort(np.random.default_rng(seed).choice(models, used, replace=False))
         some = mapped.part(chosen)
         inner = squared_distances(square(some))
         distances = squared_distances(similarities(some, mapped))
         anchors, shares = scaled(inner)
         points = placed(anchors, inner, distances)
         stress = stress_of(points, points[chosen], distances)
-        used = count
     points = oriented(points)
-    facts = zoo.store.described(mapped.models.tolist(), mapped.kind)
-    names = ("architecture", "parameters", "task", "tags", "parent")
+    facts = zoo.views.described(mapped.models.tolist(), mapped.kind)
     rows = [
-        {"name": facts[model]["name"], "id": model, "x": x, "y": y} | {name: facts[model][name] for name in names}
+        {"name": facts[model]["name"], "id": model, "x": x, "y": y} | about(facts[model])
         for model, (x, y) in zip(mapped.models.tolist(), points.tolist(), strict=True)
         if model in facts
     ]
-    asked = {
-        "kind": kind, "models": models, "landmarks": used, "seed": seed, "stress": stress, "shares": shares,
-        "probe": zoo.settings.probe, **{name: value for name, value in filters.items() if value is not None},
-    }  # fmt: skip
-    return Map(asked, tuple(rows), ("Distances are √(2 − 2 similarity), estimated from the short vectors.",))
+    asked = {"kind": kind, "models": models, "landmarks": used, "seed": seed, "stress": stress, "shares": shares}
+    note = "Distances are √(2 − 2 similarity), estimated from the short vectors."
+    return Map(asked_of(zoo, asked, filters), tuple(rows), (note,))
 
 
 def squared_distances(similarity: Array) -> Array:
@@ -83,7 +77,7 @@ def spectrum(symmetric: Array) -> tuple[Array, Array]:
 
     n = len(symmetric)
     if n < 3:
-        return eigh(symmetric)  # type: ignore[no-any-return]
+        return eigh(symmetric)
     work = int(lapack.dsytrd_lwork(n, lower=1)[0])
     reflections, diagonal, beside, scales, wrong = lapack.dsytrd(symmetric, lower=1, lwork=work)
     assert wrong == 0, "dsytrd refuses nothing but arguments of the wrong form"

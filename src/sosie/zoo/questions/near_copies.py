@@ -1,4 +1,4 @@
-"""Which models may be copies of which: found from the short vectors without a look at most pairs, and none is missed."""
+"""Which models may be copies of which, by the short vectors: without a look at most pairs, and none is missed."""
 
 from __future__ import annotations
 

@@ -110,9 +110,10 @@ class Tile:
         if len({*self.count, *other.count}) > 1:
             raise ValueError("models that share coefficients, but have different numbers of layers with atoms")
         pairs = zip(self.stretches, other.stretches, strict=True)
-        total = sum(self.rows[a : a + n] @ other.rows[b : b + m].T.astype(np.float64) for (a, n), (b, m) in pairs)
-        found: Array = total / len(self.stretches)
-        return found
+        total = np.zeros((len(self.models), len(other.models)))
+        for (a, many), (b, others) in pairs:
+            total += self.rows[a : a + many] @ other.rows[b : b + others].T
+        return total / len(self.stretches)
 
 
 def _tiles(mapped: Mapped) -> list[Whole]:

@@ -21,7 +21,9 @@ Whole = NDArray[np.int64]
 def blocks(mapped: Mapped, most: int = BLOCK) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Whole models, about `most` rows at a time: from which to which model, and their rows; a view where it can be."""
     ends = np.cumsum(mapped.count)
-    gaps = np.flatnonzero(mapped.first[1:] != (mapped.first + mapped.count)[:-1]) + 1  # models that follow on others' rows
+    gaps = (
+        np.flatnonzero(mapped.first[1:] != (mapped.first + mapped.count)[:-1]) + 1
+    )  # models that follow on others' rows
     start = 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0

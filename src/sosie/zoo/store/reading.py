@@ -171,7 +171,7 @@ class Reader:
         return found
 
     def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
-        """The models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
+        """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
         condition, values = where(**filters)
         text = f"""
           SELECT models.id, models.digest FROM models
