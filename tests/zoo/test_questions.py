@@ -15,7 +15,7 @@ import sosie
 from sosie.results import DamagedFile
 from sosie.zoo import Clusters, Duplicates, Family, Fingerprint, Map, Zoo
 from sosie.zoo.questions import near_copies, similarities
-from sosie.zoo.questions.clusters import silhouette
+from sosie.zoo.questions.clusters import measured
 from sosie.zoo.questions.map import oriented, placed, scaled
 
 
@@ -142,7 +142,7 @@ def test_silhouettes_are_those_of_scikit_learn() -> None:
     labels = random.integers(0, 4, 30)
     labels[0] = 4  # one alone
     wanted = metrics.silhouette_score(distance, labels, metric="precomputed")
-    assert silhouette(distance, labels) == pytest.approx(wanted, abs=1e-12)
+    assert measured(1 - distance, labels).silhouette == pytest.approx(wanted, abs=1e-12)
 
 
 def test_duplicates_are_found_and_others_are_not(tmp_path: Path) -> None:

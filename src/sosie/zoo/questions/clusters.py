@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ...results import Array, Clusters
 from ..search.plain import Whole
 from ..search.views import about
 from .asked import asked_of, landmarks_for
-from .landmarks import held_against_some
+from .landmarks import BLOCK, held_against_some
 from .similarities import mapped_of, square
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def find_clusters(
         groups = of_some(*held_against_some(mapped, used, seed), count)
         notes.append(
             f"Approximate, as always above {MOST_WHOLE:,} models: that is done with {used:,} of them, and each other "
-            "model joins the group whose landmarks it is most like on average. The silhouette is that of the landmarks."
+            "model joins the group whose landmarks it is most like on average. Similarities are with landmarks, too."
         )
     if count is None:
         notes.append(f"Their number, of 2 to {MOST_TRIED}, is that with the largest mean silhouette.")
@@ -74,11 +75,28 @@ def _of(used: int | None) -> str:
 
 def of_all(similarity: Array, count: int | None) -> Groups:
     """From all pairs."""
-    labels, found = _grouped(similarity, count)
+    tried = clusterings(torch.from_numpy(similarity), _numbers(count, len(similarity)))
+    return _best([measured(similarity, labels.numpy()) for labels in tried])
+
+
+def measured(similarity: Array, labels: Whole) -> Groups:
+    """Groups with what they are worth."""
+    own, outer = _own_and_next(similarity, labels)
+    sizes = np.bincount(labels)
+    real = 2 <= len(sizes) < len(labels)
+    return Groups(labels, own, silhouette(1 - own, 1 - outer, sizes[labels]) if real else None)
+
+
+def _own_and_next(similarity: Array, labels: Whole) -> tuple[Array, Array]:
+    """The mean similarity of each with the others of its group (1 for one alone), and with the nearest other group."""
+    every = np.arange(len(labels))
     groups = np.eye(int(labels.max()) + 1)[labels]
-    sums = (similarity @ groups)[np.arange(len(labels)), labels] - similarity.diagonal()
-    sizes = groups.sum(0)[labels]
-    return Groups(labels, np.where(sizes > 1, sums / np.where(sizes > 1, sizes - 1, 1), 1.0), found)
+    sums, sizes = similarity @ groups, groups.sum(0)
+    others = sizes[labels] - 1
+    own = (sums[every, labels] - similarity.diagonal()) / np.where(others > 0, others, 1)
+    means = sums / sizes[None]
+    means[every, labels] = -np.inf
+    return np.where(others > 0, own, 1.0), means.max(1)
 
 
 def of_some(chosen: Whole, similarity: Any, count: int | None) -> Groups:
@@ -86,46 +104,47 @@ def of_some(chosen: Whole, similarity: Any, count: int | None) -> Groups:
     inner = similarity[chosen].astype(np.float64)
     inner = (inner + inner.T) / 2
     np.fill_diagonal(inner, 1.0)
-    some = of_all(inner, count)
-    groups = np.eye(int(some.labels.max()) + 1, dtype=np.float32)[some.labels]
-    means = similarity @ (groups / groups.sum(0))
-    labels = means.argmax(1)
-    own = means.max(1).astype(np.float64)
-    labels[chosen], own[chosen] = some.labels, some.own
-    for group in np.flatnonzero(groups.sum(0) == 1).tolist():  # one landmark: the others are what it is like
-        landmark = int(np.flatnonzero(some.labels == group)[0])
-        others = np.setdiff1d(np.flatnonzero(labels == group), chosen[landmark])
-        own[chosen[landmark]] = similarity[others, landmark].mean(dtype=np.float64) if len(others) else 1.0
+    tried = clusterings(torch.from_numpy(inner), _numbers(count, len(inner)))
+    return _best([_joined(chosen, similarity, inner, labels.numpy()) for labels in tried])
+
+
+def _joined(chosen: Whole, similarity: Any, inner: Array, landmarks: Whole) -> Groups:
+    """All models in the groups of the landmarks."""
+    sizes = np.bincount(landmarks)
+    turned = (np.eye(len(sizes))[landmarks] / sizes).astype(np.float32)
+    labels = np.empty(len(similarity), np.int64)
+    own, outer = np.empty(len(similarity)), np.full(len(similarity), -np.inf)
+    for start in range(0, len(similarity), BLOCK):
+        part = slice(start, start + BLOCK)
+        means = similarity[part] @ turned
+        labels[part] = means.argmax(1)
+        own[part] = means.max(1)
+        if len(sizes) > 1:
+            outer[part] = np.partition(means, -2, axis=1)[:, -2]
+    labels[chosen] = landmarks
+    own[chosen], outer[chosen] = _own_and_next(inner, landmarks)
+    for k in np.flatnonzero(sizes[landmarks] == 1):  # the only one of its group: the others are what it is like
+        others = np.setdiff1d(np.flatnonzero(labels == landmarks[k]), chosen[k])
+        own[chosen[k]] = similarity[others, k].mean(dtype=np.float64) if len(others) else 1.0
+    value = silhouette(1 - own, 1 - outer, np.bincount(labels)[labels]) if len(sizes) > 1 else None
     _, first, again = np.unique(labels, return_index=True, return_inverse=True)
-    return Groups(np.argsort(np.argsort(first))[again], own, some.silhouette)
+    return Groups(np.argsort(np.argsort(first))[again], own, value)  # numbered by the first member
 
 
-def _grouped(similarity: Array, count: int | None) -> tuple[Whole, float | None]:
-    if count is not None:
-        numbers = [count]
-    else:
-        numbers = list(range(2, min(MOST_TRIED, len(similarity) - 1) + 1)) or [1]
-    tried = [labels.numpy() for labels in clusterings(torch.from_numpy(similarity), numbers)]
-    inside = [2 <= number < len(similarity) for number in numbers]
-    values = [silhouette(1 - similarity, one) if real else None for one, real in zip(tried, inside, strict=True)]
-    best = max(range(len(tried)), key=lambda k: values[k] or 0.0)
-    return tried[best], values[best]
+def _numbers(count: int | None, things: int) -> list[int]:
+    """Of clusters, that are tried."""
+    return [count] if count is not None else list(range(2, min(MOST_TRIED, things - 1) + 1)) or [1]
 
 
-def silhouette(distance: Array, labels: Any) -> float:
+def _best(tried: Sequence[Groups]) -> Groups:
+    return max(tried, key=lambda one: one.silhouette or 0.0)
+
+
+def silhouette(inner: Array, outer: Array, sizes: Any) -> float:
     """The mean over things of (b − a) / max(a, b): a to the own group, b to the nearest other (Rousseeuw 1987).
 
-    0 for a thing that is a group of its own.
+    0 for a thing that is a group of its own. `inner`, `outer`: mean distances; `sizes` of each thing's group.
     """
-    groups = np.eye(int(labels.max()) + 1)[labels]
-    sizes = groups.sum(0)
-    sums = distance @ groups
-    own = sizes[labels]
-    every = np.arange(len(labels))
-    inner = sums[every, labels] / np.where(own > 1, own - 1, 1)
-    means = sums / sizes[None]
-    means[every, labels] = np.inf
-    outer = means.min(1)
     largest = np.maximum(inner, outer)
-    found = np.where((own > 1) & (largest > 0), (outer - inner) / np.where(largest > 0, largest, 1), 0.0)
+    found = np.where((sizes > 1) & (largest > 0), (outer - inner) / np.where(largest > 0, largest, 1), 0.0)
     return float(found.mean())
