@@ -14,6 +14,7 @@ from sosie.linalg import adjusted_rand_index, cluster, clusterings
 from sosie.results import Clusters
 from sosie.zoo import Fingerprint, Zoo
 from sosie.zoo.questions import landmarks, near_copies, similarities
+from sosie.zoo.questions.clusters import of_all, of_some
 from sosie.zoo.questions.landmarks import farthest
 from sosie.zoo.questions.map import scaled, spectrum
 from sosie.zoo.questions.near_copies import Near
@@ -69,6 +70,15 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
         zoo.clusters(landmarks=2)
     monkeypatch.setattr(clusters, "MOST_WHOLE", 35)
     assert zoo.clusters().asked["landmarks"] is None
+
+
+@pytest.mark.parametrize("k", [None, 1, 4, 9])
+def test_where_all_are_landmarks_nothing_is_approximate(tmp_path: Path, k: int | None) -> None:
+    similarity = square(new_zoo(tmp_path, 10).store.mapped("cka"))
+    whole, found = of_all(similarity, k), of_some(np.arange(10), similarity, k)
+    np.testing.assert_array_equal(found.labels, whole.labels)
+    np.testing.assert_allclose(found.own, whole.own, atol=1e-12)
+    assert found.silhouette == pytest.approx(whole.silhouette, abs=1e-12)
 
 
 def test_farthest_first(tmp_path: Path) -> None:
@@ -173,14 +183,17 @@ def test_models_that_are_taken_are_left_out() -> None:
     assert len(taken) == 40 - 6
 
 
-def test_vectors_that_are_not_quite_of_length_one(tmp_path: Path) -> None:
-    """Those of others may be off by 1e-4: the distance in which copies are looked for allows for it."""
-    random = np.random.default_rng(0)
-    base = random.normal(size=SIZE)
-    base /= np.linalg.norm(base)
-    rows = np.stack([base * 1.0001, base * 0.9999, *random.normal(size=(20, SIZE)) * 0.2]).astype(np.float32)
+def test_vectors_that_are_not_quite_of_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of others may be longer by 1e-4: at the same product they are farther apart."""
+    monkeypatch.setattr(near_copies, "BLOCK", 1)
+    least, length = 1 - 1e-5, 1.0001
+    angle = np.arccos((least + 1e-6) / length**2)
+    angles = np.array([0, angle, *np.linspace(0.5, 2, 20)])
+    rows = np.zeros((22, SIZE), np.float32)
+    rows[:, 0], rows[:, 1] = length * np.sin(angles), length * np.cos(angles)
     mapped = Mapped("cka", rows, np.arange(22), np.arange(22), np.ones(22, np.int64))
-    assert [(a, b.tolist()) for a, b in Near(mapped, 1 - 1e-5).each(set()) if a == 1] == [(1, [0])]
+    found = [(a, b.tolist()) for a, b in Near(mapped, least).each(set()) if a == 1]
+    assert found == [(1, [0])]
 
 
 def test_the_same_weights_are_found_by_their_digest(tmp_path: Path) -> None:
