@@ -119,7 +119,7 @@ def test_a_model_of_the_zoo_is_placed_where_it_lies(
     """An identity of classical scaling: what places a new model gives those of the map their own places."""
     if landmarks is not None:
         monkeypatch.setattr("sosie.zoo.questions.map.MOST_WHOLE", 10)
-        monkeypatch.setattr("sosie.zoo.questions.map.LANDMARKS", landmarks)
+        monkeypatch.setattr("sosie.zoo.questions.asked.LANDMARKS", landmarks)
     client = TestClient(create_app(zoo), base_url="http://127.0.0.1:8017")
     points = {point["name"]: point for point in client.get("/api/map").json()["points"]}
     assert client.get("/api/map").json()["landmarks"] == landmarks

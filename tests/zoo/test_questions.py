@@ -14,8 +14,8 @@ from torch import nn
 import sosie
 from sosie.results import DamagedFile
 from sosie.zoo import Clusters, Duplicates, Family, Fingerprint, Map, Zoo
-from sosie.zoo.questions import duplicates, similarities
-from sosie.zoo.questions.clusters import silhouette
+from sosie.zoo.questions import near_copies, similarities
+from sosie.zoo.questions.clusters import measured
 from sosie.zoo.questions.map import oriented, placed, scaled
 
 
@@ -142,7 +142,7 @@ def test_silhouettes_are_those_of_scikit_learn() -> None:
     labels = random.integers(0, 4, 30)
     labels[0] = 4  # one alone
     wanted = metrics.silhouette_score(distance, labels, metric="precomputed")
-    assert silhouette(distance, labels) == pytest.approx(wanted, abs=1e-12)
+    assert measured(1 - distance, labels).silhouette == pytest.approx(wanted, abs=1e-12)
 
 
 def test_duplicates_are_found_and_others_are_not(tmp_path: Path) -> None:
@@ -170,7 +170,8 @@ def test_duplicates_are_found_and_others_are_not(tmp_path: Path) -> None:
 
 def test_short_vectors_lose_no_duplicate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one model, and thresholds in between: as many as the whole vectors have, pair by pair."""
-    monkeypatch.setattr(duplicates, "BLOCK", 3)
+    monkeypatch.setattr(near_copies, "BLOCK", 3)
+    monkeypatch.setattr(near_copies, "STRIP", 2)
     base = net(0)
     zoo = zoo_of_nets(tmp_path)
     zoo.add({f"n{k}": moved(base, 0.01 * k, seed=k) for k in range(8)})

@@ -4,7 +4,7 @@ from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
 from .chains import chain_products, unit
-from .clusters import adjusted_rand_index, cluster, most_similar
+from .clusters import adjusted_rand_index, cluster, clusterings, most_similar
 from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular_values, threads_for, triangular_inverse
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
@@ -54,6 +54,7 @@ __all__ = [
     "chain_products",
     "cholesky",
     "cluster",
+    "clusterings",
     "column_squares",
     "cross_product",
     "diagonal_part",

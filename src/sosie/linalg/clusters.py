@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,19 +13,29 @@ def cluster(similarity: Tensor, count: int) -> Tensor:
 
     Groups are numbered by their first member.
     """
+    return clusterings(similarity, [count])[0]
+
+
+def clusterings(similarity: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """`cluster` for several numbers of groups, from one linkage."""
     from scipy.cluster.hierarchy import linkage
 
     n = _checked(similarity)
-    if not 1 <= count <= n:
-        raise ValueError(f"{n} things cannot be put into {count} groups")
+    for count in counts:
+        if not 1 <= count <= n:
+            raise ValueError(f"{n} things cannot be put into {count} groups")
     if n == 1:
-        return torch.zeros(1, dtype=torch.long)
+        return [torch.zeros(1, dtype=torch.long) for _ in counts]
     first, second = torch.triu_indices(n, n, 1)
     both = similarity.detach().cpu().double()
-    merges = linkage((1 - (both + both.T) / 2)[first, second].numpy(), "average")
+    merges = linkage((1 - (both + both.T) / 2)[first, second].numpy(), "average")[:, :2].astype(int).tolist()
+    return [_without_last(merges, n, count) for count in counts]
+
+
+def _without_last(merges: Sequence[Sequence[int]], n: int, count: int) -> Tensor:
+    """The merges come nearest first: without the last `count` − 1 of them there are `count` groups, ties or not."""
     groups = {k: [k] for k in range(n)}
-    # The merges come nearest first: without the last `count` − 1 of them there are `count` groups, ties or not.
-    for k, (a, b) in enumerate(merges[: n - count, :2].astype(int).tolist()):
+    for k, (a, b) in enumerate(merges[: n - count]):
         groups[n + k] = groups.pop(a) + groups.pop(b)
     found = torch.empty(n, dtype=torch.long)
     for number, group in enumerate(sorted(groups.values(), key=min)):

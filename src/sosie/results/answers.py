@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -14,19 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from .files import write_atomically
 from .frames import as_frame
 from .storage import DamagedFile, read_json
+from .tables import MOST_SHOWN, Rows, cell, html_table
 
 if TYPE_CHECKING:
     import pandas
 
 ANSWER = "sosie-answer"
 ANSWER_VERSION = 1
-MOST_SHOWN = 40  # rows in a notebook or a console
 
 A = TypeVar("A", bound="Answer")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Rows):
     """Rows, a dict each; `asked` is the question and `notes` are what must be known to read them."""
 
     question: ClassVar[str] = "answer"
@@ -35,9 +34,6 @@ class Answer:
     asked: dict[str, Any]
     found: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = field(default=())
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.found]
 
     def to_pandas(self) -> pandas.DataFrame:
         return as_frame(self.rows(), list(self.found[0]) if self.found else self.shown)
@@ -71,19 +67,10 @@ class Answer:
             raise TypeError("a row of it is no row")
         return cls(asked, tuple(rows), tuple(map(str, notes)))
 
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows())
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return dict(self.found[index])
-
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns that are not empty, and the cells of the first rows as text."""
-        there = [column for column in self.shown if any(_text(row.get(column)) for row in self.found)]
-        return there, [[_text(row.get(column)) for column in there] for row in self.found[:MOST_SHOWN]]
+        there = [column for column in self.shown if any(cell(row.get(column)) for row in self.found)]
+        return there, [[cell(row.get(column)) for column in there] for row in self.found[:MOST_SHOWN]]
 
     def __repr__(self) -> str:
         columns, cells = self.table()
@@ -92,13 +79,8 @@ class Answer:
         return "\n".join([self.sentence(), *lines, *self._more(), *self.notes])
 
     def _repr_html_(self) -> str:
-        columns, cells = self.table()
-        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
-        words = "".join(f"<p>{escape(text)}</p>" for text in (*self._more(), *self.notes))
-        return (
-            f"<p>{escape(self.sentence())}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{words}"
-        )
+        notes = "".join(f"<p>{escape(text)}</p>" for text in self.notes)
+        return f"<p>{escape(self.sentence())}</p>{html_table(*self.table(), of=len(self.found))}{notes}"
 
     def _more(self) -> list[str]:
         left = len(self.found) - MOST_SHOWN
@@ -128,20 +110,7 @@ class Neighbours(Answer):
             return f"No {what} near {query} among {searched:,} models."
         first = self.found[0]
         where = f" at {first['site_b']}" if what == "layers" else ""
-        return f"Of {searched:,} models {first['name']}{where} is nearest to {query} ({_text(first['value'])})."
-
-
-def _text(value: Any) -> str:
-    """A cell."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4f}" if math.isfinite(value) and 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        return f"Of {searched:,} models {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

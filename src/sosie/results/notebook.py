@@ -8,9 +8,10 @@ from .chance import by_chance, decisive_p, stars, written_p
 from .comparison import Comparison, Values
 from .dynamics import THRESHOLDS, Dynamics
 from .summary import summarise
+from .tables import MOST_SHOWN, html_table
 from .transfer import MEAN_EMBEDDING, is_transfer, sites_least_first
 
-MOST_ROWS = 40
+REST = "rows() or write_report"
 
 
 def as_html(comparison: Comparison) -> str:
@@ -19,21 +20,18 @@ def as_html(comparison: Comparison) -> str:
     parts = []
     for measure in comparison.values:
         found = summarise(comparison, measure)
-        titles = [escape(comparison.side_a.name), "same depth", "best match", *_doubt_titles(comparison[measure])]
-        rows = []
-        for i, site in enumerate(comparison.side_a.sites[:MOST_ROWS]):
+        values, sites, others = comparison[measure], comparison.side_a.sites, comparison.side_b.sites
+        titles = [comparison.side_a.name, "same depth", "best match", *_doubt_titles(values)]
+        rows, faded = [], set()
+        for i, site in enumerate(sites[:MOST_SHOWN]):
             partner = found.best_partner[i]
-            best = "" if partner is None else f"{escape(comparison.side_b.sites[partner])} {found.best[i]:.3f}"
-            depth = escape(comparison.side_b.sites[found.depth_partner[i]])
-            cells = [escape(site), f"{depth} {found.diagonal[i]:.3f}", best, *_doubt(comparison[measure], i, partner)]
-            rows.append(f"<tr{_faded(comparison[measure], i, partner)}><td>{'</td><td>'.join(cells)}</td></tr>")
-        hidden = len(comparison.side_a.sites) - MOST_ROWS
-        if hidden > 0:
-            rows.append(f"<tr><td colspan={len(titles)}>and {hidden} more: see rows() or write_report</td></tr>")
-        parts.append(
-            f"<p>{escape(found.sentence)}</p><table><thead><tr><th>{'</th><th>'.join(titles)}</th></tr></thead>"
-            f"<tbody>{''.join(rows)}</tbody></table>"
-        )
+            best = "" if partner is None else f"{others[partner]} {found.best[i]:.3f}"
+            depth = f"{others[found.depth_partner[i]]} {found.diagonal[i]:.3f}"
+            rows.append([site, depth, best, *_doubt(values, i, partner)])
+            if _by_chance(values, i, partner):
+                faded.add(i)
+        table = html_table(titles, rows, of=len(sites), see=REST, faded=faded)
+        parts.append(f"<p>{escape(found.sentence)}</p>{table}")
     return "".join(parts)
 
 
@@ -43,15 +41,10 @@ def _scores(comparison: Comparison) -> str:
     titles = [comparison.side_a.name, *comparison.values]
     rows = [
         [comparison.side_a.sites[k], *(f"{values.value[k, 0]:.3g}" for values in comparison.values.values())]
-        for k in order[:MOST_ROWS]
+        for k in order[:MOST_SHOWN]
     ]
-    if len(order) > MOST_ROWS:
-        rows.append([f"and {len(order) - MOST_ROWS} more: see rows() or write_report"])
-    body = "".join(f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in rows)
-    return (
-        f"<p>{escape(summarise(comparison, MEAN_EMBEDDING).sentence)}</p><table><thead><tr>"
-        f"<th>{'</th><th>'.join(map(escape, titles))}</th></tr></thead><tbody>{body}</tbody></table>"
-    )
+    sentence = summarise(comparison, MEAN_EMBEDDING).sentence
+    return f"<p>{escape(sentence)}</p>{html_table(titles, rows, of=len(order), see=REST)}"
 
 
 def dynamics_as_html(found: Dynamics) -> str:
@@ -68,13 +61,9 @@ def dynamics_as_html(found: Dynamics) -> str:
                 [f"{v:.3f}" for v in ends[:, 0]],
                 *(["never" if s is None else str(s) for s in c] for c in steps),
             ]
-        rows = list(zip(found.sites, *columns, strict=True))[:MOST_ROWS]
-        if len(found.sites) > MOST_ROWS:
-            rows.append((f"and {len(found.sites) - MOST_ROWS} more: see rows() or write_report",))
-        body = "".join(f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in rows)
-        heads = "</th><th>".join(map(escape, (found.name_a, *titles)))
-        parts.append(f"<p>{escape(measure)} to the last state</p><table><thead><tr><th>{heads}</th></tr></thead>"
-                     f"<tbody>{body}</tbody></table>")  # fmt: skip
+        rows = list(zip(found.sites, *columns, strict=True))
+        table = html_table([found.name_a, *titles], rows, see=REST)
+        parts.append(f"<p>{escape(measure)} to the last state</p>{table}")
     return "".join(parts)
 
 
@@ -94,10 +83,10 @@ def _doubt(values: Values, i: int, j: int | None) -> list[str]:
         cells.append("" if j is None else f"{values.null[i, j]:.3f}{spread}")
     p = decisive_p(values)
     if p is not None:
-        cells.append("" if j is None else escape(f"{written_p(p[i, j])} {stars(p[i, j])}"))
+        cells.append("" if j is None else f"{written_p(p[i, j])} {stars(p[i, j])}")
     return cells
 
 
-def _faded(values: Values, i: int, j: int | None) -> str:
+def _by_chance(values: Values, i: int, j: int | None) -> bool:
     chance = by_chance(values)
-    return "" if chance is None or j is None or not chance[i, j] else ' style="opacity:0.6"'
+    return chance is not None and j is not None and bool(chance[i, j])

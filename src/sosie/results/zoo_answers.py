@@ -43,6 +43,7 @@ class Clusters(Answer):
     def sentence(self) -> str:
         count, silhouette = self.asked["clusters"], self.asked["silhouette"]
         how = "" if silhouette is None else f", mean silhouette {silhouette:.2f}"
+        how += f", roughly, from {some:,} of them" if (some := self.asked.get("landmarks")) else ""
         return f"{len(self.found):,} models in {count} cluster{'s' * (count != 1)} by {self.asked['kind']}{how}."
 
 

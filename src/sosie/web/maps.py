@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..results import Map
 from ..zoo import Fingerprint, NotComparable, Zoo
 from ..zoo.questions import similarities
-from ..zoo.questions.map import placed, squared_distances, stress_of
+from ..zoo.questions.map import drawn, placed, squared_distances, stress_of
 from ..zoo.questions.similarities import mapped_of
 from ..zoo.store import Mapped
 from .asking import FACTS, WHAT
@@ -36,9 +36,8 @@ class Layout:
         anchors: NDArray[np.int64] | None = np.arange(models)
         if len(found) < models:
             anchors = None
-        elif landmarks is not None:  # as `Zoo.map` draws them
-            drawn = np.random.default_rng(found.asked["seed"]).choice(models, landmarks, replace=False)
-            anchors = np.sort(drawn)
+        elif landmarks is not None:
+            anchors = drawn(models, landmarks, found.asked["seed"])
         return cls(numbers, points, anchors)
 
 

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..results.frames import as_frame
+from ..results.tables import MOST_SHOWN, Rows, cell, html_table
 
 if TYPE_CHECKING:
     import pandas
 
-MOST_ROWS = 40  # shown in a notebook
-
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(Rows):
     """Rows of one form, a dict each."""
 
     columns: tuple[str, ...]
     found: tuple[dict[str, Any], ...]
 
-    def rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.found]
-
     def to_pandas(self) -> pandas.DataFrame:
         return as_frame(self.rows(), self.columns)
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows())
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return dict(self.found[index])
 
     def __repr__(self) -> str:
         names = [str(row.get("name", "")) for row in self.found[:4]]
@@ -43,24 +29,9 @@ class Listing:
         return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-        rows = [
-            "".join(f"<td>{escape(written(row.get(column)))}</td>" for column in self.columns)
-            for row in self.found[:MOST_ROWS]
-        ]
-        if len(self.found) > MOST_ROWS:
-            rows.append(f"<td colspan={len(self.columns)}>and {len(self.found) - MOST_ROWS:,} more: see rows()</td>")
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def written(value: Any) -> str:
-    """A cell as text."""
-    if value is None:
-        return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        shown = self.found[:MOST_SHOWN]
+        rows = [[cell(row.get(column)) for column in self.columns] for row in shown]
+        return html_table(self.columns, rows, of=len(self.found))
 
 
 @dataclass(frozen=True)

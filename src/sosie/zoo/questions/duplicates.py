@@ -10,15 +10,17 @@ import numpy as np
 
 from ...results import Array, Duplicates
 from ..fingerprints import standard_deviation
-from ..search.views import rows_of
+from ..search.views import about, rows_of
 from ..store import Mapped
+from .asked import asked_of
+from .near_copies import Near
 from .similarities import mapped_of
 
 if TYPE_CHECKING:
     from ..asking import Asking
 
 SAME = 1 - 1e-5
-BLOCK = 1024  # models that are held against all before them at a time
+Found = tuple[int, int, float, bool, str]  # the model, the one before it, how alike, by the whole vectors, why
 SURE = 6  # standard deviations that short vectors may be off
 
 
@@ -26,6 +28,7 @@ SURE = 6  # standard deviations that short vectors may be off
 class _Vectors:
     short: Mapped
     exact: Mapped | None
+    threshold: float
 
     def lowest(self, a: int, b: int) -> tuple[float, bool]:
         """The lowest cosine of the two at a site, and whether by the whole vectors."""
@@ -35,66 +38,58 @@ class _Vectors:
                 return _lowest(*whole), True
         return _lowest(rows_of(self.short, a), rows_of(self.short, b)), False
 
+    def alike(self, near: Near) -> Iterator[tuple[int, int, float, bool]]:
+        """Each model that is alike one before it that is no duplicate itself: both, the similarity, by what."""
+        taken: set[int] = set()  # duplicates, which nothing else is held against
+        for model, others in near.each(taken):
+            for other in others.tolist():
+                value, exact = self.lowest(other, model)
+                if value >= self.threshold:
+                    taken.add(model)
+                    yield model, other, value, exact
+                    break
+
 
 def find_duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str, Any]) -> Duplicates:
     """See `Zoo.duplicates`."""
     if not 0.5 <= threshold <= 1:
         raise ValueError(f"threshold={threshold!r}: a similarity from 0.5 to 1")
     mapped = mapped_of(zoo, kind, **filters)
-    vectors = _Vectors(mapped, zoo.views.exact() if kind == "cka" else None)
-    facts = zoo.store.described(mapped.models.tolist(), mapped.kind)
-    digests: dict[str, int] = {}
-    taken: set[int] = set()  # duplicates, which nothing else is held against
-    rows = []
-    for model, near in _candidates(mapped, threshold):
-        if (fact := facts.get(model)) is None:
-            continue
-        other = digests.setdefault(fact["digest"], model) if fact["digest"] != "unknown" else model
-        if other != model and len(facts[other]["labels"]) == len(fact["labels"]):
-            value, exact = vectors.lowest(other, model)
-            rows.append(_row(fact, facts[other], "same weights", value, exact))
-            taken.add(model)
-            continue
-        for other in near:
-            if other in taken or other not in facts:
-                continue
-            value, exact = vectors.lowest(other, model)
-            if value >= threshold:
-                rows.append(_row(fact, facts[other], "alike at every site", value, exact))
-                taken.add(model)
-                break
-    asked = {
-        "kind": kind, "threshold": threshold, "models": len(mapped.models), "probe": zoo.settings.probe,
-        **{name: value for name, value in filters.items() if value is not None},
-    }  # fmt: skip
+    vectors = _Vectors(mapped, zoo.views.exact() if kind == "cka" else None, threshold)
+    copies = _same_weights(mapped, zoo.store.same_digests(mapped.kind, **filters))
+    found: list[Found] = [
+        (model, other, *vectors.lowest(other, model), "same weights") for model, other in copies.items()
+    ]
+    left = mapped.part(~np.isin(mapped.models, list(copies)))
+    off = SURE * standard_deviation(threshold, mapped.rows.shape[1]) + 1e-6  # rounding of float32
+    near = Near(left, threshold - off)
+    found += [(*one, "alike at every site") for one in vectors.alike(near)]
+    found.sort(key=lambda one: one[0])  # numbers go up in the order in which models were added
+    facts = zoo.views.described(sorted({model for one in found for model in one[:2]}), mapped.kind)
+    rows = [_row(facts, one) for one in found if facts.keys() >= {*one[:2]}]  # else one was removed meanwhile
+    asked = {"kind": kind, "threshold": threshold, "models": len(mapped.models)}
     note = "Alike at every site: the lowest similarity over sites, in order, is at least the threshold."
-    return Duplicates(asked, tuple(rows), (note,))
+    return Duplicates(asked_of(zoo, asked, filters), tuple(rows), (note,))
 
 
-def _candidates(mapped: Mapped, threshold: float) -> Iterator[tuple[int, list[int]]]:
-    """Each model with those before it that have as many sites and are near enough at the last one, in order."""
-    last = mapped.first + mapped.count - 1
-    size = mapped.rows.shape[1]
-    least = threshold - SURE * standard_deviation(threshold, size) - 1e-6  # rounding of float32
-    for start in range(0, len(last), BLOCK):
-        stop = min(start + BLOCK, len(last))
-        here = np.asarray(mapped.rows[last[start:stop]])
-        near: list[list[int]] = [[] for _ in range(start, stop)]
-        for other in range(0, stop, BLOCK):
-            there = np.asarray(mapped.rows[last[other : other + BLOCK]])
-            close = here @ there.T >= least
-            close &= mapped.count[start:stop, None] == mapped.count[None, other : other + BLOCK]
-            for a, b in np.argwhere(close).tolist():
-                if other + b < start + a:
-                    near[a].append(int(mapped.models[other + b]))
-        yield from zip(mapped.models[start:stop].tolist(), near, strict=True)
+def _same_weights(mapped: Mapped, digests: list[tuple[int, str]]) -> dict[int, int]:
+    """Models with the digest of one before them, and as many sites: which that is."""
+    counts = dict(zip(mapped.models.tolist(), mapped.count.tolist(), strict=True))
+    first: dict[str, int] = {}
+    found = {}
+    for model, digest in digests:
+        if model in counts:  # else it came meanwhile
+            other = first.setdefault(digest, model)
+            if other != model and counts[other] == counts[model]:
+                found[model] = other
+    return found
 
 
 def _lowest(a: Array, b: Array) -> float:
     return float((a * b).sum(1).min())
 
 
-def _row(fact: dict[str, Any], other: dict[str, Any], why: str, value: float, exact: bool) -> dict[str, Any]:
-    row = {"name": fact["name"], "same_as": other["name"], "why": why, "value": value, "exact": exact}
-    names = ("architecture", "task", "tags", "parent")
-    return row | {name: fact[name] for name in names}
+def _row(facts: dict[int, dict[str, Any]], one: Found) -> dict[str, Any]:
+    model, other, value, exact, why = one
+    row = {"name": facts[model]["name"], "same_as": facts[other]["name"], "why": why, "value": value, "exact": exact}
+    return row | about(facts[model])

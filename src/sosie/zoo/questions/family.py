@@ -11,7 +11,8 @@ from ...results import Array, Family
 from ..fingerprints import NotComparable, kind_of
 from ..search.query import Query, as_query
 from ..search.search import search
-from ..search.views import rows_of
+from ..search.views import FACTS, about, rows_of
+from .asked import asked_of, whole_number
 
 if TYPE_CHECKING:
     from ..asking import Asking
@@ -22,8 +23,7 @@ EARLY = 3  # the first layers are those of the first third
 
 def find_family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Family:
     """See `Zoo.family`."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r}: a whole number of at least 1")
+    whole_number("k", k)
     query = as_query(zoo, model, **options)
     parent = None if query.own is None else zoo[query.name].parent
     recorded = _recorded(zoo, query, parent)
@@ -41,15 +41,13 @@ def find_family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Fam
         row["recorded"] = recorded.get(row["name"])
     rows.sort(key=lambda row: (-row["score"], row["id"]))
     kept = [row for place, row in enumerate(rows) if place < k or row["recorded"]]
-    asked = {
-        "query": query.name, "k": k, "recorded_parent": parent, "candidates": len(rows), "probe": zoo.settings.probe
-    }  # fmt: skip
+    asked = {"query": query.name, "k": k, "recorded_parent": parent, "candidates": len(rows)}
     notes = (
         "score: the mean over the kinds that both have of the mean similarity at layers of the same name; above: how "
         "far above the median of all candidates; early: cka at the first third of the layers.",
         "Similarity does not say which of two came first.",
     )
-    return Family(asked, tuple(kept), notes)
+    return Family(asked_of(zoo, asked), tuple(kept), notes)
 
 
 def _recorded(zoo: Asking, query: Query, parent: str | None) -> dict[str, str]:
@@ -66,7 +64,7 @@ def _recorded(zoo: Asking, query: Query, parent: str | None) -> dict[str, str]:
 def _near(zoo: Asking, query: Query, kind: str) -> list[dict[str, Any]]:
     """The models nearest by one kind; none where the query has no such vectors, or nobody else has."""
     try:
-        if query.fingerprint.key(kind) not in zoo.store.kinds():
+        if query.fingerprint.key(kind) not in zoo.views.kinds():
             return []
         found = search(
             zoo, query, k=CANDIDATES, kind=kind, by="model", site=None, rerank=CANDIDATES, exact=False,
@@ -79,10 +77,7 @@ def _near(zoo: Asking, query: Query, kind: str) -> list[dict[str, Any]]:
 
 def _facts(zoo: Asking, name: str) -> dict[str, Any]:
     entry = zoo[name]
-    return {
-        "name": name, "id": entry.id, "architecture": entry.architecture, "parameters": entry.parameters,
-        "task": entry.task, "tags": list(entry.tags), "parent": entry.parent,
-    }  # fmt: skip
+    return {"name": name, "id": entry.id} | {fact: getattr(entry, fact) for fact in FACTS}
 
 
 def _held_against(zoo: Asking, query: Query, row: dict[str, Any]) -> dict[str, Any] | None:
@@ -90,9 +85,9 @@ def _held_against(zoo: Asking, query: Query, row: dict[str, Any]) -> dict[str, A
     values: dict[str, float | None] = dict.fromkeys(("cka", "weights", "atoms"))
     early = None
     for key, labels in query.fingerprint.labels.items():
-        if key not in zoo.store.kinds():
+        if key not in zoo.views.kinds():
             continue
-        theirs = zoo.store.described([row["id"]], key).get(row["id"])
+        theirs = zoo.views.described([row["id"]], key).get(row["id"])
         sites = theirs["labels"] if theirs else []
         shared = [(a, sites.index(site)) for a, site in enumerate(labels) if site in sites]
         if not shared:
@@ -104,9 +99,8 @@ def _held_against(zoo: Asking, query: Query, row: dict[str, Any]) -> dict[str, A
     there = [value for value in values.values() if value is not None]
     if not there:
         return None
-    names = ("architecture", "parameters", "task", "tags", "parent")
     made = {"name": row["name"], "id": row["id"], "recorded": None, "score": float(np.mean(there)), "above": None}
-    return made | {"early": early, **values} | {name: row[name] for name in names}
+    return made | {"early": early, **values} | about(row)
 
 
 def _cosines(zoo: Asking, query: Query, key: str, model: int, shared: Any) -> Array:

@@ -15,6 +15,7 @@ from ...models import NamedModel, open_model, with_name
 from ...progress import Progress
 from ...results import MEAN_EMBEDDING, TRANSFER, Comparison, Recommendation, over_sites
 from ..tasks import reason_of
+from .asked import whole_number
 from .ridge_probe import left_out_accuracy
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def recommend(
     filters: dict[str, Any],
 ) -> Recommendation:  # fmt: skip
     """See `Zoo.recommend`."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r}: a whole number of at least 1")
+    whole_number("k", k)
     by = by or (MEAN_EMBEDDING if how.probe_layer is None else PROBE)
     if by not in (*TRANSFER, PROBE) or (by == PROBE and how.probe_layer is None):
         raise ValueError(f"by={by!r}: one of {', '.join(TRANSFER)}, or with probe_layer= {PROBE}")

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from ..store import Mapped
 
-BLOCK = 16384  # rows at a time: 16 MiB at 256 numbers, so that memory does not grow with the zoo
+BLOCK = 4096  # rows at a time: 4 MiB at 256 numbers, so that memory does not grow with the zoo
+WORTH = 8  # a view of a row costs nothing, a copy as much as a product: an eighth of a block is taken as it lies
+STACK = 32  # rows of one small product, which BLAS does not copy into a layout of its own first: half of the time
 
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
@@ -19,10 +21,16 @@ Whole = NDArray[np.int64]
 def blocks(mapped: Mapped, most: int = BLOCK) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Whole models, about `most` rows at a time: from which to which model, and their rows; a view where it can be."""
     ends = np.cumsum(mapped.count)
+    gaps = (
+        np.flatnonzero(mapped.first[1:] != (mapped.first + mapped.count)[:-1]) + 1
+    )  # models that follow on others' rows
     start = 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
+        gap = int(np.searchsorted(gaps, start, side="right"))
+        if gap < len(gaps) and gaps[gap] < stop and WORTH * (int(ends[gaps[gap] - 1]) - before) >= most:
+            stop = int(gaps[gap])
         first, last = int(mapped.first[start]), int(mapped.first[stop - 1] + mapped.count[stop - 1])
         if last - first == int(ends[stop - 1]) - before:
             yield start, stop, np.asarray(mapped.rows[first:last])
@@ -39,10 +47,11 @@ def score_models(query: Floats, mapped: Mapped, places: Whole | None = None, *, 
     among its own; −inf where none does.
     """
     found = np.empty(len(mapped.models), np.float32)
+    turned = np.ascontiguousarray(query.T)
     for start, stop, rows in blocks(mapped):
         counts = mapped.count[start:stop]
         starts = np.cumsum(counts) - counts
-        cosines = rows @ query.T  # (rows, sites of the query)
+        cosines = stacked(rows, turned)  # (rows, sites of the query)
         if places is not None:
             found[start:stop] = _at_places(cosines, starts, counts, places)
             continue
@@ -50,6 +59,17 @@ def score_models(query: Floats, mapped: Mapped, places: Whole | None = None, *, 
         if symmetric:
             scores = (scores + np.add.reduceat(cosines.max(1), starts) / counts) / 2
         found[start:stop] = scores
+    return found
+
+
+def stacked(rows: Floats, turned: Floats) -> Floats:
+    """rows @ turned, for a few columns."""
+    found = np.empty((len(rows), turned.shape[1]), np.float32)
+    even = len(rows) - len(rows) % STACK
+    shape = even // STACK, STACK, -1
+    if even:
+        np.matmul(rows[:even].reshape(shape), turned, out=found[:even].reshape(shape))
+    np.matmul(rows[even:], turned, out=found[even:])
     return found
 
 
@@ -81,10 +101,11 @@ def nearest_rows(query: Floats, mapped: Mapped, k: int, places: Whole | None = N
     """
     rows = np.empty((len(query), 0), np.int64)
     values = np.empty((len(query), 0), np.float32)
+    turned = np.ascontiguousarray(query.T)
     for start, stop, some in blocks(mapped):
         part = mapped.part(slice(start, stop))
         numbers = part.index()
-        cosines = np.ascontiguousarray((some @ query.T).T)
+        cosines = np.ascontiguousarray(stacked(some, turned).T)
         if places is not None:
             place = numbers - np.repeat(part.first, part.count)
             cosines[places[:, None] != place[None]] = -np.inf

@@ -13,16 +13,16 @@ from ...results import Neighbours
 from ..store import Mapped
 from .index_file import file_of
 from .indexed import Index, owners
-from .plain import merge, nearest_rows, score_models
+from .plain import Whole, merge, nearest_rows, score_models
 from .query import Chosen, Query
-from .views import rows_of, without
+from .short_list import Cosines, places_of, row_products
+from .views import about, without
 
 if TYPE_CHECKING:
     from ..asking import Asking
 
 BY = ("model", "layer")
 CANDIDATES = 100  # rows a site that an index is asked for, at least
-Table = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +67,6 @@ class Search:
     def unknown(self, index: Index) -> Mapped:
         """The models that were added after the index was made."""
         return self.mapped.part(slice(int(np.searchsorted(self.mapped.first, index.head.rows)), None))
-
-    def short(self, model: int) -> Table:
-        """Cosines of the query's sites with a model's, by the short vectors; NaN where atoms do not meet."""
-        found: Table = self.chosen.vectors.astype(np.float64) @ rows_of(self.mapped, model).T
-        if self.chosen.meets is not None:
-            found[self.chosen.meets[:, None] != np.arange(found.shape[1])[None]] = np.nan
-        return found
-
-    def whole(self, model: int) -> Table | None:
-        """The same by the whole vectors, where both have them."""
-        if self.exact is None or self.chosen.exact is None or (rows := rows_of(self.exact, model)) is None:
-            return None
-        found: Table = self.chosen.exact @ rows.T
-        return found
 
 
 def search(
@@ -135,51 +121,54 @@ def _index(zoo: Asking, chosen: Chosen, wanted: bool | None, mapped: Mapped) -> 
 def by_model(one: Search) -> list[dict[str, Any]]:
     """The short list by the short vectors, in order by the best that is known of each."""
     ids = one.best_models()
-    facts = one.zoo.store.described(ids.tolist(), one.chosen.key)
-    found = [_model_row(one, int(model), facts[int(model)]) for model in ids if int(model) in facts]
-    return _nearest_first(found)[: one.k]
-
-
-def _model_row(one: Search, model: int, fact: dict[str, Any]) -> dict[str, Any]:
-    short = one.short(model)
-    whole = one.whole(model)
-    table = short if whole is None else whole
-    a, b = np.unravel_index(int(np.nanargmax(table)), table.shape)
-    return _row(fact, one.chosen.sites[a], int(b)) | {
-        "value": match(table, one.symmetric),
-        "estimated": match(short, one.symmetric),
-        "exact": whole is not None,
-        "best": float(table[a, b]),
-    }
+    facts = one.zoo.views.described(ids.tolist(), one.chosen.key)
+    ids = np.array([model for model in ids.tolist() if model in facts], np.int64)  # others were removed meanwhile
+    if not len(ids):
+        return []
+    part = one.mapped.part(places_of(one.mapped, ids)[0])
+    short = Cosines.of(part, one.chosen.vectors.astype(np.float64), one.chosen.meets)
+    estimated = short.scores(one.symmetric)
+    values, exact = estimated.copy(), np.zeros(len(ids), bool)
+    if one.exact is not None and one.chosen.exact is not None:
+        places, exact = places_of(one.exact, ids)
+        if exact.any():
+            whole = Cosines.of(one.exact.part(places[exact]), one.chosen.exact)
+            values[exact] = whole.scores(one.symmetric)
+    found = []
+    for k in np.lexsort((ids, -values))[: one.k].tolist():
+        site, row, best = whole.largest(int(exact[:k].sum())) if exact[k] else short.largest(k)
+        numbers = {"value": float(values[k]), "estimated": float(estimated[k]), "exact": bool(exact[k]), "best": best}
+        found.append(_row(facts[int(ids[k])], one.chosen.sites[site], row) | numbers)
+    return found
 
 
 def by_layer(one: Search) -> list[dict[str, Any]]:
     """For each site of the query its nearest rows, in order by the best that is known of each."""
-    near = [[one.mapped.owner(int(row)) for row in some if row >= 0] for some in one.nearest()]
-    ids = sorted({model for some in near for model, _ in some})
-    facts = one.zoo.store.described(ids, one.chosen.key)
-    short = {model: one.chosen.vectors.astype(np.float64) @ rows_of(one.mapped, model).T for model in ids}
-    whole = {model: one.whole(model) for model in ids}
-    found = []
-    for a, some in enumerate(near):
-        of_site = []
-        for model, b in some:
-            if model in facts:
-                exact = whole[model]
-                value = short[model][a, b] if exact is None else exact[a, b]
-                of_site.append(
-                    _row(facts[model], one.chosen.sites[a], b)
-                    | {"value": float(value), "estimated": float(short[model][a, b]), "exact": exact is not None}
-                )
-        found += _nearest_first(of_site)[: one.k]
+    near = one.nearest()
+    owned = owners(one.mapped, near)
+    facts = one.zoo.views.described(np.unique(one.mapped.models[owned[near >= 0]]).tolist(), one.chosen.key)
+    found: list[dict[str, Any]] = []
+    for site, (rows, of) in enumerate(zip(near, owned, strict=True)):
+        there = np.array([row >= 0 and int(one.mapped.models[k]) in facts for row, k in zip(rows, of, strict=True)])
+        if there.any():
+            found += _site_rows(one, site, rows[there], of[there], facts)
     return found
 
 
-def match(cosines: Table, symmetric: bool = False) -> float:
-    """The mean over rows of the largest in each; `symmetric`: and the mean over columns likewise, averaged."""
-    there = ~np.isnan(cosines).all(1)
-    forward = float(np.nanmax(cosines[there], axis=1).mean())
-    return (forward + match(cosines.T)) / 2 if symmetric else forward
+def _site_rows(one: Search, site: int, rows: Whole, of: Whole, facts: dict[int, Any]) -> list[dict[str, Any]]:
+    """`of`: where among the models the rows' owners are."""
+    ids, own = one.mapped.models[of], rows - one.mapped.first[of]
+    estimated = row_products(one.mapped, rows, one.chosen.vectors[site])
+    values, exact = estimated.copy(), np.zeros(len(rows), bool)
+    if one.exact is not None and one.chosen.exact is not None:
+        places, exact = places_of(one.exact, ids)
+        whole = one.exact.first[places[exact]] + own[exact]
+        values[exact] = row_products(one.exact, whole, one.chosen.exact[site])
+    found = []
+    for k in np.lexsort((ids, -values))[: one.k].tolist():
+        numbers = {"value": float(values[k]), "estimated": float(estimated[k]), "exact": bool(exact[k])}
+        found.append(_row(facts[int(ids[k])], one.chosen.sites[site], int(own[k])) | numbers)
+    return found
 
 
 def largest(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
@@ -192,11 +181,4 @@ def largest(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 def _row(fact: dict[str, Any], site_a: str, place: int) -> dict[str, Any]:
     """What is known of a neighbour; the numbers are added."""
-    names = ("architecture", "parameters", "task", "tags", "parent")
-    return {"name": fact["name"], "id": fact["id"], "site_a": site_a, "site_b": fact["labels"][place]} | {
-        name: fact[name] for name in names
-    }
-
-
-def _nearest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (-row["value"], row["id"]))
+    return {"name": fact["name"], "id": fact["id"], "site_a": site_a, "site_b": fact["labels"][place]} | about(fact)

@@ -170,6 +170,18 @@ class Reader:
                     }
         return found
 
+    def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
+        """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
+        condition, values = where(**filters)
+        text = f"""
+          SELECT models.id, models.digest FROM models
+          JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
+          WHERE files.kind = ? AND {condition} AND models.digest IN (
+            SELECT digest FROM models WHERE removed IS NULL AND digest != 'unknown' GROUP BY digest HAVING count(*) > 1)
+          ORDER BY blocks.first"""
+        with self.database.reading() as connection:
+            return [(row["id"], row["digest"]) for row in connection.execute(text, (kind, *values))]
+
     def related(self, name: str, parent: str | None) -> list[tuple[str, str]]:
         """Models that were recorded as children of a model, or of its parent, each with whose child it is."""
         with self.database.reading() as connection:

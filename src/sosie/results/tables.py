@@ -1,0 +1,62 @@
+"""Rows as they are shown: one way of writing a cell, and one table for notebooks, in which everything is escaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from html import escape
+from typing import Any
+
+MOST_SHOWN = 40  # rows in a notebook or a console
+
+
+class Rows:
+    """Things that are `found` rows, a dict each: what they have in common."""
+
+    found: tuple[dict[str, Any], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.found]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(self.found[index])
+
+
+def cell(value: Any) -> str:
+    """A value as text; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}" if math.isfinite(value) and 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def html_table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    of: int | None = None,
+    see: str = "rows()",
+    faded: Collection[int] = (),
+) -> str:
+    """The first rows, cells as text; `of`: how many there are where not all are given, `see`: where the rest is."""
+    shown = rows[:MOST_SHOWN]
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = []
+    for k, row in enumerate(shown):
+        style = ' style="opacity:0.6"' if k in faded else ""
+        body.append(f"<tr{style}>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>")
+    left = (len(rows) if of is None else of) - len(shown)
+    if left > 0:
+        body.append(f"<tr><td colspan={len(titles)}>and {left:,} more: see {escape(see)}</td></tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
