@@ -26,15 +26,15 @@ def start(
     small: Callable[[Any], Any],
 ) -> None:
     """A paper's command line: `settings(device, results, folder of networks)`, or `small` of them for a smoke run."""
-    given = parse(paper, experiments)
+    given = _parse(paper, experiments)
     nets = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else paper / "nets"))
     chosen = settings(given.device, given.results, nets)
     if given.small:
         torch.set_num_threads(1)  # more than one only wait for each other
-    run(paper, experiments, small(chosen) if given.small else chosen, given)
+    _run(paper, experiments, small(chosen) if given.small else chosen, given)
 
 
-def parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namespace:
+def _parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"Reproduce the claims of papers/{paper.name}.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(experiments)}")
@@ -49,7 +49,7 @@ def parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namesp
     return given
 
 
-def run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given: argparse.Namespace) -> None:
+def _run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, given: argparse.Namespace) -> None:
     """Every experiment that was asked for, then the verdicts on all claims; one that fails does not stop the others."""
     failed: list[str] = []
     given.results.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import matching  # noqa: E402
 import structure  # noqa: E402
 import torch  # noqa: E402
 import width  # noqa: E402
-from running import parse, run  # noqa: E402
+from running import start  # noqa: E402
 from settings import Settings, small  # noqa: E402
 
 EXPERIMENTS = {
@@ -40,9 +40,6 @@ EXPERIMENTS = {
 }
 
 if __name__ == "__main__":
-    given = parse(PAPER, EXPERIMENTS)
     # A cut is compared with the whole network when it is made: TF32's rounding would be taken for a difference.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    nets = given.results / "nets" if given.small else PAPER / "nets"
-    settings = Settings(given.device, given.results, nets)
-    run(PAPER, EXPERIMENTS, small(settings) if given.small else settings, given)
+    start(PAPER, EXPERIMENTS, Settings, small)

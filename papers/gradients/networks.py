@@ -23,7 +23,7 @@ from sosie.models import NamedModel, Normalise, open_model, parse_normalisation
 from sosie.results import write_atomically
 from sosie.train import Augment, accuracy, fit
 
-CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
+CHECKPOINTS = Path(__file__).resolve().parent / "nets"
 FULL = Settings()
 
 

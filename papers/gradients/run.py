@@ -11,7 +11,6 @@ SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and EfficientNet-L
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -24,8 +23,7 @@ import bounds  # noqa: E402
 import desiderata  # noqa: E402
 import norms  # noqa: E402
 import ridge  # noqa: E402
-from networks import CHECKPOINTS  # noqa: E402
-from running import parse, run  # noqa: E402
+from running import start  # noqa: E402
 from settings import Study, small_study  # noqa: E402
 
 EXPERIMENTS = {
@@ -41,7 +39,4 @@ EXPERIMENTS = {
 }
 
 if __name__ == "__main__":
-    given = parse(PAPER, EXPERIMENTS)
-    cache = given.results / "checkpoints" if given.small else CHECKPOINTS
-    study = Study(given.device, given.results, Path(os.environ.get("SOSIE_CHECKPOINTS", cache)))
-    run(PAPER, EXPERIMENTS, small_study(study) if given.small else study, given)
+    start(PAPER, EXPERIMENTS, Study, small_study)

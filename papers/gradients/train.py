@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     if given.workers < 1:
         parser.error(f"--workers is a number from 1 up, got {given.workers}")
     given.results = given.results or PAPER / ("small" if given.small else "results")
-    given.cache = (given.cache or (given.results / "checkpoints" if given.small else CHECKPOINTS)).resolve()
+    given.cache = (given.cache or (given.results / "nets" if given.small else CHECKPOINTS)).resolve()
     return given
 
 

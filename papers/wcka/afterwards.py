@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from measures import candidate, factors
 from networks import SCRATCH, Study, study
-from run import PAPER, settings_for
-from running import parse, run
-from settings import OWN, RIVALS, Settings
+from run import PAPER
+from run import settings as settings_of
+from running import start
+from settings import OWN, RIVALS, Settings, small
 from torch import Tensor
 
 import sosie
@@ -114,6 +115,4 @@ def _brightened(models: Any, dark: Tensor, factor: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    experiments = {"afterwards": afterwards}
-    given = parse(PAPER, experiments)
-    run(PAPER, experiments, settings_for(given), given)
+    start(PAPER, {"afterwards": afterwards}, settings_of, small)

@@ -10,12 +10,9 @@ SOSIE_DATA names the folder with MNIST (README.md says which files).
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
-
-import torch
 
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
@@ -24,7 +21,7 @@ import blind  # noqa: E402
 import calibration  # noqa: E402
 import grounded  # noqa: E402
 import networks  # noqa: E402
-from running import parse, run  # noqa: E402
+from running import start  # noqa: E402
 from settings import Settings, small  # noqa: E402
 
 EXPERIMENTS = {
@@ -37,18 +34,11 @@ EXPERIMENTS = {
 }
 
 
-def settings_for(given: argparse.Namespace) -> Settings:
-    """Of the command line and the environment."""
-    cache = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else PAPER / "nets"))
+def settings(device: str, results: Path, nets: Path) -> Settings:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = int(os.environ.get("SOSIE_WORKERS", min(cores, 16) if cores > 2 else 0))
-    settings = Settings(given.device, given.results, cache, workers)
-    if not given.small:
-        return settings
-    torch.set_num_threads(1)  # more than one only wait for each other
-    return small(settings)
+    return Settings(device, results, nets, workers)
 
 
 if __name__ == "__main__":
-    given = parse(PAPER, EXPERIMENTS)
-    run(PAPER, EXPERIMENTS, settings_for(given), given)
+    start(PAPER, EXPERIMENTS, settings, small)

@@ -47,7 +47,7 @@ def test_a_network_is_trained_once_and_opens_as_it_was_tested(tmp_path: Path) ->
     assert written["numbers"] == {"mnist_resnet18_accuracy": row["accuracy"]}
 
     # The file alone says what the network is: its stem, its classes, its normalisation.
-    path = results / "checkpoints" / row["file"]
+    path = results / "nets" / row["file"]
     found = open_model(f"resnet18@{path}")
     assert found.prepare == parse_normalisation(DATA_SETS["mnist"].normalise)
     packed = np.load(tmp_path / "mnist-test1k.npz")
