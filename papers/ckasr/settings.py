@@ -53,8 +53,8 @@ class Tokens:
     width: int = 192
     patch: int = 4
     keeps: tuple[float, ...] = (0.7, 0.9)
-    first: Recipe = Recipe(epochs=20, warmup=2, batch=512, rate=1e-3, decay=0.05, optimiser="adam")
-    then: Recipe = Recipe(epochs=6, batch=512, rate=2e-4, decay=0.05, optimiser="adam")
+    first: Recipe = Recipe(epochs=30, warmup=2, batch=512, rate=1e-3, decay=0.05, optimiser="adam")
+    then: Recipe = Recipe(epochs=8, batch=512, rate=2e-4, decay=0.05, optimiser="adam")
     gamma: float = 0.5  # of token CKA in the score [1, and a sum over tokens instead of a mean]
     calibration: int = 256  # training images that token CKA is measured on
     ratio_weight: float = 2.0  # of the term that holds the share of tokens kept (Rao et al. 2021)
@@ -94,9 +94,9 @@ class Settings:
     samples: tuple[tuple[int | None, int], ...] = ((None, 1), (8, 5), (8, 10))  # rows, every
     table_4_networks: tuple[str, ...] = ("resnet18", "resnet50")
     table_4_options: tuple[tuple[str, Any], ...] = (("stem", "cifar"),)
-    table_4: Recipe = Recipe(epochs=8, warmup=1)  # [and ImageNet]
+    table_4: Recipe = Recipe(epochs=12, warmup=2)  # [and ImageNet]
     deep: str = "resnet56"
-    figure_1: Recipe = Recipe(epochs=8)
+    figure_1: Recipe = Recipe(epochs=16)
     figure_1_weights: tuple[float, ...] = (8e-4, 1e-2)  # and none
     tokens: Tokens = field(default_factory=Tokens)
 
