@@ -88,7 +88,7 @@ def similarities(axis: Any, similarity: dict[str, Any]) -> None:
                           label=NAMES[kind] if not place else None)  # fmt: skip
     axis.set_xticks(range(len(arms)), [NAMES.get(arm, arm.replace("_", " ")) for arm in arms], rotation=60, ha="right")
     axis.set_title("CKA within stages (line: from before)")
-    axis.legend()
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.42), ncol=2, frameon=False)
 
 
 def table_5(found: dict[str, Any]) -> Any:
