@@ -9,6 +9,7 @@ import pytest
 import scipy.linalg
 import scipy.spatial
 import torch
+from changed_neurons import check_invariance, pair_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,42 +24,11 @@ SPECTRAL = ["stable_rank_difference", "spectrum_distance"]
 
 
 def weights(shape: tuple[int, ...] = (6, 4, 3, 3), seed: int = 0, common: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Two tensors that have something in common."""
-    random = torch.Generator().manual_seed(seed)
-    shared = torch.randn(shape, generator=random, dtype=torch.float64)
-    x, y = (common * shared + 0.7 * torch.randn(shape, generator=random, dtype=torch.float64) for _ in range(2))
-    return x, y
+    return pair_of(shape, seed, common)
 
 
 def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
     return measure(TensorPair(x, y))
-
-
-def transformed(tensor: Tensor, how: str) -> Tensor:
-    """The neurons, along the first axis, changed as TRANSFORMATIONS says; a shift adds a number to all of a neuron."""
-    random = torch.Generator().manual_seed(5)
-    count = len(tensor)
-    flat = tensor.flatten(1)
-    square = torch.randn(count, count, generator=random, dtype=tensor.dtype)
-    changed = {
-        "permutation": lambda: flat.flip(0),
-        "rotation": lambda: torch.linalg.qr(square).Q @ flat,
-        "stretch": lambda: torch.linspace(0.3, 2, count, dtype=tensor.dtype)[:, None] * flat,
-        "linear": lambda: (square + 2 * torch.eye(count, dtype=tensor.dtype)) @ flat,
-        "scale": lambda: 3.7 * flat,
-        "shift": lambda: flat + 2 * torch.randn(count, 1, generator=random, dtype=tensor.dtype),
-    }[how]()
-    return changed.view(tensor.shape)
-
-
-def check_invariance(measure: Measure, x: Tensor, y: Tensor, how: str) -> None:
-    before = value_of(measure, x, y)
-    after = [value_of(measure, transformed(x, how), y), value_of(measure, x, transformed(y, how))]
-    moved = max(float((value - before).abs()) for value in after)
-    if how in measure.invariant:
-        assert moved < 1e-9, f"{measure.name} under {how} moved by {moved}"
-    else:
-        assert moved > 1e-4, f"{measure.name} under {how} did not move, but does not declare that"
 
 
 def check_symmetry(measure: Measure, x: Tensor, y: Tensor) -> None:
@@ -75,7 +45,7 @@ def test_weights_with_themselves(measure: Measure) -> None:
 @measures
 @pytest.mark.parametrize("how", TRANSFORMATIONS)
 def test_invariant_exactly_where_declared(measure: Measure, how: str) -> None:
-    check_invariance(measure, *weights(), how)
+    check_invariance(measure, *weights(), how, value_of)
 
 
 @measures
@@ -201,9 +171,9 @@ def test_bad_weights_are_errors_in_words(measure: Measure) -> None:
 def test_the_laws_can_fail() -> None:
     liar = replace(MEASURES["weight_cosine"], invariant=frozenset({"permutation"}))
     with pytest.raises(AssertionError, match="weight_cosine under permutation moved"):
-        check_invariance(liar, *weights(), "permutation")
+        check_invariance(liar, *weights(), "permutation", value_of)
     modest = replace(MEASURES["spectrum_distance"], invariant=frozenset())
     with pytest.raises(AssertionError, match="did not move"):
-        check_invariance(modest, *weights(), "rotation")
+        check_invariance(modest, *weights(), "rotation", value_of)
     with pytest.raises(AssertionError, match="sides are swapped"):
         check_symmetry(replace(MEASURES["weight_cosine"], symmetric=False), *weights())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, experiments_of, run, small_run, smoke
 
 PAPER = PAPERS / "atoms"
 COUNT = 300  # images of each set: three of each of 100 classes
@@ -26,19 +25,14 @@ def pack(folder: Path) -> None:
 def test_the_smoke_run(tmp_path: Path) -> None:
     pack(tmp_path)
     results = tmp_path / "results"
-    arguments = (PAPER / "run.py", "--small", "--device", "cpu", "--results", results)
-    run(*arguments, SOSIE_DATA=str(tmp_path))
-    verdicts = {each["name"]: each for each in json.loads((results / "verdicts.json").read_text())}
-    measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
-    stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
-    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    verdicts = smoke(PAPER, results, SOSIE_DATA=str(tmp_path))
     # Proposition 1 is a theorem, and atoms of other starts have nothing in common however they are trained.
     assert verdicts["figure-4a-bound"]["verdict"] == "reproduced"
     assert verdicts["figure-9a-untrained"]["verdict"] == "reproduced"
-    kept = run(*arguments, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
+    kept = small_run(PAPER, results, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == stored
+    assert draw(PAPER, results) == experiments_of(verdicts)
 
 
 def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, experiments_of, load, small_run, smoke
 
 PAPER = PAPERS / "ckasr"
 
 
-def load(name: str) -> Any:
-    """A module of the paper that needs no other of its modules, under a name of its own."""
-    specification = importlib.util.spec_from_file_location(f"ckasr_{name}", PAPER / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 def test_the_smoke_run(tmp_path: Path) -> None:
-    arguments = (str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(tmp_path))
-    run(*arguments)
-    verdicts = {each["name"]: each for each in json.loads((tmp_path / "verdicts.json").read_text())}
-    measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
-    stored = {path.stem for path in tmp_path.glob("*.json")} - {"verdicts"}
-    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    verdicts = smoke(PAPER, tmp_path)
     # What hangs on no training: mistakes in print, and identities.
     for name in (
         "lemma-2-information",
@@ -54,10 +35,10 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     falls = table["similarity"]["penalised"]
     assert falls["cka_sr"]["before"] == falls["none"]["before"]  # a seed is one start and one mask, whatever the arm
     assert falls["cka_sr"]["after"] != falls["none"]["after"]
-    kept = run(*arguments, "--resume", "--only", "table-3")
+    kept = small_run(PAPER, tmp_path, "--resume", "--only", "table-3")
     assert "table-3: kept" in kept
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, tmp_path) == stored
+    assert draw(PAPER, tmp_path) == experiments_of(verdicts)
 
 
 # Student's sleep data (1908), hours gained by ten patients with two drugs: what R's t.test prints for them.
@@ -66,7 +47,7 @@ SECOND = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
 
 
 def test_differences_are_those_of_the_sleep_data() -> None:
-    found = load("differences").difference(dict(enumerate(FIRST)), dict(enumerate(SECOND)))
+    found = load(PAPER, "differences").difference(dict(enumerate(FIRST)), dict(enumerate(SECOND)))
     assert found["difference"] == pytest.approx(-1.58)
     assert (found["low"], found["high"]) == pytest.approx((-2.4598858, -0.7001142), abs=1e-7)
     assert found["p"] == pytest.approx(0.002833, abs=1e-6)
@@ -78,7 +59,7 @@ def test_differences_are_those_of_the_sleep_data() -> None:
 
 def test_power_is_that_of_the_tables() -> None:
     """G*Power: half a standard deviation needs 34 pairs for 80 %, and then has .8077775."""
-    differences = load("differences")
+    differences = load(PAPER, "differences")
     assert differences.power(0.5, 34) == pytest.approx(0.8077775, abs=1e-7)
     assert differences.power(0.5, 33) < 0.8
     assert differences.power(0.0, 10) == pytest.approx(0.05, abs=1e-9)  # no difference: the level of the test
@@ -94,7 +75,7 @@ def test_power_of_two_pairs_is_what_draws_give() -> None:
     import numpy as np
     from scipy import stats
 
-    differences = load("differences")
+    differences = load(PAPER, "differences")
     draws = np.random.default_rng(0).normal(differences.detectable_effect(2), 1, (200_000, 2))
     t = draws.mean(1) / (draws.std(1, ddof=1) / 2**0.5)
     assert (abs(t) > stats.t.ppf(0.975, 1)).mean() == pytest.approx(0.8, abs=0.004)
@@ -102,14 +83,14 @@ def test_power_of_two_pairs_is_what_draws_give() -> None:
 
 def test_holm_is_worked_by_hand() -> None:
     """Sorted .005 .01 .03 .04: × 4, 3, 2, 1, and none below the one before."""
-    differences = load("differences")
+    differences = load(PAPER, "differences")
     assert differences.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert differences.holm([0.5, 0.9]) == [1.0, 1.0]
     assert differences.holm([]) == []
 
 
 def test_arms_are_paired_by_seed_and_corrected_together() -> None:
-    differences = load("differences")
+    differences = load(PAPER, "differences")
     base = {seed: 80 + float(seed) for seed in range(5)}
     better = {seed: value + 1 + 0.1 * (seed % 2) for seed, value in base.items()}  # far more alike than seeds are
     lone = {3: 90.0}
@@ -124,7 +105,7 @@ def test_arms_are_paired_by_seed_and_corrected_together() -> None:
 
 
 def test_experiments_share_networks() -> None:
-    settings = load("settings")
+    settings = load(PAPER, "settings")
     assert settings.sampled(None, 1, settings.CKA_SR.weight) == settings.CKA_SR  # table 3's in table 2
     assert settings.sampled(8, 5, 8e-4) != settings.CKA_SR
     planned = settings.net_epochs(settings.Settings("cpu", Path(), Path()))

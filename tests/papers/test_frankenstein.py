@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, experiments_of, small_run, smoke
 
 from sosie.data import open_images
 from sosie.factory import find_file
@@ -35,20 +35,16 @@ def needed() -> None:
 @pytest.mark.usefixtures("needed")
 def test_the_smoke_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    told = run(str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results))
-    verdicts = json.loads((results / "verdicts.json").read_text())
-    assert all(f"{each['name']} " in told for each in verdicts)
-    measured = {each["measured"].partition("/")[0] for each in verdicts}
-    stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
-    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    verdicts = smoke(PAPER, results)
     numbers = json.loads((results / "figure-2.json").read_text())["numbers"]
     # The widest of facts, which hold even here: unmatched joints are useless, matched ones are not.
     assert numbers["tiny10_unstitched_cross_entropy"] > 3
     assert numbers["tiny10_task_loss_mean"] > 0.6
-    kept = run(str(PAPER / "run.py"), "--small", "--resume", "--only", "figure-2", "--results", str(results))
-    assert "figure-2: kept" in kept
+    told = small_run(PAPER, results, "--resume", "--only", "figure-2")
+    assert "figure-2: kept" in told
+    assert all(f"{name} " in told for name in verdicts)
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == stored - {"baseline-cka"}  # which is numbers alone
+    assert draw(PAPER, results) == experiments_of(verdicts) - {"baseline-cka"}  # which is numbers alone
 
 
 def test_an_unknown_experiment_is_refused() -> None:

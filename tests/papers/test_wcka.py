@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, experiments_of, run, small_run, smoke
 
 from sosie.data import open_images
 
@@ -20,15 +20,11 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     except FileNotFoundError as error:
         pytest.skip(f"MNIST is not at hand: {error}")
     results = tmp_path / "results"
-    run(str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(results), SOSIE_WORKERS="0")
-    verdicts = {each["name"]: each for each in json.loads((results / "verdicts.json").read_text())}
-    measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
-    stored = {path.stem for path in results.glob("*.json")} - {"verdicts"}
-    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    verdicts = smoke(PAPER, results, SOSIE_WORKERS="0")
     # Theorems hold even here: wCKA keeps its value under symmetries, and does not see the order of classes.
     for name in ("invariance", "blind-rolled", "blind-biased", "figure-1a-wcka-random"):
         assert verdicts[name]["verdict"] == "reproduced", verdicts[name]
-    kept = run(str(PAPER / "run.py"), "--small", "--resume", "--only", "networks", "--results", str(results))
+    kept = small_run(PAPER, results, "--resume", "--only", "networks")
     assert "networks: kept" in kept
     run(str(PAPER / "afterwards.py"), "--small", "--device", "cpu", "--results", str(results), SOSIE_WORKERS="0")
     again, first = (json.loads((results / f"{name}.json").read_text()) for name in ("afterwards", "figure-3"))
@@ -37,7 +33,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
         own = first["correlations"]["wcka"][kind]["groups"]["all"]["pearson"]["value"]
         assert parts["all"]["all"]["pearson"]["values"]["wcka"] == pytest.approx(own)
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == stored | {"afterwards"}
+    assert draw(PAPER, results) == experiments_of(verdicts) | {"afterwards"}
 
 
 def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, experiments_of, load, run, small_run, smoke
 
 PAPER = PAPERS / "zoo"
 START = f"import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]\nfrom pathlib import Path\nimport torch\n"
 FULL = "from settings import Settings, small; from networks import *\ns = Settings('cpu', Path(), Path())\n"
 
 
-def load(name: str) -> Any:
-    """A module of the paper that needs no other of its modules, under a name of its own."""
-    specification = importlib.util.spec_from_file_location(f"zoo_{name}", PAPER / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 def test_the_smoke_run(tmp_path: Path) -> None:
-    arguments = (str(PAPER / "run.py"), "--small", "--device", "cpu", "--results", str(tmp_path))
-    run(*arguments)
-    verdicts = {each["name"]: each for each in json.loads((tmp_path / "verdicts.json").read_text())}
-    measured = {each["measured"].partition("/")[0] for each in verdicts.values()}
-    stored = {path.stem for path in tmp_path.glob("*.json")} - {"verdicts"}
-    assert measured == stored  # each experiment has a claim, and each claim an experiment
+    verdicts = smoke(PAPER, tmp_path)
     manifest = json.loads((tmp_path / "nets" / "manifest.json").read_text())
     assert len(manifest) == len(list((tmp_path / "nets").glob("*.safetensors"))) == 30
     wanted = "name file architecture options dataset seed parent relation accuracy seconds"
@@ -49,11 +30,11 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     assert found["models"] == {"scratch": 12, "fine_tuned": 12, "trained_on": 2, "pruned": 2, "rounded": 2}
     # What is there stays: nothing is trained again, and results are kept.
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "nets").glob("*.safetensors")}
-    assert "relatives: kept" in run(*arguments, "--resume", "--only", "relatives")
-    run(*arguments, "--only", "train")
+    assert "relatives: kept" in small_run(PAPER, tmp_path, "--resume", "--only", "relatives")
+    small_run(PAPER, tmp_path, "--only", "train")
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "nets").glob("*.safetensors")}
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, tmp_path) == stored
+    assert draw(PAPER, tmp_path) == experiments_of(verdicts)
 
 
 def test_the_networks_are_those_of_the_plan() -> None:
@@ -137,14 +118,14 @@ def test_a_question_is_counted_by_hand() -> None:
 
 def test_shares_have_the_interval_of_the_tables() -> None:
     """Newcombe (1998), table I: 81 of 263 by Wilson's score method."""
-    found = load("counting").share([True] * 81 + [False] * 182, [0.25] * 263)
+    found = load(PAPER, "counting").share([True] * 81 + [False] * 182, [0.25] * 263)
     assert (found["low"], found["high"]) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert found["chance"] == 0.25
-    assert load("counting").share([], [])["share"] is None
+    assert load(PAPER, "counting").share([], [])["share"] is None
 
 
 def test_groupings_agree_as_scikit_learn_says() -> None:
-    counting = load("counting")
+    counting = load(PAPER, "counting")
     assert counting.adjusted_rand([0, 0, 1, 1], [0, 0, 1, 2]) == pytest.approx(4 / 7)  # scikit-learn's own example
     assert counting.adjusted_rand("aabb", [1, 1, 0, 0]) == 1
     assert counting.adjusted_rand([0, 0, 0], [1, 1, 1]) == 1
@@ -162,7 +143,7 @@ def test_groupings_agree_as_scikit_learn_says() -> None:
 
 
 def test_drawing_at_random_is_what_all_draws_give() -> None:
-    counting = load("counting")
+    counting = load(PAPER, "counting")
     values = [0.3, 0.9, 0.5, 0.5, 0.1]
     for drawn in (1, 2, 5):
         every = [max(some) for some in itertools.combinations(values, drawn)]
@@ -174,7 +155,7 @@ def test_drawing_at_random_is_what_all_draws_give() -> None:
 def test_ranks_are_those_of_scipy_and_the_interval_covers() -> None:
     from scipy import stats
 
-    counting = load("counting")
+    counting = load(PAPER, "counting")
     random = np.random.default_rng(1)
     x = random.normal(size=80)
     y = np.round(x + random.normal(size=80), 1)  # with ties
@@ -190,7 +171,7 @@ def test_ranks_are_those_of_scipy_and_the_interval_covers() -> None:
 
 
 def test_regret_is_counted_by_hand() -> None:
-    regret = load("counting").regret
+    regret = load(PAPER, "counting").regret
     truth, score = np.array([0.5, 0.9, 0.7]), np.array([3.0, 1.0, 2.0])
     assert regret(truth, score, 1) == pytest.approx(0.4)
     assert regret(truth, score, 2) == pytest.approx(0.2)
