@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 
 import sosie
-from sosie.cli import main
+from sosie.cli import main, zoo, zoo_questions
 from sosie.cli.lists import split
+from sosie.data import open_images
+from sosie.models import open_model
+from sosie.train import accuracy
 
 MODELS = ["small_cnn(seed=0)", "small_cnn(seed=1)"]
 
@@ -257,3 +260,18 @@ def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     wrong = launched("--sites", "nowhere")
     assert wrong.returncode != 0
     assert "nowhere" in wrong.stderr
+
+
+def test_the_networks_of_the_demo_are_there_to_be_named(tmp_path: Path) -> None:
+    done = run("demo", "--epochs", "1", "--out", "tried.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    test = open_images("demo", split="test")
+    for letter, seed in (("a", 0), ("b", 1)):
+        model = open_model(f"small_cnn@{tmp_path / f'tried-{letter}.safetensors'}").model
+        assert f"small_cnn-seed{seed}: {accuracy(model, test.images, test.labels):.1%} of 1000" in done.stdout
+
+
+def test_help_loses_no_brackets() -> None:
+    """What is in square brackets is style to the printer of help, and would go."""
+    for verbs in (zoo.VERBS, zoo_questions.VERBS):
+        assert not [name for name, verb in verbs.items() if "[" in (verb.__doc__ or "")]

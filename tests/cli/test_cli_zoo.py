@@ -124,12 +124,12 @@ def test_workers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("verb", "arguments", "said"),
     [
-        ("search", ["two", "-k", "1"], "Of 1 models small_cnn(seed=0) is nearest to two"),
+        ("search", ["two", "-k", "1"], "Of 1 model small_cnn(seed=0) is nearest to two"),
         ("layers", ["small_cnn(seed=1)", "--sites", "conv1,conv2", "-k", "1"], "Of 2 models two at conv1 is nearest"),
         ("map", [], "2 models in the plane by cka"),
         ("clusters", ["-k", "2"], "2 models in 2 clusters"),
         ("duplicates", ["--threshold", "0.5"], "duplicate"),
-        ("family", ["two"], "small_cnn(seed=0) is most alike two"),
+        ("family", ["two"], "small_cnn(seed=0) is most like two"),
         ("recommend", ["--data", "demo", "--inputs", "30", "--probe-layer", "-2"], "comes first by probe_accuracy"),
     ],
 )

@@ -38,6 +38,8 @@ def test_npz_as_given_or_in_the_listed_folders(tmp_path: Path, monkeypatch: pyte
         ("", "a data specification is text"),
         ("cifar", "did you mean cifar10"),
         ("zzz", "did you mean demo, cifar10"),
+        ("mine.npz", "did you mean npz:mine.npz"),
+        (".", "did you mean folder:."),
         ("npz:", "did you mean npz:file"),
         ("demo:validation", "no split 'validation': train or test"),
         ("data.py", "names no function"),

@@ -170,6 +170,8 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp(), mlp(1))
     with pytest.raises(TypeError, match="cannot compare int"):
         sosie.compare(3, mlp(1), x)
+    with pytest.raises(TypeError, match=r"cannot compare Tensor.*compare\(model, model, data\)"):
+        sosie.compare(mlp(), x, x)
     with pytest.raises(ValueError, match="no row rule 'middle'"):
         sosie.compare(mlp(), mlp(1), x, rows="middle")
     with pytest.raises(KeyError, match="did you mean debiased_cka"):

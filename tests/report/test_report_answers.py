@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from sosie.report import print_answer, write_report
+from sosie.report.lists import print_table
 from sosie.results import Duplicates, Map, Neighbours
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -74,3 +75,12 @@ def test_rows_are_shown(look: Any) -> None:
     seen = look(neighbours())
     assert "0.5000" in seen.page.locator("table.answer").inner_text()
     assert seen.complaints == []
+
+
+def test_a_table_shortens_cells_and_cuts_none_off() -> None:
+    row = {"name": "a-model-with-a-long-name", "a_heading_wider_than_cells": 1.0, "task": "patterns"}
+    out = StringIO()
+    print_table([row], console=Console(file=out, width=58))
+    assert "patterns" in out.getvalue()
+    assert "a_heading_wider_than_cells" in out.getvalue()
+    assert "…" in out.getvalue()

@@ -79,6 +79,7 @@ def test_small_curves_go_up_towards_the_end() -> None:
     assert sparkline(np.array([2.0, np.nan, 0.0]), 2.0, 0.0) == "▁ █"
     assert len(sparkline(np.linspace(0, 1, 500), 0.0, 1.0)) == 24
     assert sparkline(np.ones(3), 1.0, 1.0) == "███"
+    assert sparkline(np.array([1 - 1e-7, 1.0]), 1 - 1e-7, 1.0) == "██"  # float32's rounding is no curve
     assert "#" in printed(example(), encoding="ascii")
 
 

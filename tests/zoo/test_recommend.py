@@ -97,10 +97,24 @@ def test_with_labels_a_probe_decides(tmp_path: Path) -> None:
         assert row["probe_site"] == "0"
     assert found.asked["by"] == "probe_accuracy"
     assert "seeing comes first by probe_accuracy" in found.sentence()
+    assert "equal ones by mean_embedding" in found.notes[0]
     told = zoo.recommend([x], models=nets, probe_layer=0)
     assert all("no labels" in row["reason"] for row in told)
     with pytest.raises(ValueError, match="or with probe_layer="):
         zoo.recommend(data, models=nets, by="probe_accuracy")
+
+
+def test_models_that_a_probe_cannot_tell_apart_go_by_what_they_would_adapt(tmp_path: Path) -> None:
+    x, labels = labelled(60)
+    nets = {f"n{k}": net(k) for k in range(4)}
+    zoo = Zoo(tmp_path / "z", x[:32], size=64)
+    zoo.add(nets)
+    far = x + 10 * torch.nn.functional.one_hot(labels, 3)  # classes so far apart that all get them right
+    found = zoo.recommend([(far, labels)], models=nets, probe_layer=0)
+    assert {row["probe_accuracy"] for row in found} == {1.0}
+    scores = [row["mean_embedding"] for row in found]
+    assert scores == sorted(scores)
+    assert [row["name"] for row in found] != sorted(nets)
 
 
 def test_models_are_opened_again_from_their_source(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,17 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
 ) -> None:
-    """Train two small networks on images that come with sosie, compare and stitch them, and write pages."""
+    """Train two small networks on images that come with sosie, compare and stitch them, and write pages.
+
+    The networks stay as demo-a.safetensors and demo-b.safetensors, for `sosie compare small_cnn@demo-a.safetensors …`.
+    """
+    from safetensors.torch import save_file
+
     from ..data import open_images
     from ..engine import compare, stitch_sites
     from ..models import open_model
     from ..report import print_comparison, write_report
+    from ..results import write_atomically
     from ..train import accuracy, fit
 
     train, test = (open_images("demo", split=split) for split in ("train", "test"))
@@ -32,8 +39,11 @@ def demo(
             f"  {network.name}: {accuracy(network.model, test_images, test_labels):.1%} of {len(test)} test images"
         )
         networks.append(network)
+    written = [out.with_name(f"{out.stem}-{letter}.safetensors") for letter in "ab"]
+    for network, path in zip(networks, written, strict=True):
+        write_atomically(path, functools.partial(save_file, network.model.state_dict()))
     found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
-    written = [found.save(out.with_suffix(".json")), write_report(found, out)]
+    written += [found.save(out.with_suffix(".json")), write_report(found, out)]
     print_comparison(found)
     typer.echo("\nCan the second do its job with what the first represents?")
     stitched = stitch_sites(networks[0], networks[1], train.batches(250), test=test.batches(250))

@@ -123,7 +123,7 @@ def recommend(
 
 
 def index(folder: Folder, kind: Kind = "cka") -> None:
-    """Make an index for large zoos, or bring it up to date; needs sosie[zoo]."""
+    """Make an index for large zoos, or bring it up to date; needs faiss, which the extra `zoo` brings."""
     found = _open(folder).index(kind)
     typer.echo(
         f"{found['kind']}: {found['rows']:,} rows in {found['lists']:,} lists, {found['bytes'] / 2**20:,.1f} MiB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -55,8 +56,15 @@ def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> 
         split = _check_split(rest.strip() or split)
         return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
     forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
-    near = get_close_matches(name, forms, n=3, cutoff=0.5) or forms
+    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
     raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
+
+
+def _as_path(spec: str) -> list[str]:
+    """What was meant by a path alone: data in a file or a folder are named with their kind."""
+    if Path(spec).suffix == ".npz":
+        return [f"npz:{spec}"]
+    return [f"folder:{spec}"] if Path(spec).is_dir() else []
 
 
 def _check_split(split: str) -> str:

@@ -59,6 +59,7 @@ def source_of(
     if not isinstance(thing, nn.Module):
         raise TypeError(
             f"cannot compare {name}: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors', "
-            "or saved activations ({site: array}, .npz, .safetensors)"
+            "or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
+            "holds the layers of one network against each other"
         )
     return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,7 @@ def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
 def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS) -> str:
     """One letter a time, higher being nearer; at most `SPARK` of them, at even distances."""
     picked = values[np.unique(np.linspace(0, len(values) - 1, min(SPARK, len(values))).round().astype(int))]
-    if far == near:
+    if math.isclose(far, near, rel_tol=1e-5):  # apart by rounding alone
         return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)
     heights = (picked - far) / (near - far)
     return "".join(bars[round(float(h) * (len(bars) - 1))] if np.isfinite(h) else " " for h in heights)

@@ -83,8 +83,12 @@ def print_table(
     columns = list(rows[0]) if columns is None else list(columns)
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    while sum(widths) + 2 * len(widths) > console.width and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    while sum(widths) + 2 * len(widths) > console.width:
+        # A heading is not shortened, so that a column cannot be narrower than its own.
+        wide = [k for k, width in enumerate(widths) if width > max(NARROWEST, len(columns[k]))]
+        if not wide:
+            break
+        widths[max(wide, key=lambda k: widths[k])] -= 1
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         number = all(isinstance(row.get(column), (int, float, type(None))) for row in rows)

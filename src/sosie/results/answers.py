@@ -110,7 +110,8 @@ class Neighbours(Answer):
             return f"No {what} near {query} among {searched:,} models."
         first = self.found[0]
         where = f" at {first['site_b']}" if what == "layers" else ""
-        return f"Of {searched:,} models {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
+        of = "1 model" if searched == 1 else f"{searched:,} models"
+        return f"Of {of} {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -22,6 +22,7 @@ class Map(Answer):
 
     def sentence(self) -> str:
         text = f"{len(self.found):,} models in the plane by {self.asked['kind']}, stress {self.stress:.3f}"
+        text += " (above 0.2: a rough sketch)" if self.stress > 0.2 else ""
         return text + (f", laid out around {self.asked['landmarks']:,} of them." if self.asked["landmarks"] else ".")
 
 
@@ -74,7 +75,7 @@ class Family(Answer):
         if not self.found:
             return f"No other model has layers of {query}'s names.{said}"
         best = max(self.found, key=lambda row: row["score"])
-        return f"{best['name']} is most alike {query} layer by layer ({best['score']:.4f}).{said}"
+        return f"{best['name']} is most like {query} layer by layer ({best['score']:.4f}).{said}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,8 +27,9 @@ def check_models(models: Sequence[nn.Module], target: Target | None) -> None:
 
 def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
     if not measure.differentiable or measure.needs:
-        others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4]
-        others = others or ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
+        others = ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
+        if measure.reads_weights:
+            others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4] or others
         why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
         raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
     if towards and measure.closer == "up" and measure.bounds[1] is None:

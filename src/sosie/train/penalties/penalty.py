@@ -253,7 +253,8 @@ class Penalty(Attached):
             listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
             warnings.warn(
                 f"layers that were constant over the rows, so that their pairs counted 0: {listed} due steps"
-                + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
+                + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+                + "; if they died in training, take a smaller weight",
                 stacklevel=2,
             )
 

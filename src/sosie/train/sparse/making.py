@@ -30,7 +30,8 @@ def random_masks(
     check_sparsity(sparsity)
     layers = maskable(model, dense)
     if known := [name for name, module in layers.items() if mask_of(module) is not None]:
-        raise ValueError(f"{listed(known)} has a mask already: Masks.of(model).remove() takes all off")
+        which = f"{listed(known)} {'has a mask' if len(known) == 1 else 'have masks'}"
+        raise ValueError(f"{which} already: Masks.of(model).remove() takes all off")
     counts = counts_of(shapes_of(layers), sparsity, how)
     generator = torch.Generator().manual_seed(seed)
     masks = {name: _drawn(weight_of(module), counts[name], generator) for name, module in layers.items()}

@@ -70,7 +70,9 @@ def _answer(
     zoo: Asking, rows: list[dict[str, Any]], k: int, by: str, how: How, filters: dict[str, Any]
 ) -> Recommendation:
     tried = [row for row in rows if row["reason"] is None and row[by] is not None]
-    tried.sort(key=lambda row: -row[by] if by == PROBE else row[by])
+    tried.sort(key=lambda row: row[by])
+    if by == PROBE:  # easy data are all got right from many a layer
+        tried.sort(key=lambda row: (-row[PROBE], math.inf if row[MEAN_EMBEDDING] is None else row[MEAN_EMBEDDING]))
     for rank, row in enumerate(tried, 1):
         row["rank"] = rank
     left = [row for row in rows if row["rank"] is None]
@@ -81,7 +83,8 @@ def _answer(
         "failed": len(left), **{name: value for name, value in filters.items() if value is not None},
     }  # fmt: skip
     order = "largest" if by == PROBE else "smallest"
-    notes = [f"Sorted by {by}, the {order} first; scores are means over a model's layers."]
+    ties = f", equal ones by {MEAN_EMBEDDING}" if by == PROBE else ""
+    notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
     if by != PROBE:
         notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
     return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
