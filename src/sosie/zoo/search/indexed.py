@@ -82,7 +82,7 @@ class Indexes:
                 return self._kept[path][1]
             try:
                 found: Index | str = Index(*read_index(path, mapped))
-            except (DamagedFile, NoFaiss, RuntimeError) as error:  # faiss raises the last
+            except (DamagedFile, NoFaiss, OSError, RuntimeError) as error:  # faiss raises the last
                 found = str(error)
             self._kept[path] = mark, found
             return found

@@ -15,6 +15,10 @@ class ZooBusy(TimeoutError):
     """Somebody else is writing."""
 
 
+class ZooGone(OSError):
+    """The folder that was opened is no longer there, or is another one now."""
+
+
 class UnknownModel(KeyError, ValueError):
     """No model of that name."""
 
@@ -52,6 +56,11 @@ def _in_words(error: sqlite3.DatabaseError, path: Path) -> Exception:
         )
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")
+    if code == sqlite3.SQLITE_IOERR:  # a quota or a limit on the size of files ends here, too
+        return OSError(
+            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; what was "
+            "begun is undone"
+        )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
     if code == sqlite3.SQLITE_READONLY:

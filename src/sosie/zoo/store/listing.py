@@ -92,7 +92,10 @@ def relatives(database: Database, model: int) -> dict[str, list[dict[str, Any]]]
         asked: dict[str, tuple[str, tuple[Any, ...]]] = {
             "parents": ("name = ?", (me["parent"],)),
             "children": ("parent = ? ORDER BY id LIMIT ?", (me["name"], MOST_RELATED)),
-            "same_weights": ("digest = ? AND id != ? ORDER BY id LIMIT ?", (me["digest"], model, MOST_RELATED)),
+            "same_weights": (
+                "digest = ? AND digest != 'unknown' AND id != ? ORDER BY id LIMIT ?",
+                (me["digest"], model, MOST_RELATED),
+            ),
         }
         return {
             what: [dict(row) for row in connection.execute(f"{columns} {text}", values).fetchall()]
