@@ -130,8 +130,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     """As a quota: SQLite does not say that the disk is full."""
     zoo = new_zoo(tmp_path, 3)
     with files_of_at_most(60_000), pytest.raises(OSError, match="may be full, over its quota, or failing"):
-        for k in range(10, 60):
-            zoo.add(made(k), f"m{k}")
+        zoo.add({f"m{k}": made(k) for k in range(10, 60)})
     assert zoo.check().ok
     zoo.add(made(99), "later")
     assert Zoo(zoo.folder).check().ok

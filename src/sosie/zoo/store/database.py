@@ -104,8 +104,8 @@ class Database:
             log = self.path.with_name(f"{self.path.name}-wal")
             if log.exists() and log.stat().st_size:
                 raise PermissionError(
-                    f"{self.path.parent} is read-only, and its last changes are still in {log.name}: open it once where "
-                    "it can be written to"
+                    f"{self.path.parent} is read-only, and its last changes are still in {log.name}: open it once "
+                    "where it can be written to"
                 ) from None
             # Nobody can write to the folder, so nothing changes while it is read.
             connection = self._connect(f"file:{where}?mode=ro&immutable=1")
