@@ -97,6 +97,8 @@ def test_wrong_questions(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 3)
     with pytest.raises(ValueError, match="no site of m0 asked for; it has layer0"):
         zoo.search("m0", site=[])
+    with pytest.raises(FileNotFoundError, match=r"no file missing\.safetensors"):
+        zoo.search("missing.safetensors")
     with pytest.raises(ValueError, match="facts of 'typo', but no model of that name"):
         zoo.add({"new": made(9)}, facts={"typo": {"tags": ["a"]}})
     assert "new" not in zoo

@@ -70,7 +70,8 @@ def _blocks(store: Store) -> Iterator[Problem]:
     with store.database.reading() as connection:
         found = connection.execute(
             "SELECT models.name AS model, models.id AS id, files.id AS file, files.name AS name, width, first, rows, "
-            "checksum, removed FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
+            "checksum, removed, CASE WHEN json_valid(labels) AND json_valid(about) "
+            "THEN json_array_length(labels) = rows ELSE 0 END AS readable FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
             "ORDER BY files.id, first"
         ).fetchall()
     end: dict[int, int] = {}
@@ -85,6 +86,8 @@ def _blocks(store: Store) -> Iterator[Problem]:
 def _wrong(store: Store, row: sqlite3.Row, overlaps: bool) -> str:
     path = placed(store.folder, row["name"])
     wanted = (row["first"] + row["rows"]) * row["width"] * ITEM
+    if not row["readable"]:
+        return "has rows whose sites, or what is known of the model, cannot be read"
     if overlaps:
         return f"has rows of another model among its own (from row {row['first']} on)"
     try:

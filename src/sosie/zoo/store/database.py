@@ -155,7 +155,7 @@ class Database:
                 found = {row["key"]: json.loads(row["value"]) for row in connection.execute("SELECT * FROM about")}
         except sqlite3.OperationalError as error:
             raise DamagedFile(f"{self.path} is a database, but not that of a zoo ({error})") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, IndexError, RecursionError) as error:
             if isinstance(error, DamagedFile):
                 raise
             raise DamagedFile(f"{self.path} is damaged: {error}") from error
