@@ -71,7 +71,8 @@ def _blocks(store: Store) -> Iterator[Problem]:
         found = connection.execute(
             "SELECT models.name AS model, models.id AS id, files.id AS file, files.name AS name, width, first, rows, "
             "checksum, removed, CASE WHEN json_valid(labels) AND json_valid(about) "
-            "THEN json_array_length(labels) = rows ELSE 0 END AS readable FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
+            "THEN json_array_length(labels) = rows ELSE 0 END AS readable "
+            "FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
             "ORDER BY files.id, first"
         ).fetchall()
     end: dict[int, int] = {}
