@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +97,7 @@ def test_models_that_come_and_go(tmp_path: Path) -> None:
     assert zoo.search("p1").asked["index"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "head", "empty", "other"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "head", "empty", "lists", "other"])
 def test_a_damaged_index_is_not_used(tmp_path: Path, damage: str) -> None:
     zoo = new_zoo(tmp_path)
     zoo.add(prints(260))
@@ -109,6 +111,8 @@ def test_a_damaged_index_is_not_used(tmp_path: Path, damage: str) -> None:
         content[-100] ^= 1
     elif damage == "head":
         content = b"{" * 5000 + content
+    elif damage == "lists":
+        content = bytearray(re.sub(rb'"lists": \d+', b'"lists": 0', content, count=1))
     elif damage == "empty":
         content = bytearray()
     else:
@@ -122,6 +126,18 @@ def test_a_damaged_index_is_not_used(tmp_path: Path, damage: str) -> None:
     assert "Searched without the index" in found.notes[0]
     zoo.index()
     assert Zoo(tmp_path / "zoo").search("p3").notes == ()
+
+
+def test_an_index_that_cannot_be_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo = new_zoo(tmp_path)
+    zoo.add(prints(260))
+    zoo.index()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("the file belongs to somebody else")
+
+    monkeypatch.setattr(indexed, "read_index", refuse)
+    assert "belongs to somebody else" in Zoo(zoo.folder).search("p3").notes[0]
 
 
 def test_small_zoos_need_no_index(tmp_path: Path) -> None:

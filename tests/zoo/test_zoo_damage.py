@@ -188,3 +188,31 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not finite"):
         zoo.add(bad, "a")
     assert len(zoo) == 0
+
+
+CHANGED = {
+    "UPDATE blocks SET labels = '[\"a' WHERE model = 2": "which is no JSON",
+    "UPDATE blocks SET labels = CAST(x'5bff5d' AS TEXT) WHERE model = 2": "damaged",
+    "UPDATE models SET about = '{' WHERE id = 2": "which is no JSON",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_database_with_other_bytes_than_were_written(tmp_path: Path, change: str) -> None:
+    """SQLite has no checksums: what it hands out may be no text, or no JSON."""
+    zoo = new_zoo(tmp_path, 3)
+    with sqlite3.connect(zoo.folder / "zoo.sqlite") as other:
+        other.execute(change)
+    with pytest.raises(DamagedFile, match=CHANGED[change]):
+        zoo["m1"].fingerprint  # noqa: B018
+    assert zoo.check().lost == ["m1"]
+    assert zoo.check(repair=True).dropped == ("m1",)
+    assert zoo.search("m0").names == ["m2"]
+
+
+def test_a_foreign_table_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "zoo").mkdir()
+    with sqlite3.connect(tmp_path / "zoo" / "zoo.sqlite") as other:
+        other.executescript("CREATE TABLE about (other TEXT); INSERT INTO about VALUES ('x')")
+    with pytest.raises(DamagedFile, match="damaged"):
+        Zoo(tmp_path / "zoo")

@@ -14,6 +14,7 @@ import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
 from sosie.zoo import Zoo, ZooBusy
+from sosie.zoo.questions import family
 from sosie.zoo.store import reading
 
 MODELS = 12
@@ -141,6 +142,37 @@ def test_files_that_went_away_between_two_looks(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(reading, "read_rows", late)
     assert same(zoo["m2"].fingerprint, made(2))
     assert times[0] > 0
+
+
+def test_a_check_while_the_zoo_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, other = new_zoo(tmp_path, 3), Zoo(tmp_path / "zoo")
+    real, times = Path.stat, []
+
+    def late(path: Path, **options: Any) -> Any:
+        found = real(path, **options)
+        if path.name.startswith("cka") and not times:
+            times.append(path)
+            other.compact()
+        return found
+
+    monkeypatch.setattr(Path, "stat", late)
+    assert zoo.check().ok
+    assert times
+
+
+def test_a_relative_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo = new_zoo(tmp_path, 3)
+    zoo.add(made(9), "base")
+    zoo.add(made(11), "tuned", parent="base")
+    real = family._cosines
+
+    def late(zoo: Any, query: Any, key: str, model: int, shared: Any) -> Any:
+        if "m1" in zoo:
+            zoo.remove("m1", "base")
+        return real(zoo, query, key, model, shared)
+
+    monkeypatch.setattr(family, "_cosines", late)
+    assert {row["name"] for row in zoo.family("tuned")} == {"m0", "m2"}
 
 
 def test_what_changes_is_counted(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ..results import DamagedFile
 from ..zoo import NotComparable, Zoo, ZooBusy
 from ..zoo.questions.duplicates import SAME
 from ..zoo.store import listing
-from ..zoo.store.errors import UnknownModel
+from ..zoo.store.errors import UnknownModel, ZooGone
 from . import asking, groups, runs, uploads
 from .files import FrontEnd
 from .guard import Guard
@@ -221,6 +221,7 @@ def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
         DamagedFile: 422,
         ValueError: 422,
         ZooBusy: 503,
+        ZooGone: 503,
         TimeoutError: 408,
     }
 

@@ -42,9 +42,14 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
         "digest": stored.digest,
         "kinds": kinds,
         "absent": stored.about["absent"],
-        "notes": [str(note) for note in stored.about["about"].get("notes", ())],
+        "notes": _notes(stored.about["about"].get("notes")),
         **related,
     }
+
+
+def _notes(said: Any) -> list[str]:
+    """A list of texts, whatever somebody's file has there."""
+    return [str(note)[:1000] for note in said[:100]] if isinstance(said, list) else []
 
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:

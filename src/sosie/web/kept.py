@@ -40,6 +40,11 @@ def _plain(found: Any) -> Any:
     return found
 
 
+def _size(question: tuple[Any, ...], answer: bytes) -> int:
+    """A question may be longer than its answer: filters are whatever somebody sends."""
+    return len(answer) + len(repr(question))
+
+
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
     start = time.monotonic()
     return work(), time.monotonic() - start
@@ -119,9 +124,8 @@ class Kept:
 
     def _keep(self, key: Any, found: bytes) -> None:
         with self._lock:
-            if key not in self._answers and len(found) <= self._most // 4:
+            if key not in self._answers and _size(key, found) <= self._most // 4:
                 self._answers[key] = found
-                self._bytes += len(found)
+                self._bytes += _size(key, found)
             while self._bytes > self._most:
-                _, old = self._answers.popitem(last=False)
-                self._bytes -= len(old)
+                self._bytes -= _size(*self._answers.popitem(last=False))

@@ -54,12 +54,14 @@ def serve(
     """Answer until interrupted."""
     import uvicorn
 
+    from .prompt import SECONDS, Prompt
+
     own = listening.getsockname()[0]
     app = create_app(zoo, [*hosts, own])
     config = uvicorn.Config(
-        app, http="h11",  # whatever else is installed: the limit below is h11's
+        app, http=Prompt,  # whatever else is installed: the limit below is h11's
         log_level="warning", access_log=False, server_header=False, date_header=False, proxy_headers=False,
-        h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=30, timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=2,
         backlog=BACKLOG, ws="none",
     )  # fmt: skip
     if ready is not None:

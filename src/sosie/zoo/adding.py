@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,6 +68,8 @@ def add_many(
         raise ValueError("an executor has its own workers: give executor= or workers=, not both")
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
         raise ValueError(f"workers is a number of processes, got {workers!r}")
+    if isinstance(pairs, ItemsView) and (strange := sorted({*facts} - {*dict(pairs)})):
+        raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
     total = len(pairs) if isinstance(pairs, Sized) else None
     writing = _Writing(zoo, replace)
     known = _Facts(common, facts)

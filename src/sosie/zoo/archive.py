@@ -18,7 +18,7 @@ from .folder import new_folder
 from .probe_file import load_probe
 from .settings import Settings
 from .store import EXACT, Facts, Record, Store, check_kind, no_room
-from .store.errors import NO_ROOM
+from .store.errors import NO_ROOM, UnknownModel
 from .store.vectors import as_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _RESERVED = ("facts", "probe")
 
 
 def export(zoo: Zoo, path: Path) -> Path:
-    """Whole or not at all; a model that is changed or added meanwhile is in it, or is not."""
+    """Whole or not at all; a model that is changed, added or removed meanwhile is in it, or is not."""
     check_writable(path)
     names = list(zoo)
     probe = zoo.probe_path.read_bytes()
@@ -51,7 +51,10 @@ def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
     models = []
     try:
         for name in track(names, "exporting", len(names), "models"):
-            record = zoo.store.read(name)
+            try:
+                record = zoo.store.read(name)
+            except UnknownModel:  # removed meanwhile
+                continue
             places = {}
             for kind, block in record.blocks.items():
                 if kind not in parts:

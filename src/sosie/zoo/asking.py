@@ -16,6 +16,7 @@ from .search import Views, as_query, search
 from .search.indexed import build
 from .settings import Settings
 from .store import Store
+from .store.filters import several
 
 if TYPE_CHECKING:
     from .zoo import Entry
@@ -75,7 +76,7 @@ class Asking(ABC):
         `index`: whether candidates come from the index that `index` made; None: if there is one that fits.
         `options` (sites, prepare, device) are for a model that is fingerprinted now.
         """
-        filters = {"tag": tag, "architecture": architecture, "task": task}
+        filters = _filters(tag, architecture, task)
         return search(
             self, as_query(self, model, **options), k=k, kind=kind, by=by, site=site, rerank=rerank, exact=exact,
             symmetric=symmetric, filters=filters, index=index,
@@ -113,7 +114,7 @@ class Asking(ABC):
         models, all are laid out around 500 `landmarks` drawn by `seed` (de Silva and Tenenbaum 2004). How far the
         plane is from the distances is its `stress`, over all pairs, or over those of models and landmarks.
         """
-        filters = {"tag": tag, "architecture": architecture, "task": task}
+        filters = _filters(tag, architecture, task)
         return lay_out(self, kind, seed, landmarks, filters)
 
     def clusters(
@@ -132,7 +133,7 @@ class Asking(ABC):
         Of more than 5,000 models, 500 `landmarks` are put into groups, half of them drawn by `seed`, half those least
         like the rest, and each other model joins the group whose landmarks it is most like on average.
         """
-        filters = {"tag": tag, "architecture": architecture, "task": task}
+        filters = _filters(tag, architecture, task)
         return find_clusters(self, k, kind, seed, landmarks, filters)
 
     def duplicates(
@@ -149,7 +150,7 @@ class Asking(ABC):
         By the whole vectors where there are any. CKA does not see rotations and scales, so that a network with its
         neurons in another order is a duplicate. A lower threshold, as .99, finds those that were hardly trained on.
         """
-        return find_duplicates(self, threshold, kind, {"tag": tag, "architecture": architecture, "task": task})
+        return find_duplicates(self, threshold, kind, _filters(tag, architecture, task))
 
     def family(self, model: Any, k: int = 5, **options: Any) -> Family:
         """Which base does a model come from? The `k` models most like it at layers of the same name, of every kind.
@@ -185,5 +186,14 @@ class Asking(ABC):
         """
         from .questions.recommend import How, recommend
 
-        filters = {"tag": tag, "architecture": architecture, "task": task}
+        filters = _filters(tag, architecture, task)
         return recommend(self, data, k, models, by, trust, How(probe_layer, max_rows, options), filters)
+
+
+def _filters(tag: Filter, architecture: Filter, task: Filter) -> dict[str, Any]:
+    """As they go into the answer, too: a set or a generator becomes a list."""
+    given = {"tag": tag, "architecture": architecture, "task": task}
+    return {
+        name: value if value is None or isinstance(value, str) else list(several(value, name))
+        for name, value in given.items()
+    }

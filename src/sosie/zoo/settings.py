@@ -100,8 +100,8 @@ class Settings:
         if found.exact is not None and "cka" in blocks:
             blocks[EXACT] = Block(found.exact, tuple(found.labels["cka"]))
         about = {"absent": dict(found.absent), "about": dict(found.about)}
-        digest, architecture = str(found.about.get("model", "unknown")), str(found.about.get("architecture", "unknown"))
-        return Record(name, digest, architecture, int(found.about.get("parameters", 0)), blocks, facts, about)
+        digest, architecture = (str(found.about.get(key) or "unknown") for key in ("model", "architecture"))
+        return Record(name, digest, architecture, found.about.get("parameters", 0), blocks, facts, about)
 
     def fingerprint(self, stored: Stored) -> Fingerprint:
         """The way back."""

@@ -87,6 +87,8 @@ def make(task: Task) -> Outcome:
         return model
     if is_fingerprint_file(model):
         return Fingerprint.load(model)
+    if isinstance(model, (str, Path)) and str(model).endswith(".safetensors") and "@" not in str(model):
+        raise FileNotFoundError(f"no file {model}")
     probe = task.probe
     if probe is None:
         if not Path(task.probe_path).is_file():

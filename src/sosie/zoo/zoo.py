@@ -167,6 +167,9 @@ class Zoo(Asking):
         offset: int = 0,
     ) -> Listing:
         """The models in the order they were added: those with all of these tags, of one of these architectures …"""
+        for what, number in (("limit", 0 if limit is None else limit), ("offset", offset)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
+                raise ValueError(f"{what}={number!r}: a whole number of at least 0")
         rows = self.store.rows(limit, offset, tag=tag, architecture=architecture, task=task)
         for row in rows:
             row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)

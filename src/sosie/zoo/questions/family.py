@@ -12,6 +12,7 @@ from ..fingerprints import NotComparable, kind_of
 from ..search.query import Query, as_query
 from ..search.search import search
 from ..search.views import FACTS, about, rows_of
+from ..store.errors import UnknownModel
 from .asked import asked_of, whole_number
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def find_family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Fam
         for row in _near(zoo, query, kind):
             found.setdefault(row["id"], row)
     for name in recorded:
-        if name not in {row["name"] for row in found.values()}:
-            found[zoo[name].id] = _facts(zoo, name)
+        if name not in {row["name"] for row in found.values()} and (facts := _facts(zoo, name)) is not None:
+            found[facts["id"]] = facts
     rows = [made for row in found.values() if (made := _held_against(zoo, query, row)) is not None]
     alike = [row["score"] for row in rows]
     for row in rows:
@@ -75,8 +76,11 @@ def _near(zoo: Asking, query: Query, kind: str) -> list[dict[str, Any]]:
     return found.rows()
 
 
-def _facts(zoo: Asking, name: str) -> dict[str, Any]:
-    entry = zoo[name]
+def _facts(zoo: Asking, name: str) -> dict[str, Any] | None:
+    try:
+        entry = zoo[name]
+    except UnknownModel:  # removed meanwhile
+        return None
     return {"name": name, "id": entry.id} | {fact: getattr(entry, fact) for fact in FACTS}
 
 
@@ -93,6 +97,8 @@ def _held_against(zoo: Asking, query: Query, row: dict[str, Any]) -> dict[str, A
         if not shared:
             continue
         cosines = _cosines(zoo, query, key, row["id"], np.array(shared))
+        if cosines is None:
+            return None
         values[kind_of(key)] = float(cosines.mean())
         if key == "cka":
             early = float(cosines[: -(-len(shared) // EARLY)].mean())
@@ -103,8 +109,8 @@ def _held_against(zoo: Asking, query: Query, row: dict[str, Any]) -> dict[str, A
     return made | {"early": early, **values} | about(row)
 
 
-def _cosines(zoo: Asking, query: Query, key: str, model: int, shared: Any) -> Array:
-    """Site by site; by the whole vectors where both have them."""
+def _cosines(zoo: Asking, query: Query, key: str, model: int, shared: Any) -> Array | None:
+    """Site by site; by the whole vectors where both have them. None: the model was removed meanwhile."""
     mine, exact = query.fingerprint.vectors[key], query.fingerprint.exact
     theirs = None
     if key == "cka" and exact is not None and (whole := zoo.views.exact()) is not None:
@@ -112,5 +118,7 @@ def _cosines(zoo: Asking, query: Query, key: str, model: int, shared: Any) -> Ar
         mine = exact if theirs is not None else mine
     if theirs is None:
         theirs = rows_of(zoo.views.of(key), model)
+    if theirs is None:
+        return None
     found: Array = (mine[shared[:, 0]].astype(np.float64) * theirs[shared[:, 1]]).sum(1)
     return found

@@ -144,7 +144,9 @@ def _probed(model: NamedModel | Any, data: Any, site: str, how: How) -> float:
     options = {name: value for name, value in how.options.items() if name in ("prepare", "inputs", "device", "memory")}
     kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=how.max_rows, **options)
     if kept.labels is None:
-        raise ValueError("the data have no labels, which a probe needs: give batches of (inputs, labels)")
+        raise ValueError(
+            "the data have no labels that a probe could use: give batches of (inputs, labels), class numbers from 0 on"
+        )
     if len(kept.side.sites) > 1:
         raise ValueError(f"probe_layer={site!r} names {len(kept.side.sites)} layers: name one")
     part = kept.sites[0].features

@@ -110,7 +110,7 @@ def read_index(path: Path, mapped: Mapped) -> tuple[Head, Any]:
     if content.nbytes != head.bytes or hashlib.blake2b(content.data, digest_size=16).hexdigest() != head.hash:
         raise DamagedFile(f"{path.name} was cut off or changed")
     index = faiss.deserialize_index(content)
-    if not hasattr(index, "nlist") or index.d != head.width or index.ntotal > head.rows:
+    if getattr(index, "nlist", None) != head.lists or index.d != head.width or index.ntotal > head.rows:
         raise DamagedFile(f"{path.name} is an index of another form")
     return head, index
 

@@ -82,7 +82,7 @@ class Indexes:
                 return self._kept[path][1]
             try:
                 found: Index | str = Index(*read_index(path, mapped))
-            except (DamagedFile, NoFaiss, RuntimeError) as error:  # faiss raises the last
+            except (DamagedFile, NoFaiss, OSError, RuntimeError) as error:  # faiss raises the last
                 found = str(error)
             self._kept[path] = mark, found
             return found
@@ -114,6 +114,7 @@ def _trained(faiss: Any, mapped: Mapped, rows: Whole, lists: int | None) -> Any:
     if not 1 <= count <= len(rows):
         raise ValueError(f"lists={lists!r}: from 1 to the number of rows, {len(rows):,}")
     index = faiss.index_factory(mapped.rows.shape[1], f"IVF{count},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = 1  # it would warn that small zoos are small
     some = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), TRAINING * count)).astype(np.int64))
     index.train(np.ascontiguousarray(mapped.rows[rows[some]], np.float32))
     return index

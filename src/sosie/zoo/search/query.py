@@ -101,4 +101,6 @@ def _places(labels: Sequence[str], site: str | Sequence[str] | None, name: str) 
         if not some:
             raise ValueError(f"{name} has no site {one!r}; it has {', '.join(labels)}")
         found += some
+    if not found:
+        raise ValueError(f"no site of {name} asked for; it has {', '.join(labels)}")
     return sorted(set(found))

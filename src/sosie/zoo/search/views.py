@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..store import EXACT, Mapped, Store
+from ..store.filters import several
 from .indexed import Indexes
 
 MOST_KEPT = 16  # views, of which one is 24 bytes a model
@@ -31,8 +32,8 @@ class Views:
 
     def of(self, kind: str, **filters: Any) -> Mapped:
         """As `Store.mapped` gives them."""
-        filters = {name: value for name, value in filters.items() if value is not None}
-        key = kind, *((name, value if isinstance(value, str) else tuple(value)) for name, value in filters.items())
+        filters = {name: several(value, name) for name, value in filters.items() if value is not None}
+        key = kind, *filters.items()
         return self._once(key, lambda: self.store.mapped(kind, **filters))
 
     def exact(self) -> Mapped | None:

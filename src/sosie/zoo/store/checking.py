@@ -70,7 +70,9 @@ def _blocks(store: Store) -> Iterator[Problem]:
     with store.database.reading() as connection:
         found = connection.execute(
             "SELECT models.name AS model, models.id AS id, files.id AS file, files.name AS name, width, first, rows, "
-            "checksum, removed FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
+            "checksum, removed, CASE WHEN json_valid(labels) AND json_valid(about) "
+            "THEN json_array_length(labels) = rows ELSE 0 END AS readable "
+            "FROM blocks JOIN models ON models.id = model JOIN files ON files.id = file "
             "ORDER BY files.id, first"
         ).fetchall()
     end: dict[int, int] = {}
@@ -85,14 +87,16 @@ def _blocks(store: Store) -> Iterator[Problem]:
 def _wrong(store: Store, row: sqlite3.Row, overlaps: bool) -> str:
     path = placed(store.folder, row["name"])
     wanted = (row["first"] + row["rows"]) * row["width"] * ITEM
+    if not row["readable"]:
+        return "has rows whose sites, or what is known of the model, cannot be read"
     if overlaps:
         return f"has rows of another model among its own (from row {row['first']} on)"
-    if not path.exists():
-        return "is gone"
-    if path.stat().st_size < wanted:
-        return f"was cut off at byte {path.stat().st_size:,}, its rows go up to byte {wanted:,}"
     try:
+        if (size := path.stat().st_size) < wanted:
+            return f"was cut off at byte {size:,}, its rows go up to byte {wanted:,}"
         content = read_rows(path, row["first"], row["rows"], row["width"])
+    except FileNotFoundError:
+        return "is gone"
     except (DamagedFile, OSError) as error:
         return f"cannot be read: {error}"
     return "" if checksum(content) == row["checksum"] else f"was changed from row {row['first']} on"
@@ -110,9 +114,11 @@ def _ends(store: Store) -> list[dict[str, Any]]:
 def _files(store: Store) -> Iterator[Problem]:
     named = _ends(store)
     for row in named:
-        path = placed(store.folder, row["name"])
-        extra = path.stat().st_size - row["end"] * row["width"] * ITEM if path.exists() else 0
-        if extra > 0:
+        try:
+            size = placed(store.folder, row["name"]).stat().st_size
+        except FileNotFoundError:  # whose rows it had is told above
+            continue
+        if (extra := size - row["end"] * row["width"] * ITEM) > 0:
             text = f"{row['name']} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
             yield Problem("tail", text, file=row["name"], harmless=True)
     for name in unnamed_files(store):

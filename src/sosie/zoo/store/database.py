@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results import DamagedFile
-from .errors import told
+from .errors import ZooGone, told
 
 FORMAT = "sosie-zoo"
 VERSION = 1
@@ -55,6 +55,7 @@ class Database:
     def __init__(self, path: Path, wait: float) -> None:
         self.path, self.wait = path, wait
         self._own = threading.local()
+        self._file: tuple[int, int] | None = None  # the one that was first opened
 
     @classmethod
     def create(cls, path: Path, about: dict[str, Any], wait: float) -> Database:
@@ -73,6 +74,7 @@ class Database:
     @property
     def connection(self) -> sqlite3.Connection:
         """That of this thread; a connection must not be carried over a fork."""
+        self._check_file()
         found: sqlite3.Connection | None = getattr(self._own, "connection", None)
         if found is None or self._own.pid != os.getpid():
             with told(self.path):
@@ -80,9 +82,18 @@ class Database:
             self._own.connection, self._own.pid = found, os.getpid()
         return found
 
+    def _check_file(self) -> None:
+        """Rows go to files by name: with another zoo under that name they would end up among its rows."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            raise ZooGone(f"no file {self.path}: the zoo was moved or deleted") from None
+        if self._file is None:
+            self._file = found.st_dev, found.st_ino
+        elif self._file != (found.st_dev, found.st_ino):
+            raise ZooGone(f"{self.path.parent} was replaced by another zoo since it was opened: open it again")
+
     def _opened(self) -> sqlite3.Connection:
-        if not self.path.is_file():
-            raise FileNotFoundError(f"no file {self.path}")
         where = _quoted(self.path)
         try:
             connection = self._connect(f"file:{where}?mode=rw")
@@ -90,6 +101,12 @@ class Database:
         except sqlite3.OperationalError:
             if os.access(self.path.parent, os.W_OK):
                 raise
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if log.exists() and log.stat().st_size:
+                raise PermissionError(
+                    f"{self.path.parent} is read-only, and its last changes are still in {log.name}: open it once "
+                    "where it can be written to"
+                ) from None
             # Nobody can write to the folder, so nothing changes while it is read.
             connection = self._connect(f"file:{where}?mode=ro&immutable=1")
         return connection
@@ -138,7 +155,7 @@ class Database:
                 found = {row["key"]: json.loads(row["value"]) for row in connection.execute("SELECT * FROM about")}
         except sqlite3.OperationalError as error:
             raise DamagedFile(f"{self.path} is a database, but not that of a zoo ({error})") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, IndexError, RecursionError) as error:
             if isinstance(error, DamagedFile):
                 raise
             raise DamagedFile(f"{self.path} is damaged: {error}") from error

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...results import DamagedFile
 
 
 class ZooBusy(TimeoutError):
     """Somebody else is writing."""
+
+
+class ZooGone(OSError):
+    """The folder that was opened is no longer there, or is another one now."""
 
 
 class UnknownModel(KeyError, ValueError):
@@ -34,6 +40,19 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REPAIR = "zoo.check(repair=True), or `sosie zoo check FOLDER --repair`, drops what was lost and keeps the rest"
 
 
+_DAMAGE = ("Could not decode", "no such column", "malformed")  # bytes that were changed where SQLite does not look
+
+
+def parsed(text: Any) -> Any:
+    """JSON that the database holds."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedFile(
+            f"the database of the zoo has {str(text)[:60]!r}, which is no JSON: it was changed. {REPAIR}"
+        ) from error
+
+
 @contextmanager
 def told(path: Path) -> Iterator[None]:
     """SQLite's errors in words; any other passes."""
@@ -52,7 +71,12 @@ def _in_words(error: sqlite3.DatabaseError, path: Path) -> Exception:
         )
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if code == sqlite3.SQLITE_IOERR:  # a quota or a limit on the size of files ends here, too
+        return OSError(
+            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; what was "
+            "begun is undone"
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith(_DAMAGE):
         return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
     if code == sqlite3.SQLITE_READONLY:
         return PermissionError(f"{path} cannot be written to: the folder or the file is read-only")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from .database import Database
+from .errors import parsed
 from .filters import where
 
 MOST_CHOICES = 200  # of tags, architectures and tasks each
@@ -68,7 +68,7 @@ def _listed(database: Database, column: str, wanted: Sequence[Any]) -> list[dict
 
 def _facts(row: Any) -> dict[str, Any]:
     found = dict(row)
-    found["tags"] = [] if found["tags"] == "[]" else json.loads(found["tags"])
+    found["tags"] = [] if found["tags"] == "[]" else parsed(found["tags"])
     return found
 
 
@@ -92,7 +92,10 @@ def relatives(database: Database, model: int) -> dict[str, list[dict[str, Any]]]
         asked: dict[str, tuple[str, tuple[Any, ...]]] = {
             "parents": ("name = ?", (me["parent"],)),
             "children": ("parent = ? ORDER BY id LIMIT ?", (me["name"], MOST_RELATED)),
-            "same_weights": ("digest = ? AND id != ? ORDER BY id LIMIT ?", (me["digest"], model, MOST_RELATED)),
+            "same_weights": (
+                "digest = ? AND digest != 'unknown' AND id != ? ORDER BY id LIMIT ?",
+                (me["digest"], model, MOST_RELATED),
+            ),
         }
         return {
             what: [dict(row) for row in connection.execute(f"{columns} {text}", values).fetchall()]
@@ -106,4 +109,4 @@ def sites(database: Database, model: int) -> dict[str, list[str]]:
         rows = connection.execute(
             "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id", (model,)
         ).fetchall()
-    return {row["kind"]: json.loads(row["labels"]) for row in rows}
+    return {row["kind"]: parsed(row["labels"]) for row in rows}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ import numpy as np
 
 from ...results import DamagedFile
 from .database import Database
-from .errors import REPAIR, UnknownModel
+from .errors import REPAIR, UnknownModel, parsed
 from .filters import where
 from .names import check_name
 from .record import Block, Facts, Mapped, Stored
@@ -67,7 +66,7 @@ class Reader:
           FROM models WHERE {condition} ORDER BY id LIMIT ? OFFSET ?"""
         with self.database.reading() as connection:
             found = connection.execute(text, (*values, -1 if limit is None else limit, offset)).fetchall()
-        return [{**dict(row), "tags": json.loads(row["tags"]), "kinds": json.loads(row["kinds"])} for row in found]
+        return [{**dict(row), "tags": parsed(row["tags"]), "kinds": parsed(row["kinds"])} for row in found]
 
     def failures(self) -> list[dict[str, Any]]:
         with self.database.reading() as connection:
@@ -92,7 +91,7 @@ class Reader:
         blocks = {p["kind"]: self._block(p, row["name"]) for p in places if kinds is None or p["kind"] in kinds}
         facts = Facts(tuple(tag["tag"] for tag in tags), row["task"], row["source"], row["parent"])
         return Stored(
-            row["name"], row["digest"], row["architecture"], row["parameters"], blocks, facts, json.loads(row["about"]),
+            row["name"], row["digest"], row["architecture"], row["parameters"], blocks, facts, parsed(row["about"]),
             id=row["id"], added=row["added"],
         )  # fmt: skip
 
@@ -101,7 +100,7 @@ class Reader:
         rows = read_rows(path, place["first"], place["rows"], place["width"])
         if checksum(rows) != place["checksum"]:
             raise DamagedFile(f"{path} has other bytes than were written for {name!r}: it was changed. {REPAIR}")
-        return Block(rows, tuple(json.loads(place["labels"])))
+        return Block(rows, tuple(parsed(place["labels"])))
 
     def mapped(self, kind: str, **filters: Any) -> Mapped:
         """The rows of a kind on the disk, and where those of the models are that pass the filters."""
@@ -165,8 +164,8 @@ class Reader:
                 for row in connection.execute(f"{text} ({', '.join('?' * len(some))})", (kind, *some)):
                     found[row["id"]] = {
                         **dict(row),
-                        "tags": json.loads(row["tags"]),
-                        "labels": json.loads(row["labels"]),
+                        "tags": parsed(row["tags"]),
+                        "labels": parsed(row["labels"]),
                     }
         return found
 

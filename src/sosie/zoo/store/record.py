@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +69,17 @@ class Record:
         check_name(self.name)
         check_text(self.digest, "digest")
         check_text(self.architecture, "architecture")
-        if isinstance(self.parameters, bool) or not isinstance(self.parameters, int) or self.parameters < 0:
+        if (
+            isinstance(self.parameters, bool)
+            or not isinstance(self.parameters, int)
+            or not 0 <= self.parameters < 2**63
+        ):
             raise ValueError(f"{self.name!r}: a number of parameters is a whole number, got {self.parameters!r}")
+        try:
+            json.dumps([self.about, *(block.labels for block in self.blocks.values())], ensure_ascii=False).encode()
+            json.dumps(self.about, allow_nan=False)
+        except (ValueError, TypeError, RecursionError) as error:  # half a character; numbers that JSON has not
+            raise ValueError(f"{self.name!r}: what is said of it cannot be kept: {error}") from error
         for kind in self.blocks:
             check_kind(kind)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import statements
 from .database import Database
+from .errors import ZooGone
 from .lock import only_writer
 from .reading import Reader
 from .record import Block, Facts, Record
@@ -35,6 +36,8 @@ class Store(Reader):
         return cls(folder, wait)
 
     def writer(self) -> AbstractContextManager[None]:
+        if not self.folder.is_dir():
+            raise ZooGone(f"no folder {self.folder}: the zoo was moved or deleted")
         if not os.access(self.folder, os.W_OK):
             raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
         return only_writer(self.folder / "zoo.lock", self.wait)

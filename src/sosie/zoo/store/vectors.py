@@ -35,7 +35,7 @@ def generation_of(name: str) -> int:
 
 def placed(folder: Path, name: str) -> Path:
     """The file of that name, which never lies outside the folder."""
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise DamagedFile(f"the database of {folder} names the file {name!r}, which no zoo has")
     return folder / name
 
