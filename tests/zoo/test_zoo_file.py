@@ -39,6 +39,14 @@ def test_an_empty_zoo_is_exported_too(tmp_path: Path) -> None:
     assert len(Zoo.import_(tmp_path / "z.sosiezoo", tmp_path / "copy")) == 0
 
 
+@pytest.mark.parametrize("name", ["zoo.sqlite", "vectors/../zoo.sqlite", "new.sosiezoo"])
+def test_no_export_into_the_zoo_itself(tmp_path: Path, name: str) -> None:
+    zoo = new_zoo(tmp_path, 2)
+    with pytest.raises(ValueError, match="own folder"):
+        zoo.export(zoo.folder / name)
+    assert zoo.check().problems == ()
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
     """The tensors and the facts of an exported zoo, to be changed."""

@@ -51,6 +51,10 @@ class Training(AbstractContextManager["Training"]):
             raise ValueError(f"need one label an image, got {len(images)} images and {len(labels)} labels")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip!r}: the longest gradient that is left as it is, a number over 0, or None")
+        if masks is not None and not callable(getattr(masks, "hold", None)):
+            raise TypeError(
+                f"masks={masks!r}: the masks themselves, such as random_masks(model, 0.9), or a Regrow that moves them"
+            )
         if mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.stepper = model, images, labels, stepper

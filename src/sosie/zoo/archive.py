@@ -32,6 +32,8 @@ _RESERVED = ("facts", "probe")
 
 def export(zoo: Zoo, path: Path) -> Path:
     """Whole or not at all; a model that is changed, added or removed meanwhile is in it, or is not."""
+    if path.resolve().is_relative_to(zoo.folder.resolve()):
+        raise ValueError(f"{path} is inside the zoo's own folder, whose files it might replace: name one elsewhere")
     check_writable(path)
     names = list(zoo)
     probe = zoo.probe_path.read_bytes()
