@@ -327,7 +327,8 @@ def test_lasso_of_more_neurons_than_rows_and_unequal_sizes(alpha: float) -> None
 )
 def test_lasso_meets_the_conditions_of_a_minimum(n: int, p: int, q: int, alpha: float, seed: int) -> None:
     a, b = correlated_rows(n=n, p=p, q=q, seed=seed)
-    assert lasso_conditions_missed(a, b, fit(f"lasso(alpha={alpha})", joint(a, b)), alpha) < 1e-6
+    missed = lasso_conditions_missed(a, b, fit(f"lasso(alpha={alpha})", joint(a, b)), alpha)
+    assert missed < 1e-6 * max(1.0, alpha)  # slopes are held against alpha
 
 
 def test_a_strong_penalty_leaves_no_weights_and_a_weak_one_least_squares() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
@@ -46,7 +48,10 @@ def test_one_that_comes_is_answered_on_a_connection_that_is_kept(port: int) -> N
     with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
         for _ in range(2):
             caller.sendall(request)
-            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+            answer = HTTPResponse(caller)
+            answer.begin()
+            assert answer.status == 200
+            assert json.loads(answer.read())["id"] == 1
         caller.sendall(request[:20])  # and the next begins, but does not end
         while caller.recv(65536):
             pass
