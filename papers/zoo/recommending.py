@@ -41,7 +41,7 @@ def recommend(s: Settings) -> dict[str, Any]:
     judged = {score: _judged(s, score, scores, truths[0], groups) for score in SCORES}
     chance = {target: _chance(truth) for target, truth in truths[0].items()}
     again = _again(truths)
-    return {"numbers": _numbers(judged, chance, again), "scores": judged, "chance": chance, "again": again}
+    return {"numbers": _numbers(judged, chance), "scores": judged, "chance": chance, "again": again}
 
 
 def _truths(s: Settings) -> list[dict[str, dict[str, float]]]:
@@ -160,9 +160,7 @@ def _again(truths: Sequence[dict[str, dict[str, float]]]) -> dict[str, float | N
     return {target: spearman(list(of.values()), [second[target][name] for name in of]) for target, of in first.items()}
 
 
-def _numbers(
-    judged: dict[str, Any], chance: dict[str, dict[str, float]], again: dict[str, float | None]
-) -> dict[str, float | None]:
+def _numbers(judged: dict[str, Any], chance: dict[str, dict[str, float]]) -> dict[str, float | None]:
     numbers: dict[str, float | None] = {}
     for score, found in judged.items():
         numbers |= {f"{score}_{key}": found[key] for key in ("spearman", "kendall", "within", "regret_1", "regret_5")}
@@ -170,7 +168,6 @@ def _numbers(
     for key in ("regret_1", "regret_5"):
         numbers[f"random_{key}"] = _mean([cell[key] for cell in chance.values()])
         numbers[f"probe_share_{key}"] = _ratio(numbers[f"{PROBE}_{key}"], numbers[f"random_{key}"])
-    numbers["again_spearman"] = _mean(list(again.values()))
     best = max(numbers[f"{score}_spearman"] or -1.0 for score in BASELINES)
     numbers["probe_over_baselines"] = (numbers[f"{PROBE}_spearman"] or -1.0) - best
     return numbers

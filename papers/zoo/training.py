@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from counting import spearman
 from data import Images, Prepare, learnt, task, tested
 from networks import (
     Job,
@@ -148,7 +149,10 @@ def finetune(s: Settings) -> dict[str, Any]:
 
 def finetune_again(s: Settings) -> dict[str, Any]:
     """The same with another head and another order of the images: how far the truth agrees with itself."""
-    return _finetune(s, 1)
+    found, first = _finetune(s, 1), _finetune(s, 0)["accuracies"]
+    agreed = [spearman(first[name], reached) for name, reached in found["accuracies"].items()]
+    found["numbers"]["agreement"] = sum(each or 0.0 for each in agreed) / len(agreed)
+    return found
 
 
 def _finetune(s: Settings, seed: int) -> dict[str, Any]:

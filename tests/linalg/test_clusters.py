@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sosie.linalg import adjusted_rand_index, cluster, most_similar
+from sosie.linalg import adjusted_rand_index, cluster, clusterings, most_similar
 
 
 def similarities(seed: int, n: int = 30) -> torch.Tensor:
@@ -25,6 +25,17 @@ def test_groups_are_those_of_scikit_learn(count: int) -> None:
         assert len(found.unique()) == count
         firsts = [int((found == k).nonzero()[0]) for k in range(count)]
         assert firsts == sorted(firsts)
+
+
+@pytest.mark.parametrize("count", [1, 3, 29])
+def test_groups_by_ward_are_those_of_scikit_learn(count: int) -> None:
+    sklearn = pytest.importorskip("sklearn.cluster")
+    for seed in range(4):
+        x = torch.randn(30, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x = x / x.norm(dim=1, keepdim=True)
+        theirs = sklearn.AgglomerativeClustering(n_clusters=count, linkage="ward").fit_predict(x.numpy())
+        (found,) = clusterings(x @ x.T, [count], ward=True)
+        assert adjusted_rand_index(found, torch.from_numpy(theirs)) == 1
 
 
 def test_ties_leave_the_number_of_groups_as_asked() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,12 @@ def cluster(similarity: Tensor, count: int) -> Tensor:
     return clusterings(similarity, [count])[0]
 
 
-def clusterings(similarity: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """`cluster` for several numbers of groups, from one linkage."""
+def clusterings(similarity: Tensor, counts: Sequence[int], *, ward: bool = False) -> list[Tensor]:
+    """`cluster` for several numbers of groups, from one linkage.
+
+    `ward`: instead the groups are merged whose squared distances 2 − 2 similarity to their middle grow least (Ward
+    1963). Average linkage cuts off outliers one by one; this makes groups of similar size.
+    """
     from scipy.cluster.hierarchy import linkage
 
     n = _checked(similarity)
@@ -28,7 +33,10 @@ def clusterings(similarity: Tensor, counts: Sequence[int]) -> list[Tensor]:
         return [torch.zeros(1, dtype=torch.long) for _ in counts]
     first, second = torch.triu_indices(n, n, 1)
     both = similarity.detach().cpu().double()
-    merges = linkage((1 - (both + both.T) / 2)[first, second].numpy(), "average")[:, :2].astype(int).tolist()
+    apart = (1 - (both + both.T) / 2)[first, second].numpy()
+    if ward:
+        apart = np.sqrt(2 * np.where(apart > 0, apart, 0.0))  # rounding took those of equals past 0
+    merges = linkage(apart, "ward" if ward else "average")[:, :2].astype(int).tolist()
     return [_without_last(merges, n, count) for count in counts]
 
 

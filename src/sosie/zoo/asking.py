@@ -128,7 +128,7 @@ class Asking(ABC):
         landmarks: int | None = None,
         seed: int = 0,
     ) -> Clusters:
-        """Models in `k` groups by average linkage; None: as many, of 2 to 20, as have the largest mean silhouette.
+        """Models in `k` groups by Ward's linkage; None: as many, of 2 to 20, as have the largest mean silhouette.
 
         Of more than 5,000 models, 500 `landmarks` are put into groups, half of them drawn by `seed`, half those least
         like the rest, and each other model joins the group whose landmarks it is most like on average.

@@ -41,7 +41,7 @@ def find_clusters(
     most = models if used is None else used
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
         raise ValueError(f"k={count!r}: a number of clusters from 1 to {most}, or None" + _of(used))
-    notes = ["Average linkage on 1 − similarity, estimated from the short vectors."]
+    notes = ["Ward's linkage on distances √(2 − 2 similarity), estimated from the short vectors."]
     if used is None:
         groups = of_all(square(mapped), count)
     else:
@@ -75,7 +75,7 @@ def _of(used: int | None) -> str:
 
 def of_all(similarity: Array, count: int | None) -> Groups:
     """From all pairs."""
-    tried = clusterings(torch.from_numpy(similarity), _numbers(count, len(similarity)))
+    tried = clusterings(torch.from_numpy(similarity), _numbers(count, len(similarity)), ward=True)
     return _best([measured(similarity, labels.numpy()) for labels in tried])
 
 
@@ -104,7 +104,7 @@ def of_some(chosen: Whole, similarity: Any, count: int | None) -> Groups:
     inner = similarity[chosen].astype(np.float64)
     inner = (inner + inner.T) / 2
     np.fill_diagonal(inner, 1.0)
-    tried = clusterings(torch.from_numpy(inner), _numbers(count, len(inner)))
+    tried = clusterings(torch.from_numpy(inner), _numbers(count, len(inner)), ward=True)
     return _best([_joined(chosen, similarity, inner, labels.numpy()) for labels in tried])
 
 
