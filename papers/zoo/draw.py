@@ -25,7 +25,7 @@ ASKED = (  # who, whose relation, in words
     ("rounded", "parent", "rounded:\nparent"),
     ("scratch", "seed", "from scratch:\nother seed"),
     ("scratch", "data", "from scratch:\nsame data"),
-    ("scratch", "architecture", "from scratch: same\narchitecture"),
+    ("scratch", "architecture", "from scratch:\nsame architecture"),
 )
 
 

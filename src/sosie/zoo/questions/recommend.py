@@ -87,7 +87,7 @@ def _answer(
     notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
     if by != PROBE:
         notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
-        notes.append("Scores without labels hardly foretell what fine-tuning gives: with labels, probe_layer= does better.")
+        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, probe_layer= does better.")
     return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
 
 
