@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,6 @@ def share(hits: Sequence[bool], chances: Sequence[float]) -> dict[str, Any]:
     found = sum(hits) / len(hits)
     low, high = wilson(found, len(hits))
     return {"n": len(hits), "share": found, "low": low, "high": high, "chance": sum(chances) / len(chances)}
-
-
-def adjusted_rand(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
-    """Pairs that two groupings agree on, 0 at chance and 1 if they are the same (Hubert and Arabie 1985)."""
-    if len(first) != len(second) or len(first) < 2:
-        raise ValueError(f"need the groups of the same things, two at least, got {len(first)} and {len(second)}")
-
-    def pairs(groups: Sequence[Hashable]) -> int:
-        return sum(math.comb(count, 2) for count in Counter(groups).values())
-
-    both, one, other = pairs(list(zip(first, second, strict=True))), pairs(first), pairs(second)
-    expected, most = one * other / math.comb(len(first), 2), (one + other) / 2
-    return 1.0 if most == expected else (both - expected) / (most - expected)  # all alone, or all in one group, twice
 
 
 def auroc(positive: Sequence[float], negative: Sequence[float]) -> float:

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from counting import adjusted_rand, auroc, share
+import numpy as np
+import torch
+from counting import auroc, share
 from filling import Known, filled, known
 from networks import COPIES
 from settings import Settings
 
 from sosie import Zoo
+from sosie.linalg import adjusted_rand_index
 
 Networks = dict[str, Known]
 Is = Callable[[Known, Known], bool]
@@ -224,7 +227,9 @@ def _agreement(zoo: Zoo, networks: Networks, kind: str, what: str, many: int | N
     answer = zoo.clusters(many, kind, tag="ours")
     rows = answer.rows()
     truth = [getattr(networks[row["name"]], what) for row in rows]
-    return {"groups": answer.asked["clusters"], "rand": adjusted_rand([row["cluster"] for row in rows], truth)}
+    found, wanted = (np.unique(each, return_inverse=True)[1] for each in ([row["cluster"] for row in rows], truth))
+    rand = adjusted_rand_index(torch.from_numpy(found), torch.from_numpy(wanted))
+    return {"groups": answer.asked["clusters"], "rand": rand}
 
 
 def _map(zoo: Zoo, networks: Networks) -> dict[str, Any]:

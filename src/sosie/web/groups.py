@@ -11,7 +11,7 @@ from ..zoo.store.errors import UnknownModel
 from ..zoo.store.listing import numbers_of, short_facts
 from .asking import WHAT
 
-MOST_HELD = 20_000  # models of which every pair is looked at for duplicates
+MOST_HELD = 20_000  # models: among more, duplicates take longer than a reader waits
 SAME, ALIKE = "same weights", "alike at every site"
 
 
