@@ -86,6 +86,7 @@ class Settings:
     table_5_sparsities: tuple[float, ...] = (0.95, 0.98)
     table_5_seeds: tuple[int, ...] = tuple(range(10))  # [one]
     table_5_rest: tuple[float, ...] = (0.70, 0.85, 0.90, 0.998)  # the first seed alone
+    table_5_longer: Recipe = Recipe(epochs=24)  # the first sparsity again
     sparse: Recipe = Recipe(epochs=12)  # tables 2 and 3, figure 2: CIFAR-10
     sparsity: float = 0.95
     table_3_seeds: tuple[int, ...] = tuple(range(5))  # [one]
@@ -127,6 +128,7 @@ def small(full: Settings) -> Settings:
         table_5_sparsities=(0.5, 0.6),
         table_5_seeds=(0, 1),
         table_5_rest=(0.2, 0.3, 0.4, 0.7),
+        table_5_longer=tiny,  # the networks of table 5
         sparse=tiny,
         sparsity=0.5,
         table_3_seeds=(0, 1),
@@ -162,6 +164,7 @@ def net_epochs(s: Settings) -> dict[str, float]:
         "table-4 (ResNet-18, -50)": 2 * len(s.table_4_networks) * s.table_4.epochs,
         "figure-1 (ResNet-56)": (1 + len(s.figure_1_weights)) * s.figure_1.epochs,
         "table-5-rest": 3 * len(s.table_5_rest) * s.table_5.epochs,
+        "table-5-longer": 3 * len(s.table_5_seeds) * s.table_5_longer.epochs,
     }
 
 

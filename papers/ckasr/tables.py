@@ -37,26 +37,32 @@ def dense(settings: Settings) -> dict[str, Any]:
 
 def table_5(settings: Settings) -> dict[str, Any]:
     """CIFAR-100, none / CKA-SR / AugCKA-SR at two sparsities, ten seeds."""
-    return _table_5(settings, settings.table_5_sparsities, settings.table_5_seeds)
+    levels = dict(zip(("main", "high"), settings.table_5_sparsities, strict=True))
+    return _table_5(settings, settings.table_5, levels, settings.table_5_seeds)
 
 
 def table_5_rest(settings: Settings) -> dict[str, Any]:
     """The other sparsities, one seed."""
-    return _table_5(settings, settings.table_5_rest, settings.table_5_seeds[:1])
+    levels = {f"level_{k}": sparsity for k, sparsity in enumerate(settings.table_5_rest)}
+    return _table_5(settings, settings.table_5, levels, settings.table_5_seeds[:1])
 
 
-def _table_5(settings: Settings, sparsities: Sequence[float], seeds: Sequence[int]) -> dict[str, Any]:
-    levels = ("main", "high") if len(seeds) > 1 else tuple(f"level_{k}" for k in range(len(sparsities)))
+def table_5_longer(settings: Settings) -> dict[str, Any]:
+    """The first sparsity with twice the epochs: do gains wait for a longer training?"""
+    return _table_5(
+        settings, settings.table_5_longer, {"longer": settings.table_5_sparsities[0]}, settings.table_5_seeds
+    )
+
+
+def _table_5(settings: Settings, recipe: Recipe, levels: Mapping[str, float], seeds: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     numbers: Numbers = {}
     arms = (NONE, CKA_SR, AUGMENTED)
-    every = {
-        sparsity: jobs_of(settings, "cifar100", settings.table_5, arms, seeds, sparsity) for sparsity in sparsities
-    }
+    every = {level: jobs_of(settings, "cifar100", recipe, arms, seeds, sparsity) for level, sparsity in levels.items()}
     records = train(settings, [job for jobs in every.values() for job in jobs])
-    for level, (sparsity, jobs) in zip(levels, every.items(), strict=True):
+    for level, jobs in every.items():
         by_arm = arranged(jobs, records)
-        found[level] = {"sparsity": sparsity, **described(by_arm)}
+        found[level] = {"sparsity": levels[level], **described(by_arm)}
         numbers |= {f"{level}_{key}": value for key, value in flat(found[level]).items()}
         both = compared(by_arm, "cka_sr", "augcka_sr")
         found[level]["augmented_over_cka_sr"] = both
