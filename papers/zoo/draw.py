@@ -58,7 +58,7 @@ def finetune(found: dict[str, Any]) -> Any:
         axis.set_title(target)
         axis.set_xticks(range(len(datasets)), datasets, rotation=60, ha="right")
     axes[0, 0].set_ylabel("accuracy after fine-tuning")
-    axes[0, 0].legend(frameon=False)
+    axes[0, -1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -90,10 +90,10 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     parents: tuple[int, ...] = (0, 1)  # the seeds whose networks have children
     further: int = 2  # data sets that each parent is fine-tuned on
-    scratch: Recipe = Recipe(steps=600, rate=2e-3)
-    fine_tune: Recipe = Recipe(steps=250, rate=1e-3)
-    train_on: Recipe = Recipe(steps=150, rate=5e-4)  # near copies
-    real: Recipe = Recipe(steps=150, rate=1e-3, batch=50)  # fine-tuning on the targets
+    scratch: Recipe = Recipe(steps=2000, rate=2e-3)
+    fine_tune: Recipe = Recipe(steps=800, rate=1e-3)
+    train_on: Recipe = Recipe(steps=500, rate=5e-4)  # near copies
+    real: Recipe = Recipe(steps=300, rate=1e-3, batch=50)  # fine-tuning on the targets
     tested: int = 2000  # images at most
     coefficients: int = 12345  # the seed of those that all networks of atoms share
     workers: int = 2  # processes of what needs no GPU
