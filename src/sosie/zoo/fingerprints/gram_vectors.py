@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...capture import Chunk
+from ...engine.digest import Digest
 from ...engine.precision import products
 from ...engine.sources import ModelSource
 from ...linalg import centred_diagonal, double_centred, gram_stack, live_gram, u_centred, widened
@@ -30,6 +31,7 @@ class GramVectors:
     sites: tuple[str, ...]
     vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU
     left_out: dict[str, str]
+    model: Digest  # of the weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
         found = _read(source, probe)
+        model = source.begun_digest()  # now, while a GPU is still busy with the pass
     kept, vectors, left_out = [], [], {}
     for sites in _groups(list(found), probe.n):
         there, lengths = _vectors([found[site] for site in sites])
@@ -62,7 +65,7 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
                 vectors.append(vector)
     if not kept:
         raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
-    return GramVectors(tuple(kept), torch.stack(vectors), left_out)
+    return GramVectors(tuple(kept), torch.stack(vectors), left_out, model)
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
