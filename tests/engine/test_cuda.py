@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.engine.digest import Digest, digest_of
+from sosie.linalg import gram_cuda
+from sosie.zoo.fingerprints import Probe, fingerprint, gram_vectors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
@@ -159,3 +162,40 @@ def test_a_digest_is_begun_without_waiting_for_the_device() -> None:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert begun.read() == wanted
+
+
+@pytest.mark.parametrize("triton", [True, False])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_a_fingerprint_is_that_of_a_cpu(offset: float, triton: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not triton:
+        monkeypatch.setattr(gram_cuda, "suits", lambda stack, about="mean": False)
+    model, x = cnn(0), torch.rand(131, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        next(module for module in model.modules() if isinstance(module, nn.Conv2d)).bias += offset
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # the forward passes are to be the same
+    here, there = (fingerprint(model, x, kinds="cka", device=device) for device in ("cpu", "cuda"))
+    torch.backends.cudnn.allow_tf32 = before
+    assert here.sites == there.sites
+    assert here.about["model"] == there.about["model"]
+    np.testing.assert_allclose(there.cosine(here, exact=True), here.cosine(here, exact=True), atol=2e-3)
+
+
+def test_a_fingerprint_waits_for_the_device_only_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until every site's Gram matrix and the digest are queued, nothing is asked of the device."""
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20)).cuda()
+    probe = Probe.of(torch.randn(140, 40, device="cuda"))
+    fingerprint(model, probe, kinds="cka")  # kernels are compiled and tables made
+    vectors_of = gram_vectors._vectors
+
+    def waiting(made: list[Any]) -> tuple[Tensor, Tensor]:
+        torch.cuda.set_sync_debug_mode(before)
+        return vectors_of(made)
+
+    monkeypatch.setattr(gram_vectors, "_vectors", waiting)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fingerprint(model, probe, kinds="cka")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
