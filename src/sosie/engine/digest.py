@@ -51,7 +51,7 @@ class Digest:
                 streams[flat.element_size()].append(flat)
                 part = f"{part.dtype}{tuple(part.shape)}"
             self._text.append(f"{kind} {len(part)}:{part}")
-        self._runs = [list(_runs([flat for flat in stream if len(flat)])) for stream in streams.values()]
+        self._runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
 
     def read(self) -> str:
         here = _on_the_cpu([sums for runs in self._runs for _, sums in runs])
@@ -101,30 +101,29 @@ def _runs(stream: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         run = list(same)
         size = PIECE * WORD // run[0].element_size()
         first, before = divmod(at, size)
-        at += sum(map(len, run))
+        at += sum(flat.numel() for flat in run)
         whole = [run[0].new_zeros(before), *run]
         yield first, torch.cat([_sums(parts) for parts in _cut(whole, size * AT_ONCE[device.type])], dim=1)
 
 
 def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Stretches of a stream, `size` numbers each but for the last."""
-    parts, room = [], size
+    parts: list[Tensor] = []
+    room = size
     for rest in tensors:
-        while len(rest):
-            parts.append(rest[:room])
-            rest = rest[room:]
-            room -= len(parts[-1])
-            if not room:
-                yield parts
-                parts, room = [], size
-    if parts:
-        yield parts
+        while rest.numel() > room:
+            yield [*parts, rest[:room]] if room else parts
+            parts, rest, room = [], rest[room:], size
+        if rest.numel():
+            parts.append(rest)
+            room -= rest.numel()
+    yield parts
 
 
 def _sums(parts: list[Tensor]) -> Tensor:
     """(2, pieces) of a stretch; the end is filled up with zeros."""
     a_word = WORD // parts[0].element_size()
-    count = sum(map(len, parts))
+    count = sum(part.numel() for part in parts)
     if lacking := -count % (a_word if count <= a_word * PIECE else a_word * PIECE):
         parts = [*parts, parts[0].new_zeros(lacking)]
     words = parts[0] if len(parts) == 1 and a_word == 1 else torch.cat(parts).view(torch.int32)
