@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.digest import DigestAhead, digest_of
+from sosie.engine.digest import Digest, digest_of
+from sosie.linalg import gram_cuda
+from sosie.zoo.fingerprints import Probe, fingerprint, gram_vectors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
@@ -134,4 +137,65 @@ def test_a_digest_does_not_depend_on_where_the_weights_are() -> None:
     here = {**cnn(0).state_dict(), "half": torch.arange(6).half().view(2, 3), "one": torch.tensor(2), "prepare": "x"}
     there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in here.items()}
     there["half"] = there["half"].t().contiguous().t()  # not as it lies in memory
-    assert DigestAhead(there).of(there) == digest_of(there) == digest_of(here)
+    there["apart"], here["apart"] = [torch.arange(5.0)] * 2  # on the CPU, behind others of its type
+    assert digest_of(there) == digest_of(here)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+def test_a_digest_of_many_pieces_is_the_same_on_a_gpu(dtype: torch.dtype) -> None:
+    """More than are taken at once, a tensor that is longer than that, and a rest that is no word."""
+    drawn = [torch.randint(2, (count,), generator=torch.Generator().manual_seed(count)) for count in (3, 2**20 + 5)]
+    here = [each.to(dtype) for each in (*drawn, torch.randn(5 * 2**22).to(dtype), torch.randn(77, 13).to(dtype).T)]
+    there = [each.cuda() for each in here]
+    assert digest_of(there) == digest_of(here)
+    there[2].view(torch.uint8)[-1] ^= 1
+    assert digest_of(there) != digest_of(here)
+
+
+def test_a_digest_is_begun_without_waiting_for_the_device() -> None:
+    weights = [torch.randn(2**k + 1, device="cuda") for k in range(20)]
+    wanted = digest_of(weights)  # the numbers that words are multiplied by are there from now on
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        begun = Digest(weights)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert begun.read() == wanted
+
+
+@pytest.mark.parametrize("triton", [True, False])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_a_fingerprint_is_that_of_a_cpu(offset: float, triton: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not triton:
+        monkeypatch.setattr(gram_cuda, "suits", lambda stack, about="mean": False)
+    model, x = cnn(0), torch.rand(131, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        next(module for module in model.modules() if isinstance(module, nn.Conv2d)).bias += offset
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # the forward passes are to be the same
+    here, there = (fingerprint(model, x, kinds="cka", device=device) for device in ("cpu", "cuda"))
+    torch.backends.cudnn.allow_tf32 = before
+    assert here.sites == there.sites
+    assert here.about["model"] == there.about["model"]
+    np.testing.assert_allclose(there.cosine(here, exact=True), here.cosine(here, exact=True), atol=2e-3)
+
+
+def test_a_fingerprint_waits_for_the_device_only_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until every site's Gram matrix and the digest are queued, nothing is asked of the device."""
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20)).cuda()
+    probe = Probe.of(torch.randn(140, 40, device="cuda"))
+    fingerprint(model, probe, kinds="cka")  # kernels are compiled and tables made
+    vectors_of = gram_vectors._vectors
+
+    def waiting(made: list[Any]) -> tuple[Tensor, Tensor]:
+        torch.cuda.set_sync_debug_mode(before)
+        return vectors_of(made)
+
+    monkeypatch.setattr(gram_vectors, "_vectors", waiting)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fingerprint(model, probe, kinds="cka")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -24,12 +24,46 @@ def test_centred_blocks(tf32: bool, blocks: int, b: int, width: int, offset: flo
     if not gram_cuda.available():
         pytest.skip("needs Triton")
     stack = torch.randn(blocks, b, width, generator=torch.Generator().manual_seed(0)) + offset
-    grams, lengths = gram_cuda.gram_blocks(stack.cuda(), centre=True, tf32=tf32)
+    grams, lengths = gram_cuda.gram_blocks(stack.cuda(), about="mean", tf32=tf32)
     mean = stack.double().mean(1, keepdim=True)
     truth = (stack.double() - mean) @ (stack.double() - mean).transpose(1, 2)
     error = float((grams.cpu().double() - truth).abs().max() / truth.abs().max())
     assert error < (2e-3 if tf32 else 2e-5)
     assert torch.allclose(lengths.cpu().double(), b * mean.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [4, 100, 128, 129, 256, 300])
+@pytest.mark.parametrize("width", [7, 1000, 70_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@precision
+def test_rows_less_the_first(tf32: bool, n: int, width: int, dtype: torch.dtype) -> None:
+    """At an offset that leaves a number's digits to the spread, if only a few: a thousand times that in float32."""
+    if not gram_cuda.available("first"):
+        pytest.skip("needs Triton")
+    random = torch.Generator().manual_seed(0)
+    for offset in (0.0, 1e3 if dtype == torch.float32 else 30.0):
+        rows = (torch.randn(n, width, generator=random, dtype=torch.float64) + offset).to(dtype)
+        grams, lengths = gram_cuda.gram_blocks(rows.cuda()[None], about="first", tf32=tf32)
+        centred = rows.double() - rows[:1].double()
+        truth = centred @ centred.T
+        error = float((grams[0].cpu().double() - truth).abs().max() / truth.abs().max())
+        assert error < (2e-3 if tf32 else 2e-5)
+        assert float(lengths[0]) == pytest.approx(float(rows[0].double().square().sum()), rel=1e-4)
+
+
+def test_rows_less_the_first_in_several_blocks_and_turned() -> None:
+    if not gram_cuda.available("first"):
+        pytest.skip("needs Triton")
+    stack = torch.randn(3, 500, 150, generator=torch.Generator().manual_seed(0)).transpose(1, 2) + 10
+    grams, lengths = gram_cuda.gram_blocks(stack.cuda(), about="first", tf32=False)
+    centred = stack.double() - stack[:, :1].double()
+    torch.testing.assert_close(grams.cpu().double(), centred @ centred.mT, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(lengths.cpu(), stack[:, 0].square().sum(1), rtol=1e-4, atol=0)
+
+
+def test_only_the_first_row_is_taken_off_many() -> None:
+    with pytest.raises(ValueError, match="129 rows about 'mean': 128 rows at most"):
+        gram_cuda.gram_blocks(torch.ones(1, 129, 8, device="cuda"), about="mean", tf32=True)
 
 
 @pytest.mark.parametrize("shape", [(4, 64, 5120), (2, 64, 7), (1, 130, 4096)])

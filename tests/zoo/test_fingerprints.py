@@ -40,7 +40,7 @@ def test_the_cosine_of_exact_vectors_is_debiased_cka() -> None:
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_exact_vectors_against_the_measure_itself(offset: float, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpu`: by the way that a GPU goes, where the first row is taken off only if a few rows say that it matters."""
+    """`gpu`: by the way that a GPU without Triton goes."""
     monkeypatch.setattr(gram_vectors, "_on_gpu", lambda tensor: gpu)
     model = nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 3)).eval()
     rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))

@@ -37,9 +37,10 @@ def repeated_blocks(names: Names) -> list[str]:
 def _is_block(names: Names, name: str) -> bool:
     """A part of the model that computes something out of other parts; no mere container of them."""
     kind = type(names.by_name[name])
+    if not name or names.is_leaf(name) or kind is nn.Sequential:
+        return False
     # Looked up without descriptors: a scripted module's forward cannot be read off its class.
-    called = kind is not nn.Sequential and getattr_static(kind, "forward") is not nn.Module.forward
-    return bool(name) and called and not names.is_leaf(name)
+    return getattr_static(kind, "forward") is not nn.Module.forward
 
 
 def _repeated_classes(names: Names) -> set[type]:

@@ -63,7 +63,11 @@ def select(model: nn.Module, sites: Any = None) -> dict[str, Wanted]:
     module's name (every call of it), "name@k" (its k-th call), a glob (`*` crosses dots; an exact name wins),
     a module type, a module of the model, "leaves", "blocks", or "." for the model's own output.
     """
-    names = Names.of(unwrap(model))
+    return selected(Names.of(unwrap(model)), sites)
+
+
+def selected(names: Names, sites: Any = None) -> dict[str, Wanted]:
+    """The same, of a model whose names are known."""
     found: dict[str, Wanted] = {}
     for name, call, exact in _asked_for(names, sites):
         found.setdefault(name, Wanted(names.by_name[name])).add(call, exact=exact)

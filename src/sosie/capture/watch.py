@@ -15,7 +15,7 @@ from .keep import Keep
 from .layout import is_channels_last
 from .names import Names, is_compiled, unwrap
 from .outputs import activation_in
-from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, select
+from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
 Sink = Callable[[Site, Tensor], Any]
 
@@ -50,7 +50,7 @@ class Seen:
     def __init__(self, model: nn.Module, sites: Any, sink: Sink | None) -> None:
         self._root = unwrap(model)
         self._names = Names.of(self._root)
-        self._wanted = select(model, sites)
+        self._wanted = selected(self._names, sites)
         self._keep = Keep() if sink is None else None
         self._sink: Sink = sink or self._keep  # type: ignore[assignment]
         self._handles: list[RemovableHandle] = []

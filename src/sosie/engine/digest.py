@@ -1,104 +1,151 @@
-"""Short digests, to tell whether saved statistics belong to these models and these data."""
+"""Short digests, to tell whether saved statistics belong to these models and these data.
+
+Tensors are digested where they are: a GPU sends a few sums over and not its weights. The bytes are read as 32-bit words
+wᵢ in pieces, and of each piece two sums Σ wᵢ rᵢ mod 2⁶⁴ are taken with fixed odd 64-bit numbers rᵢ (multilinear
+hashing, Carter & Wegman 1979), in integers, so that every device finds the same. SHA-256 of the sums, and of names,
+types, shapes and all that is no tensor, is the digest.
+
+One changed word always changes the sums; for any other two contents of equal layout the chance that a draw of the rᵢ
+gives both the same sums is at most 2⁻⁶⁴, what a digest of 16 hexadecimal digits can do. That is against mistakes, not
+against malice: the rᵢ are known, so whoever chooses the numbers can make two contents of one digest. Nothing that uses
+digests asks for more: they tell that a model, a probe set or a first batch is not the one that was meant, and files of
+others state the digests themselves. Where a file has to be whole, its bytes are hashed (`sosie.zoo.search`).
+"""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
-AHEAD = 2**30  # bytes of weights on a GPU that are copied for a digest at one time
+from ..stats import row_hash
+
+PIECE = 2**18  # words that one pair of sums is of
+AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
+WORD = 4  # bytes
+SEEDS = (1, 2)  # of the numbers of either sum
+OLDER = "what a sosie before 0.1.0 wrote has digests of another kind, and is to be made again"
+_PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 
 
 def digest_of(value: Any) -> str:
     """A short digest of tensors in any structure; of anything else, its text."""
-    found = hashlib.sha256()
-    _feed(found, value)
-    return found.hexdigest()[:16]
+    return Digest(value).read()
 
 
-def _feed(found: hashlib._Hash, value: Any) -> None:
-    if isinstance(value, Tensor):
-        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            found.update(str(key).encode())
-            _feed(found, item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _feed(found, item)
-    else:
-        found.update(repr(value).encode())
-
-
-class DigestAhead:
-    """The digest of a model's weights, made by another thread while the model runs.
-
-    Should the weights have changed by the time it is asked for, it is made anew.
-    """
-
-    def __init__(self, weights: Mapping[str, Any]) -> None:
-        self._marks: dict[str, _Mark] = {}
-        self._found: str | None = None
-        self._thread: threading.Thread | None = None
-        if any(is_lazy(value) for value in weights.values()):
-            return  # the first inputs will tell their shapes
-        self._marks = {name: _Mark(value) for name, value in weights.items()}
-        there = [value for value in weights.values() if isinstance(value, Tensor) and value.device.type != "cpu"]
-        if sum(value.numel() * value.element_size() for value in there) <= AHEAD:
-            # Copied here: the thread has nothing to do with a GPU, which may be recording what the model does.
-            self._thread = threading.Thread(target=self._make, args=(_on_the_cpu(weights),), daemon=True)
-            self._thread.start()
-
-    def _make(self, weights: Mapping[str, Any]) -> None:
-        try:
-            self._found = digest_of(weights)
-        except Exception:  # made anew, it says what is amiss
-            self._found = None
-
-    def of(self, weights: Mapping[str, Any]) -> str:
-        """The digest of these, which are those that it began with unless the model has changed."""
-        if self._thread is not None:
-            self._thread.join()
-        same = self._marks.keys() == weights.keys() and all(self._marks[name].fits(weights[name]) for name in weights)
-        return self._found if same and self._found is not None else digest_of(weights)
-
-
-def _on_the_cpu(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values; those of one type on one device come over in one copy, since each copy waits for the device."""
-    together: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, value in weights.items():
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            together.setdefault((value.device, value.dtype), []).append(name)
-    copies = dict(weights)
-    for names in together.values():
-        tensors = [weights[name].detach() for name in names]
-        parts = torch.cat([each.flatten() for each in tensors]).cpu().split([each.numel() for each in tensors])
-        copies |= {name: part.view(each.shape) for name, part, each in zip(names, parts, tensors, strict=True)}
-    return copies
-
-
-class _Mark:
-    """What tells whether a value is still what it was."""
+class Digest:
+    """A digest that is under way: what is to be computed on a GPU is queued, and waited for when it is read."""
 
     def __init__(self, value: Any) -> None:
-        self.text = None if isinstance(value, Tensor) else repr(value)
-        self.value = value
-        self.version = value._version if isinstance(value, Tensor) and not value.is_inference() else None
+        self._text: list[str] = []
+        streams: dict[int, list[Tensor]] = {width: [] for width in _PARTS_OF_WORDS}
+        for kind, part in _parts(value):
+            if isinstance(part, Tensor):
+                flat = _flat(part)
+                streams[flat.element_size()].append(flat)
+                part = f"{part.dtype}{tuple(part.shape)}"
+            self._text.append(f"{kind} {len(part)}:{part}")
+        self._runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
 
-    def fits(self, value: Any) -> bool:
-        if not isinstance(value, Tensor) or not isinstance(self.value, Tensor):
-            return self.text == repr(value)
-        if self.version is None or self.value._version != self.version:
-            return False
-        # A buffer that was moved to a device and back is another tensor.
-        return _place(self.value) == _place(value) or digest_of(self.value) == digest_of(value)
+    def read(self) -> str:
+        here = _on_the_cpu([sums for runs in self._runs for _, sums in runs])
+        found = hashlib.sha256("".join(self._text).encode())
+        for runs in self._runs:
+            total = torch.zeros(2, max((first + sums.shape[1] for first, sums in runs), default=0), dtype=torch.int64)
+            for first, _ in runs:
+                sums = next(here)
+                total[:, first : first + sums.shape[1]] += sums  # two devices may share a piece
+            found.update(total.numpy().tobytes())
+        return found.hexdigest()[:16]
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor) and value.is_quantized:
+        yield from _parts([str(value.dtype), value.int_repr(), value.dequantize()])  # the latter tells the scale
+    elif isinstance(value, Tensor):
+        yield "tensor", value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield "name", str(key)
+            yield from _parts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield "value", repr(value)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The bytes in order, as integers of at most a word; no copy where they lie in order on a device that can sum."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ValueError(f"cannot digest a tensor of layout {layout}: make it dense")
+    there = tensor.detach() if tensor.device.type in AT_ONCE else tensor.detach().cpu()
+    flat = there.resolve_conj().resolve_neg().reshape(-1)
+    return flat.view(_PARTS_OF_WORDS[min(flat.element_size(), WORD)])
+
+
+def _runs(stream: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Sums (2, pieces) of what follows each other on one device, and which piece of the stream they begin with.
+
+    A stream is all tensors one after the other, wherever they are; what is on another device counts as zeros.
+    """
+    at = 0
+    for device, same in groupby(stream, lambda flat: flat.device):
+        run = list(same)
+        size = PIECE * WORD // run[0].element_size()
+        first, before = divmod(at, size)
+        at += sum(flat.numel() for flat in run)
+        whole = [run[0].new_zeros(before), *run]
+        yield first, torch.cat([_sums(parts) for parts in _cut(whole, size * AT_ONCE[device.type])], dim=1)
+
+
+def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Stretches of a stream, `size` numbers each but for the last."""
+    parts: list[Tensor] = []
+    room = size
+    for rest in tensors:
+        while rest.numel() > room:
+            yield [*parts, rest[:room]] if room else parts
+            parts, rest, room = [], rest[room:], size
+        if rest.numel():
+            parts.append(rest)
+            room -= rest.numel()
+    yield parts
+
+
+def _sums(parts: list[Tensor]) -> Tensor:
+    """(2, pieces) of a stretch; the end is filled up with zeros."""
+    a_word = WORD // parts[0].element_size()
+    count = sum(part.numel() for part in parts)
+    if lacking := -count % (a_word if count <= a_word * PIECE else a_word * PIECE):
+        parts = [*parts, parts[0].new_zeros(lacking)]
+    words = parts[0] if len(parts) == 1 and a_word == 1 else torch.cat(parts).view(torch.int32)
+    pieces = words.view(-1, min(len(words), PIECE))
+    return torch.stack([(pieces * factors[: pieces.shape[1]]).sum(1) for factors in _factors(words.device)])
+
+
+@lru_cache(maxsize=16)
+def _factors(device: torch.device) -> Tensor:
+    """(2, PIECE) the numbers rᵢ. The copy is waited for, so that any stream of a GPU may read it."""
+    drawn = np.stack([row_hash(np.arange(PIECE), seed) for seed in SEEDS]).view(np.int64) | 1
+    with torch.inference_mode(False):
+        return torch.from_numpy(drawn).to(device)
+
+
+def _on_the_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Tensors (2, k) in their order; those of one device come over in one copy, since each copy waits for it."""
+    together: dict[torch.device, list[Tensor]] = {}
+    for each in tensors:
+        together.setdefault(each.device, []).append(each)
+    copies = {
+        device: iter(torch.cat(some, dim=1).cpu().split([each.shape[1] for each in some], dim=1))
+        for device, some in together.items()
+    }
+    return (next(copies[each.device]) for each in tensors)

@@ -28,7 +28,7 @@ from ..capture import (
     watch,
 )
 from ..results import Side
-from .digest import digest_of
+from .digest import Digest, digest_of
 
 Sink = Callable[[str, Tensor], Any]
 PROBE = 2  # inputs that are run first, to learn the order, the shapes and the widths of the sites
@@ -143,11 +143,11 @@ class ModelSource:
 
     def digest(self) -> str:
         """Of the weights, and of how inputs are prepared for them."""
-        return digest_of(self.weights())
+        return self.begun_digest().read()
 
-    def weights(self) -> dict[str, Any]:
-        """What the digest is of; the tensors are those of the model, not copies."""
-        return {**self.model.state_dict(), "prepare": _called(self.prepare)}
+    def begun_digest(self) -> Digest:
+        """The same, to be read later: until then a GPU is not waited for."""
+        return Digest({**self.model.state_dict(), "prepare": _called(self.prepare)})
 
     def on_cpu(self) -> bool:
         home = self._home()

@@ -8,48 +8,60 @@ centred on the way and summed apart: as fast as the memory can be read, centring
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-COLUMNS = 64  # columns a step
+About = Literal["mean", "first", "nothing"]  # what is taken off the rows: their mean, the first of them, or nothing
+
+TILE = 128  # rows that one program multiplies with as many; of more than that only the first row is taken off
 READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened on the way
 PROGRAMS_PER_PROCESSOR = 2
+REGISTERS = 128  # a thread: as many as leave room for two programs of 256 threads
+
+
+def suits(stack: Tensor, about: About = "mean") -> bool:
+    fits = about == "first" or stack.shape[1] <= TILE
+    return fits and stack.is_cuda and stack.dtype in READS and available(about)
 
 
 @cache
-def available() -> bool:
+def available(about: About = "mean") -> bool:
     """Whether Triton is there and works: it comes with most builds of torch for GPUs, but needs a C compiler."""
     try:
-        gram_blocks(torch.ones(1, 16, 16, device="cuda"), centre=True, tf32=True)
+        rows = TILE + 1 if about == "first" else 16  # two tiles take the most memory of a processor's own
+        gram_blocks(torch.ones(1, rows, 16, device="cuda"), about=about, tf32=True)
     except Exception:  # whatever is amiss, plain products do as well, only slower
         return False
     return True
 
 
-def suits(stack: Tensor) -> bool:
-    return stack.is_cuda and stack.dtype in READS and stack.shape[1] <= 128 and available()
+def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Tensor]:
+    """X Xᵀ of each block of a stack (blocks, b, p) less what it is about, and of each the length of that.
 
-
-def gram_blocks(stack: Tensor, *, centre: bool, tf32: bool) -> tuple[Tensor, Tensor]:
-    """X Xᵀ of each block of a stack (blocks, b, p), about the block's mean or as it is, and b‖mean‖² of each.
-
-    Products are TF32, or as good as float32 (three TF32 products each).
+    The length is b‖mean‖², ‖first row‖² or 0. Products are TF32, or as good as float32 (three TF32 products each).
     """
     blocks, b, width = stack.shape
+    if about != "first" and b > TILE:
+        raise ValueError(f"blocks of {b} rows about {about!r}: {TILE} rows at most")
     stack = stack if stack.stride(2) == 1 else stack.contiguous()
     processors, has_tf32 = _device(stack.device)
-    splits = max(1, min(PROGRAMS_PER_PROCESSOR * processors // blocks, _whole(width, COLUMNS)))
-    span = _whole(_whole(width, splits), COLUMNS) * COLUMNS
+    tiles = _whole(b, TILE)
+    programs = blocks * tiles * (tiles + 1) // 2
+    columns = 32 if about == "first" else 64  # a step: two tiles at a time take as much room as one
+    splits = max(1, min(PROGRAMS_PER_PROCESSOR * processors // programs, _whole(width, columns)))
+    span = _whole(_whole(width, splits), columns) * columns
     splits = _whole(width, span)
+    limit = {"maxnreg": REGISTERS} if about == "first" and tf32 else {}
     # One entry more than the matrix needs holds the length: one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, device=stack.device)
     with torch.cuda.device(stack.device):
-        _kernel()[(blocks, splits)](
-            stack, parts, b, width, span, stack.stride(0), stack.stride(1),
-            ROWS=max(16, 1 << (b - 1).bit_length()), COLUMNS=COLUMNS, CENTRE=centre,
-            PRECISION="ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3", num_warps=4, num_stages=3,
+        _kernel()[(programs, splits)](
+            stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,
+            ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=columns, ABOUT=about, ALONE=tiles == 1,
+            PRECISION="ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3",
+            num_warps=8 if about == "first" else 4, num_stages=3, **limit,
         )  # fmt: skip
     found = parts.sum(1)
     return found[:, :-1].view(blocks, b, b), found[:, -1]
@@ -69,32 +81,6 @@ def _whole(number: int, part: int) -> int:
 
 @cache
 def _kernel() -> Any:
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def gram(
-        rows, parts, b, width, span, stride_block, stride_row,
-        ROWS: tl.constexpr, COLUMNS: tl.constexpr, CENTRE: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        block, split = tl.program_id(0), tl.program_id(1)
-        row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-        start = rows + block.to(tl.int64) * stride_block + row[:, None].to(tl.int64) * stride_row
-        inside = (row < b)[:, None]
-        total = tl.zeros((ROWS, ROWS), dtype=tl.float32)
-        length = tl.zeros((COLUMNS,), dtype=tl.float32)
-        first = split * span
-        last = tl.minimum(first + span, width)
-        for k in range(first, last, COLUMNS):
-            known = inside & (k + column < last)[None, :]
-            tile = tl.load(start + k + column[None, :], mask=known, other=0.0).to(tl.float32)
-            if CENTRE:
-                mean = tl.sum(tile, axis=0) / b
-                length += b * mean * mean
-                tile = tl.where(known, tile - mean[None, :], 0.0)
-            total = tl.dot(tile, tl.trans(tile), total, input_precision=PRECISION)
-        place = (block * tl.num_programs(1) + split).to(tl.int64) * (b * b + 1)
-        tl.store(parts + place + row[:, None] * b + row[None, :], total, mask=inside & (row < b)[None, :])
-        tl.store(parts + place + b * b, tl.sum(length, axis=0))
+    from .gram_kernel import gram  # needs Triton, which not every machine has
 
     return gram

@@ -57,7 +57,7 @@ class _Gram(torch.autograd.Function):
         ctx.save_for_backward(rows)
         ctx.centre = centre
         if gram_cuda.suits(rows[None]):
-            return gram_cuda.gram_blocks(rows[None], centre=centre, tf32=False)[0][0]
+            return gram_cuda.gram_blocks(rows[None], about="mean" if centre else "nothing", tf32=False)[0][0]
         total = None
         for part in _strips(rows):
             part = centred_rows(part) if centre else widened(part)

@@ -64,9 +64,9 @@ class GramMaker:
 
     def _in_one_reading(self, stacks: list[Tensor], few: Tensor) -> GramPart:
         """On a GPU, where centring is free."""
-        found = [gram_cuda.gram_blocks(stack, centre=True, tf32=self.tf32) for stack in stacks]
+        found = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
         raw = (
-            [gram_cuda.gram_blocks(stack, centre=False, tf32=self.tf32)[0] for stack in stacks]
+            [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in stacks]
             if self.uncentred
             else []
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..capture import without_labels
-from ..engine.digest import digest_of
+from ..engine.digest import OLDER, digest_of
 from ..results import DamagedFile, read_nested, write_nested
 from .fingerprints import MOST_PROBES, Probe
 
@@ -30,5 +30,7 @@ def load_probe(path: Path, digest: str | None = None) -> Probe:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     wanted = about.get("hash") if digest is None else digest
     if found != wanted or not 0 < n <= MOST_PROBES:
-        raise DamagedFile(f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}")
+        raise DamagedFile(
+            f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}; {OLDER}"
+        )
     return Probe(batch, n, found)

@@ -9,7 +9,6 @@ import torch
 
 from ...capture import BETA, Loss, Rule, check_rule, predictive_of
 from ...stats import Buckets, Sketch, check_seed, parts_of, plan_forms
-from ..digest import DigestAhead
 from ..plan import MEMORY, parse_size
 from ..provenance import provenance
 from ..stream import Stream, rows_per_input
@@ -72,7 +71,6 @@ def sketch(
     source = source_of(
         model, sites, rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive_of(output, beta)
     )
-    digest = DigestAhead(source.weights())
     with source.opened():
         stream = Stream.of(data, [source])
         side = source.look(stream.first)
@@ -89,6 +87,7 @@ def sketch(
         run = Run(source, side, forms, buckets, first_row * each)
         read_through(source, stream, run.take, task=f"sketching {source.name}", max_rows=max_rows)
         found = run.finish()
+        digest = source.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
     about = provenance(settings=settings, models=[source.describe()], data=data)
@@ -99,7 +98,7 @@ def sketch(
         stack=stack,
         rows_rule=rule,
         output=source.predictive.describe() if run.backwards else "none",
-        model=digest.of(source.weights()),
+        model=digest,
         about={**about, "inputs": run.inputs},
         **found,
     )

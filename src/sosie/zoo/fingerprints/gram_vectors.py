@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from ...capture import Chunk
+from ...engine.digest import Digest
 from ...engine.precision import products
 from ...engine.sources import ModelSource
-from ...linalg import centred_diagonal, double_centred, gram_stack, live_gram, u_centred, widened
-from ...stats.gram_parts import OFFSET_LIMIT, offsets
+from ...linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened
 from .probe import Probe
 
 ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
 LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
-FEW = 16  # rows that tell whether the mean is large against the spread
 TOGETHER = 2**24  # entries of Gram matrices that are looked at together
 EQUAL = "is the same for all probes"
 NOTHING = "is as far from itself for any two probes: nothing is left to compare"
@@ -30,6 +29,7 @@ class GramVectors:
     sites: tuple[str, ...]
     vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU
     left_out: dict[str, str]
+    model: Digest  # of the weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
         found = _read(source, probe)
+        model = source.begun_digest()  # now, while a GPU is still busy with the pass
     kept, vectors, left_out = [], [], {}
     for sites in _groups(list(found), probe.n):
         there, lengths = _vectors([found[site] for site in sites])
@@ -62,7 +63,7 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
                 vectors.append(vector)
     if not kept:
         raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
-    return GramVectors(tuple(kept), torch.stack(vectors), left_out)
+    return GramVectors(tuple(kept), torch.stack(vectors), left_out, model)
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
@@ -72,30 +73,26 @@ def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
                 f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
                 " 'mean', 'cls' or 'last'"
             )
-        with products(tf32=True):
-            return _Made(*_gram(rows), torch.finfo(rows.dtype).eps)
+        return _Made(*_gram(rows), torch.finfo(rows.dtype).eps)
 
     made = source.read(Chunk(probe.batch, 0, probe.n), sink)
     return dict(zip(source.per_input(), made, strict=True))
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gram matrix, centred as far as it matters, and ‖first row‖².
+    """The Gram matrix, centred so far that products of a few digits do not lose the spread, and ‖first row‖².
 
-    On a CPU a strip of columns at a time, centred while it is in the cache; a GPU has one large product. There the
-    first row is taken off, which costs as much as the product, only where the mean is so large that products of a few
-    digits would lose the spread: a few rows tell. U-centring takes away what is left of the mean.
+    On a CPU a strip of columns at a time, centred while it is in the cache. A GPU takes off the first row, which needs
+    no look at the others, and is not waited for; U-centring takes away what is left of the mean.
     """
     if not _on_gpu(rows):
         return live_gram(rows), widened(rows[0]).square().sum()
+    if gram_cuda.suits(rows[None], "first"):
+        grams, lengths = gram_cuda.gram_blocks(rows[None], about="first", tf32=True)
+        return grams[0], lengths[0]
     rows = widened(rows)
-    few = _product(rows[:FEW])
-    far = bool(offsets(few[None].double()) > OFFSET_LIMIT)
-    return _product(rows - rows[:1] if far else rows), few[0, 0]
-
-
-def _product(rows: Tensor) -> Tensor:
-    return gram_stack(rows[None])[0]
+    with products(tf32=True):
+        return gram_stack((rows - rows[:1])[None])[0], rows[0].square().sum()
 
 
 def _on_gpu(tensor: Tensor) -> bool:

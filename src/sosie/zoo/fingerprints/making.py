@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...capture import Rule, check_rule
-from ...engine.digest import DigestAhead
+from ...engine.digest import Digest
 from ...engine.sources import ModelSource
 from ...engine.weights.sources import WeightSource
 from ...models import open_model, with_name
@@ -37,6 +37,7 @@ class _Found:
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     exact: Vectors | None = None
+    model: Digest | None = None  # of the weights, where a pass has begun it
 
 
 def fingerprint(
@@ -76,7 +77,6 @@ def fingerprint(
         raise TypeError(f"cannot take the fingerprint of {name}: give a torch.nn.Module or a specification of one")
     probe = Probe.of(probe)
     source = ModelSource(module, name, sites, rows, prepare, None, device)
-    digest = DigestAhead(source.weights())
     found = _Found()
     if "cka" in wanted:
         _add_cka(found, source, probe, size, seed)
@@ -89,7 +89,7 @@ def fingerprint(
     about = {
         "architecture": type(module).__name__,
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
-        "model": digest.of(source.weights()),
+        "model": (found.model or source.begun_digest()).read(),
         "sosie": __version__,
         "left_out": found.left_out,
         "notes": found.notes,
@@ -103,7 +103,7 @@ def _add_cka(found: _Found, source: ModelSource, probe: Probe, size: int, seed: 
     made = gram_vectors(source, probe)
     chosen = _few(found, "cka", made.sites, source.sites)
     whole = made.vectors[chosen]
-    found.exact = whole.numpy()
+    found.exact, found.model = whole.numpy(), made.model
     _keep(found, "cka", [made.sites[k] for k in chosen], project(whole, size, seed), made.left_out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -30,17 +31,15 @@ def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
     if vectors.shape[1] <= size:
         return unit(pad(vectors, (0, size - vectors.shape[1]))).float()
     places, signs = _drawn(size, seed, vectors.shape[1])
-    short = vectors.new_zeros(size, len(vectors))
-    short.index_add_(0, places, vectors.T * signs[:, None])  # whole rows are added, several times as fast as columns
-    return unit(short.T).float().contiguous()
+    short = np.stack([np.bincount(places, vector * signs, size) for vector in vectors.numpy()])
+    return unit(torch.from_numpy(short)).float()
 
 
 @lru_cache(maxsize=2)
-def _drawn(size: int, seed: int, length: int) -> tuple[Tensor, Tensor]:
+def _drawn(size: int, seed: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """The same for every model, so kept for the next."""
-    with torch.inference_mode(False):
-        places, signs = Buckets(size, seed).draw(0, length)
-    return places[0], signs[0]
+    places, signs = Buckets(size, seed).draw(0, length, torch.device("cpu"))
+    return places[0].numpy(), signs[0].numpy()
 
 
 def standard_deviation(cosine: float, size: int = SIZE) -> float:
