@@ -232,11 +232,12 @@ class _AllFired(BaseException):
 @contextmanager
 def every_module_called(model: nn.Module) -> Iterator[None]:
     """Turn off what passes hooks by: compiled code, and attention's fused path, which also nests tensors."""
+    modules = list(model.modules())
     with ExitStack() as stack:
-        if any(is_compiled(module) for module in model.modules()) and hasattr(torch.compiler, "set_stance"):
+        if any(map(is_compiled, modules)) and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-        if any(isinstance(module, attention) for module in model.modules()):
+        if any(isinstance(module, attention) for module in modules):
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
         yield

@@ -27,7 +27,7 @@ class GramVectors:
     """The sites in execution order, their vectors of length 1, and the sites that have none with the reason."""
 
     sites: tuple[str, ...]
-    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU
+    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
     left_out: dict[str, str]
     model: Digest  # of the weights
 
@@ -46,24 +46,25 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     with source.opened():
         found = _read(source, probe)
         model = source.begun_digest()  # now, while a GPU is still busy with the pass
-    kept, vectors, left_out = [], [], {}
-    for sites in _groups(list(found), probe.n):
-        there, lengths = _vectors([found[site] for site in sites])
-        for site, vector, (norm, whole, spread) in zip(sites, there, lengths.tolist(), strict=True):
-            if not norm < torch.inf:
-                raise ValueError(
-                    f"{source.name}: the activations at {site} are NaN or infinite, or too large for a product"
-                )
-            if not spread > 1:  # also where the activations are 0
-                left_out[site] = EQUAL
-            elif not norm > LOST * whole:
-                left_out[site] = NOTHING
-            else:
-                kept.append(site)
-                vectors.append(vector)
+    parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
+    vectors = torch.cat([part for part, _ in parts])
+    kept, left_out = [], {}
+    for k, (site, lengths) in enumerate(zip(found, torch.cat([part for _, part in parts]).tolist(), strict=True)):
+        norm, whole, spread = lengths
+        if not norm < torch.inf:
+            raise ValueError(
+                f"{source.name}: the activations at {site} are NaN or infinite, or too large for a product"
+            )
+        if not spread > 1:  # also where the activations are 0
+            left_out[site] = EQUAL
+        elif not norm > LOST * whole:
+            left_out[site] = NOTHING
+        else:
+            kept.append(k)
     if not kept:
         raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
-    return GramVectors(tuple(kept), torch.stack(vectors), left_out, model)
+    sites = list(found)
+    return GramVectors(tuple(sites[k] for k in kept), vectors[kept] if left_out else vectors, left_out, model)
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
@@ -123,4 +124,4 @@ def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
     spread = centred_diagonal(grams).mean(1) / rounding
     i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
     vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
-    return vectors.float().cpu(), torch.stack([norm, whole, spread], dim=1).cpu()
+    return vectors.float(), torch.stack([norm, whole, spread], dim=1)

@@ -102,9 +102,10 @@ def fingerprint(
 def _add_cka(found: _Found, source: ModelSource, probe: Probe, size: int, seed: int) -> None:
     made = gram_vectors(source, probe)
     chosen = _few(found, "cka", made.sites, source.sites)
-    whole = made.vectors[chosen]
-    found.exact, found.model = whole.numpy(), made.model
-    _keep(found, "cka", [made.sites[k] for k in chosen], project(whole, size, seed), made.left_out)
+    whole = made.vectors if len(chosen) == len(made.sites) else made.vectors[chosen]
+    short = project(whole, size, seed)
+    found.exact, found.model = whole.cpu().numpy(), made.model
+    _keep(found, "cka", [made.sites[k] for k in chosen], short, made.left_out)
 
 
 def _add_weights(found: _Found, source: WeightSource, probe: Probe, size: int, seed: int) -> None:
@@ -130,7 +131,7 @@ def _add_atoms(found: _Found, model: nn.Module, size: int, seed: int) -> None:
 
 
 def _keep(found: _Found, key: str, sites: Sequence[str], vectors: Tensor, left_out: dict[str, str]) -> None:
-    found.labels[key], found.vectors[key] = tuple(sites), vectors.numpy()
+    found.labels[key], found.vectors[key] = tuple(sites), vectors.cpu().numpy()
     if left_out:
         found.left_out.setdefault(key, {}).update(left_out)
 
