@@ -8,7 +8,7 @@ centred on the way and summed apart: as fast as the memory can be read, centring
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,22 @@ About = Literal["mean", "first", "nothing"]  # what is taken off the rows: their
 
 TILE = 128  # rows that one program multiplies with as many; of more than that only the first row is taken off
 READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened on the way
-PROGRAMS_PER_PROCESSOR = 2
-REGISTERS = 128  # a thread: as many as leave room for two programs of 256 threads
+WIDE = 2**14  # columns from which differences may be rounded to bfloat16: in sums of as many, rounding averages out
+
+
+class Launch(NamedTuple):
+    """How the kernel is cut up and compiled."""
+
+    columns: int  # a step
+    warps: int
+    stages: int
+    programs: int  # a processor
+    registers: int | None = None  # a thread, at most
+
+
+BY_MEAN = Launch(columns=64, warps=4, stages=3, programs=2)
+BY_FIRST = Launch(columns=32, warps=8, stages=3, programs=2, registers=128)  # two tiles at a time
+BY_FIRST_WIDE = Launch(columns=64, warps=8, stages=3, programs=1)
 
 
 def suits(stack: Tensor, about: About = "mean") -> bool:
@@ -31,7 +45,8 @@ def available(about: About = "mean") -> bool:
     """Whether Triton is there and works: it comes with most builds of torch for GPUs, but needs a C compiler."""
     try:
         rows = TILE + 1 if about == "first" else 16  # two tiles take the most memory of a processor's own
-        gram_blocks(torch.ones(1, rows, 16, device="cuda"), about=about, tf32=True)
+        for width in (16, WIDE):
+            gram_blocks(torch.ones(1, rows, width, device="cuda"), about=about, tf32=True)
     except Exception:  # whatever is amiss, plain products do as well, only slower
         return False
     return True
@@ -40,28 +55,31 @@ def available(about: About = "mean") -> bool:
 def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Tensor]:
     """X Xᵀ of each block of a stack (blocks, b, p) less what it is about, and of each the length of that.
 
-    The length is b‖mean‖², ‖first row‖² or 0. Products are TF32, or as good as float32 (three TF32 products each).
+    The length is b‖mean‖², ‖first row‖² or 0. Products are TF32, or as good as float32 (three TF32 products each);
+    those of very many differences from a first row bfloat16 where TF32 would do.
     """
     blocks, b, width = stack.shape
     if about != "first" and b > TILE:
         raise ValueError(f"blocks of {b} rows about {about!r}: {TILE} rows at most")
     stack = stack if stack.stride(2) == 1 else stack.contiguous()
     processors, has_tf32 = _device(stack.device)
+    precision = "ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3"
+    how = BY_MEAN if about != "first" else BY_FIRST
+    if about == "first" and precision == "tf32" and width >= WIDE:
+        how, precision = BY_FIRST_WIDE, "bf16"
     tiles = _whole(b, TILE)
     programs = blocks * tiles * (tiles + 1) // 2
-    columns = 32 if about == "first" else 64  # a step: two tiles at a time take as much room as one
-    splits = max(1, min(PROGRAMS_PER_PROCESSOR * processors // programs, _whole(width, columns)))
-    span = _whole(_whole(width, splits), columns) * columns
+    splits = max(1, min(how.programs * processors // programs, _whole(width, how.columns)))
+    span = _whole(_whole(width, splits), how.columns) * how.columns
     splits = _whole(width, span)
-    limit = {"maxnreg": REGISTERS} if about == "first" and tf32 else {}
     # One entry more than the matrix needs holds the length: one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, device=stack.device)
     with torch.cuda.device(stack.device):
         _kernel()[(programs, splits)](
             stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,
-            ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=columns, ABOUT=about, ALONE=tiles == 1,
-            PRECISION="ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3",
-            num_warps=8 if about == "first" else 4, num_stages=3, **limit,
+            ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=how.columns, ABOUT=about, ALONE=tiles == 1,
+            PRECISION=precision, num_warps=how.warps, num_stages=how.stages,
+            **({} if how.registers is None else {"maxnreg": how.registers}),
         )  # fmt: skip
     found = parts.sum(1)
     return found[:, :-1].view(blocks, b, b), found[:, -1]

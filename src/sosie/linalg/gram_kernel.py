@@ -7,6 +7,13 @@ import triton.language as tl
 
 
 @triton.jit
+def plus_product(total, left, right, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        return tl.dot(left.to(tl.bfloat16), tl.trans(right.to(tl.bfloat16)), total)
+    return tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+
+
+@triton.jit
 def with_itself(
     rows, origin, first, last, b, inside,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ABOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -26,7 +33,7 @@ def with_itself(
             off = tl.load(origin + column, mask=known, other=0.0).to(tl.float32)
             length += off * off
             tile -= off[None, :]
-        total = tl.dot(tile, tl.trans(tile), total, input_precision=PRECISION)
+        total = plus_product(total, tile, tile, PRECISION)
     return total, tl.sum(length, axis=0)
 
 
@@ -42,7 +49,7 @@ def with_another(
         left = tl.load(left_rows + column[None, :], mask=known[None, :], other=0.0).to(tl.float32)
         right = tl.load(right_rows + column[None, :], mask=known[None, :], other=0.0).to(tl.float32)
         off = tl.load(origin + column, mask=known, other=0.0).to(tl.float32)[None, :]
-        total = tl.dot(left - off, tl.trans(right - off), total, input_precision=PRECISION)
+        total = plus_product(total, left - off, right - off, PRECISION)
     return total
 
 
