@@ -50,7 +50,7 @@ class Attached(AbstractContextManager["Attached"]):
         self._models = models
         self._taps: list[Taps] = []
         self._attached = False
-        self._bad: Tensor | None = None  # the first step whose value was no number; 0: none yet
+        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was no number, else 0
 
     @property
     def due(self) -> bool:
@@ -110,7 +110,7 @@ class Attached(AbstractContextManager["Attached"]):
         for taps in self._taps:
             taps.close()
         if kind is None:
-            self._look()
+            self._look((self.step - 1) // self.every)
 
     def __call__(self) -> Tensor:
         if not self._attached:
@@ -146,27 +146,28 @@ class Attached(AbstractContextManager["Attached"]):
 
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
         """Find the first value that is no number; a GPU is not waited for at every step."""
-        wrong = ~torch.isfinite(found.detach())
+        due = self.step // self.every
         if self._bad is None:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._bad = torch.zeros((), dtype=torch.long, device=found.device)
-        self._bad.copy_(
-            torch.where(wrong & (self._bad == 0), self.step + 1, self._bad)
-        )  # in place, as recorded steps are
-        if not found.is_cuda or (self.step // self.every + 1) % LOOKS == 0:
-            self._look(shown)
+                self._bad = torch.zeros(LOOKS, dtype=found.dtype, device=found.device)
+        # One operation, in place as recorded steps are: 0 × what is no number is NaN, and stays so.
+        self._bad[due % LOOKS].add_(found.detach(), alpha=0)
+        if not found.is_cuda or (due + 1) % LOOKS == 0:
+            self._look(due, shown)
 
-    def _look(self, shown: Sequence[Sequence[Shown]] = ()) -> None:
-        bad = 0 if self._bad is None else int(self._bad)
-        if not bad:
+    def _look(self, due: int, shown: Sequence[Sequence[Shown]] = ()) -> None:
+        """At the values up to this due step, since the last look."""
+        wrong = [] if self._bad is None else self._bad.isnan().nonzero().tolist()
+        if not wrong:
             return
         assert self._bad is not None
         self._bad.zero_()  # told once
+        step = (due // LOOKS * LOOKS + wrong[0][0]) * self.every + 1
         sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
         where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else self._where()
         raise ValueError(
-            f"the penalty of step {bad} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, a lower "
-            "rate, or look for such values in the inputs"
+            f"the penalty of step {step} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, "
+            "a lower rate, or look for such values in the inputs"
         )
 
     def _where(self) -> str:

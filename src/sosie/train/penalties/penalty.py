@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ from . import columns as chosen
 from . import weights
 from .checks import Target, check_measure, check_models
 from .columns import Column, Pairs
-from .likeness import Values, aligns, as_gram, values
+from .likeness import Values, aligns, as_gram, values, without_autocast
 
 
 class Penalty(Attached):
@@ -75,7 +75,7 @@ class Penalty(Attached):
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
         self._sites = sites
-        self._last: tuple[list[Column], list[tuple[int, int]], Values] | None = None
+        self._last: tuple[tuple[str, ...], list[tuple[int, int]], Values] | None = None
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
@@ -114,16 +114,17 @@ class Penalty(Attached):
         if self.measure.reads_weights:
             columns, pairs, found = self._of_weights()
         else:
-            with _no_autocast(self._taps[0].root):
+            with without_autocast(_device(self._models)):
                 columns, pairs = self._columns(shown)
                 found = values(self.measure, columns, pairs, self.rule, directed=self.target is not None)
         self._remember(columns, pairs, found)
-        likeness = found.pairs if self.measure.closer == "up" else -found.pairs
-        if self.target is not None:
-            same = self.measure.same or 0.0
-            likeness = torch.where(found.defined, -(likeness - (same if self.measure.closer == "up" else -same)), 0.0)
-        total = likeness.mean() if self.reduce == "mean" else likeness.sum() * self._times
-        return total.to(_precision(self._models))
+        total, up = found.total, self.measure.closer == "up"
+        if self.target is not None:  # 1 − similarity, or the distance
+            total = (self.measure.same or 0.0) * found.counts.sum() - total if up else total
+        elif not up:
+            total = -total
+        times = 1 / len(pairs) if self.reduce == "mean" else self._times
+        return (total * times).to(_precision(self._models))
 
     @property
     def _times(self) -> int:
@@ -178,8 +179,8 @@ class Penalty(Attached):
         stacked = torch.stack(each)
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
-        true = torch.ones_like(stacked, dtype=torch.bool)
-        return columns, pairs, Values(stacked, true, torch.ones(len(columns), dtype=torch.bool, device=stacked.device))
+        still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
+        return columns, pairs, Values(stacked, torch.ones_like(stacked), range(len(pairs)), still)
 
     @torch.no_grad()
     def _target_weights(self) -> Mapping[str, Tensor]:
@@ -209,13 +210,12 @@ class Penalty(Attached):
     # What it was
 
     def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
-        light = [Column(column.label, column.model, Shown(column.shown.site, False, None)) for column in columns]
-        self._last = light, pairs, Values(found.pairs.detach(), found.defined, found.varies)
         labels = tuple(column.label for column in columns)
+        self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._still[labels] = torch.zeros_like(found.varies, dtype=torch.long)
-        self._still[labels] += ~found.varies  # in place, so that a recorded step counts as well
+                self._still[labels] = torch.zeros_like(found.still, dtype=torch.long)
+        self._still[labels] += found.still  # in place, so that a recorded step counts as well
 
     def _where(self) -> str:
         rows = [row for row in self.last if row["value"] is not None]
@@ -230,11 +230,11 @@ class Penalty(Attached):
         """The pairs of the last due step with their values; None for a pair with a constant layer."""
         if self._last is None:
             return []
-        columns, pairs, found = self._last
-        rows = zip(pairs, found.pairs.tolist(), found.defined.tolist(), strict=True)
+        labels, pairs, found = self._last
+        values, counts = found.each.flatten().tolist(), found.counts.flatten().tolist()
         return [
-            {"site_a": columns[a].label, "site_b": columns[b].label, "value": value if defined else None}
-            for (a, b), value, defined in rows
+            {"site_a": labels[a], "site_b": labels[b], "value": values[place] if counts[place] else None}
+            for (a, b), place in zip(pairs, found.places, strict=True)
         ]
 
     @property
@@ -270,9 +270,8 @@ def _weight(label: str, value: Tensor) -> Shown:
     return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
 
 
-def _no_autocast(model: nn.Module) -> AbstractContextManager[Any]:
-    first = next(model.parameters(), None)
-    return nullcontext() if first is None else torch.autocast(first.device.type, enabled=False)
+def _device(models: Sequence[nn.Module]) -> str:
+    return next((each.device.type for model in models for each in model.parameters()), "cpu")
 
 
 def _precision(models: Sequence[nn.Module]) -> torch.dtype:
