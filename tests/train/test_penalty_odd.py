@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sosie.capture import SiteError
-from sosie.linalg.live_grams import _owners
+from sosie.linalg.layer_grams import _owners
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
 from sosie.train.penalties.likeness import _counts

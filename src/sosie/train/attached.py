@@ -139,8 +139,8 @@ class Attached(AbstractContextManager["Attached"]):
             )
 
     def _nothing(self) -> Tensor:
-        first = next((each for model in self._models for each in model.parameters()), torch.zeros(()))
-        return torch.zeros((), device=first.device)
+        first = next((each for model in self._models for each in model.parameters()), None)
+        return torch.zeros((), device=None if first is None else first.device)
 
     # Values that are no numbers
 

@@ -16,12 +16,10 @@ from ...linalg import centred_rows, inner_products, sized_gram, sized_grams, wid
 from ...measures import Measure
 from ...stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
 from ...stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
-from .columns import Column
+from .columns import Column, Pair
 
 SMALL = 2**18  # numbers of the largest layer up to which a CPU compares pairs sooner than a GPU
 CONSTANT = 8  # roundings of the first row within which rows that differ do not differ
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,17 @@ class Values:
 
     each: Tensor
     counts: Tensor  # like `each`: how often a value counts; not where a column of the pair is constant
-    places: Sequence[int]  # of the pairs among the values
     still: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
 
     @property
     def total(self) -> Tensor:
         return self.each.flatten() @ self.counts.flatten()
+
+    def of(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """The numbers; None for a pair with a constant column."""
+        each, counts = self.each.flatten().tolist(), self.counts.flatten().tolist()
+        places = range(len(pairs)) if self.each.dim() == 1 else (a * len(self.each) + b for a, b in pairs)
+        return [each[place] if counts[place] else None for place in places]
 
 
 def aligns(measure: Measure) -> bool:
@@ -90,7 +93,7 @@ def values(measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], r
     home = "cpu" if max(part.numel() for part in rows) <= SMALL else rows[0].device
     found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
     device = rows[0].device
-    return Values(found.each.to(device), found.counts.to(device), found.places, found.still.to(device))
+    return Values(found.each.to(device), found.counts.to(device), found.still.to(device))
 
 
 # All pairs in one product
@@ -103,7 +106,7 @@ def _all_at_once(measure: Measure, columns: Sequence[Column], pairs: Sequence[Pa
     each = measure(measure.reads(own[:, None], own[None, :], products))
     counts, nothing = _counts(tuple(pairs), len(columns), products.device)
     counts = torch.where(still[:, None] | still[None, :], nothing, counts)
-    return Values(each, counts, [a * len(columns) + b for a, b in pairs], still)
+    return Values(each, counts, still)
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,7 +144,7 @@ def _products(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[
 
 
 def _common(digits: Sequence[torch.dtype]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, digits, torch.float32)
+    return functools.reduce(torch.promote_types, set(digits), torch.float32)
 
 
 def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tensor, Tensor]:
@@ -217,7 +220,7 @@ def _one_by_one(
         else:
             found.append((of(i, j) + of(j, i)) / 2)
     each = torch.stack(found)
-    return Values(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), range(len(pairs)), still)
+    return Values(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
 
 
 def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor]) -> None:

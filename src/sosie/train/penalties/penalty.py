@@ -23,7 +23,7 @@ from ..taps import Shown, Taps
 from . import columns as chosen
 from . import weights
 from .checks import Target, check_measure, check_models
-from .columns import Column, Pairs
+from .columns import Column, Pair, Pairs
 from .likeness import Values, aligns, as_gram, values, without_autocast
 
 
@@ -75,7 +75,8 @@ class Penalty(Attached):
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
         self._sites = sites
-        self._last: tuple[tuple[str, ...], list[tuple[int, int]], Values] | None = None
+        self._last: tuple[tuple[str, ...], Sequence[Pair], Values] | None = None
+        self._plan = chosen.Plan()
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
@@ -114,14 +115,14 @@ class Penalty(Attached):
         if self.measure.reads_weights:
             columns, pairs, found = self._of_weights()
         else:
-            with without_autocast(_device(self._models)):
+            with without_autocast(_device(shown[0][0].value)):
                 columns, pairs = self._columns(shown)
                 found = values(self.measure, columns, pairs, self.rule, directed=self.target is not None)
         self._remember(columns, pairs, found)
-        total, up = found.total, self.measure.closer == "up"
-        if self.target is not None:  # 1 − similarity, or the distance
-            total = (self.measure.same or 0.0) * found.counts.sum() - total if up else total
-        elif not up:
+        total = found.total
+        if self.target is not None and self.measure.same:
+            total = total - self.measure.same * found.counts.sum()
+        if (self.measure.closer == "up") == (self.target is not None):  # what is to become less counts as it is
             total = -total
         times = 1 / len(pairs) if self.reduce == "mean" else self._times
         return (total * times).to(_precision(self._models))
@@ -131,17 +132,19 @@ class Penalty(Attached):
         """How often each pair of a sum counts."""
         return 1 if self.target is not None or self._listed else 2
 
-    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[tuple[int, int]]]:
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
+        sides = shown if self.target is None else [*shown, self._of_target()]
+        return self._plan.columns(sides, self._choose)
+
+    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[Pair]]:
         if self.target is not None:
-            found = chosen.with_target(shown[0], self._of_target(), self.pairs)
-        elif len(shown) > 1:
-            found = chosen.of_several(shown, self.pairs)
-        else:
-            found = chosen.of_one(shown[0], self.pairs)
-            if self.pairs == "stage":
-                starts = {stage[1].site.label for stage in chosen.stages(shown[0]) if stage[0].is_input}
-                self._taps[0].read_inputs_of(starts)
-        return chosen.used(*found)
+            return chosen.used(*chosen.with_target(sides[0], sides[1], self.pairs))
+        if len(sides) > 1:
+            return chosen.used(*chosen.of_several(sides, self.pairs))
+        if self.pairs == "stage":
+            starts = {stage[1].site.label for stage in chosen.stages(sides[0]) if stage[0].is_input}
+            self._taps[0].read_inputs_of(starts)
+        return chosen.used(*chosen.of_one(sides[0], self.pairs))
 
     def _of_target(self) -> list[Shown]:
         sink = self._sink if self.rows is None else None
@@ -160,7 +163,7 @@ class Penalty(Attached):
         kept = [(site, value[: self.rows]) for site, value in found]
         return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Column], list[tuple[int, int]], Values]:
+    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], Values]:
         parts = [
             weights.columns_of(model, self.measure, layers)
             for model, layers in zip(self._models, self._layers, strict=True)
@@ -180,7 +183,7 @@ class Penalty(Attached):
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
         still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
-        return columns, pairs, Values(stacked, torch.ones_like(stacked), range(len(pairs)), still)
+        return columns, pairs, Values(stacked, torch.ones_like(stacked), still)
 
     @torch.no_grad()
     def _target_weights(self) -> Mapping[str, Tensor]:
@@ -209,7 +212,7 @@ class Penalty(Attached):
 
     # What it was
 
-    def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
+    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: Values) -> None:
         labels = tuple(column.label for column in columns)
         self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:
@@ -231,10 +234,9 @@ class Penalty(Attached):
         if self._last is None:
             return []
         labels, pairs, found = self._last
-        values, counts = found.each.flatten().tolist(), found.counts.flatten().tolist()
         return [
-            {"site_a": labels[a], "site_b": labels[b], "value": values[place] if counts[place] else None}
-            for (a, b), place in zip(pairs, found.places, strict=True)
+            {"site_a": labels[a], "site_b": labels[b], "value": value}
+            for (a, b), value in zip(pairs, found.of(pairs), strict=True)
         ]
 
     @property
@@ -270,8 +272,10 @@ def _weight(label: str, value: Tensor) -> Shown:
     return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
 
 
-def _device(models: Sequence[nn.Module]) -> str:
-    return next((each.device.type for model in models for each in model.parameters()), "cpu")
+def _device(value: Any) -> str:
+    """Of an activation, or of what a sink made of one."""
+    first: Tensor = value[0] if isinstance(value, tuple) else value
+    return first.device.type
 
 
 def _precision(models: Sequence[nn.Module]) -> torch.dtype:
