@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from sosie.capture import SiteError
-from sosie.linalg.layer_grams import _owners
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
 from sosie.train.penalties.likeness import _counts
@@ -68,8 +67,7 @@ def test_a_copy_made_while_it_is_attached_is_not_part_of_it(how: Callable[[nn.Mo
 @pytest.mark.parametrize("rows", [None, 8])
 def test_what_was_measured_in_inference_mode_first_is_trained_with_later(rows: int | None) -> None:
     model, x = network(), inputs()
-    _counts.cache_clear()  # what these keep must do for everybody who comes later
-    _owners.cache_clear()
+    _counts.cache_clear()  # what it keeps must do for everybody who comes later
     with Penalty(model, rows=rows, every=1) as penalty:
         with torch.inference_mode():
             model(x)

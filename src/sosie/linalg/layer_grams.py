@@ -5,9 +5,6 @@ On a GPU a step of training waits for the number of its operations, not for what
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +16,7 @@ from .live_grams import STRIP, Settled, sized_gram, squared_sizes, widened
 
 SMALL = 2**18  # numbers up to which rows are copied, to be done together with those of other layers
 FEW = 64  # and how many rows at most: what is added up in the end are parts of n² numbers
-CHUNKS = 64, 1024  # features that are multiplied at a time, at least and at most
+CHUNK = 1024  # features that are multiplied at a time
 
 
 def sized_grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -40,82 +37,68 @@ def inner_products(stacks: Sequence[Tensor], *, centre: bool, unbiased: bool = F
     return _InnerProducts.apply(centre, unbiased, *stacks)
 
 
-# Of several layers at once: their features side by side, multiplied in chunks, and the chunks of a layer added up
+# Of several layers at once: their rows side by side, each filled up with zeros, which add nothing, to one width
 
 
 def _runs(rows: Sequence[Tensor]) -> list[list[Tensor]]:
     """Neighbours that are done together: few rows each and not many numbers in all; or one set alone."""
     runs: list[list[Tensor]] = []
-    room = 0
+    widest = 0
     for each in rows:
         small = len(each) <= FEW and each.numel() <= SMALL
-        if not small or each.numel() > room:
+        if not (small and widest and max(widest, each.numel()) * (len(runs[-1]) + 1) <= STRIP):
             runs.append([])
-            room = STRIP if small else 0
+            widest = 0
         runs[-1].append(each)
-        room -= each.numel()
+        widest = max(widest, each.numel()) if small else 0
     return runs
 
 
 def _joined_grams(rows: Sequence[Tensor], centre: bool) -> tuple[Tensor, Tensor]:
-    least, most = CHUNKS
-    chunk = max(least, math.gcd(most, *(each.shape[1] for each in rows)))
-    joined = widened(torch.cat(_padded(rows, chunk), dim=1))
-    counts = tuple(-(-each.shape[1] // chunk) for each in rows)
-    owners = _owners(counts, joined.device)
-    squares = squared_sizes(joined[0].view(-1, chunk))
-    sizes = squares.new_zeros(len(rows)).index_add_(0, owners, squares, alpha=len(joined))
+    count, width = len(rows[0]), max(each.shape[1] for each in rows)
+    width += -width % min(CHUNK, width)
+    joined = widened(torch.cat(_filled_up(rows, width), dim=1))
+    sizes = count * squared_sizes(joined[0].view(-1, width))
     if centre:
         joined = joined - joined[:1].detach()  # as in `centred_rows`; gradients pass as they are
-    return _JoinedGrams.apply(joined, owners, counts, centre), sizes
+    return _JoinedGrams.apply(joined, width, centre), sizes
 
 
-def _padded(rows: Sequence[Tensor], chunk: int) -> list[Tensor]:
-    """With zeros, which add nothing, up to whole chunks."""
+def _filled_up(rows: Sequence[Tensor], width: int) -> list[Tensor]:
+    zeros = None
     found = []
     for each in rows:
         found.append(each)
-        if missing := -each.shape[1] % chunk:
-            found.append(each.new_zeros(len(each), missing))
+        if missing := width - each.shape[1]:
+            zeros = each.new_zeros(len(each), width) if zeros is None else zeros
+            found.append(zeros[:, :missing])
     return found
 
 
-@functools.lru_cache(maxsize=64)
-def _owners(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which layer each chunk is of; made once: to make it anew a GPU would be waited for."""
-    with torch.inference_mode(False):  # whoever asks first, gradients can flow past it
-        return torch.tensor([k for k, count in enumerate(counts) for _ in range(count)], device=device)
-
-
 class _JoinedGrams(torch.autograd.Function):
-    """(L, n, n) in float64, of joined rows (n, chunks × chunk); the gradient is taken for symmetric, and centred."""
+    """(L, n, n) in float64, of joined rows (n, L × width); the gradient is taken for symmetric, and centred."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, owners: Tensor, counts: tuple[int, ...], centre: bool) -> Tensor:
-        ctx.save_for_backward(joined, owners)
+    def forward(ctx: Any, joined: Tensor, width: int, centre: bool) -> Tensor:
+        ctx.save_for_backward(joined)
+        ctx.width = width
         rows = joined - joined.mean(0, keepdim=True) if centre else joined
-        chunks = _in_chunks(rows, len(owners))
+        # In chunks, which a GPU shares out, and added up in float64.
+        chunks = _layers(rows, min(CHUNK, width))
         parts = torch.bmm(chunks, chunks.mT)
-        # Layer by layer, as a product with ones and zeros would take a NaN to all; neighbours of one width at once.
-        widths = [(count, len(list(group))) for count, group in itertools.groupby(counts)]
-        groups = parts.split([count * layers for count, layers in widths])
-        sums = [
-            group.unflatten(0, (-1, count)).sum(1, dtype=torch.float64)
-            for group, (count, _) in zip(groups, widths, strict=True)
-        ]
-        return sums[0] if len(sums) == 1 else torch.cat(sums)
+        return parts.unflatten(0, (joined.shape[1] // width, -1)).sum(1, dtype=torch.float64)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        joined, owners = ctx.saved_tensors
-        pull = gradients[0].to(joined.dtype).index_select(0, owners)
-        found = torch.baddbmm(pull[:, :1, :1], pull, _in_chunks(joined, len(owners)), beta=0, alpha=2)
-        return found.transpose(0, 1).reshape(joined.shape), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (joined,) = ctx.saved_tensors
+        pull = gradients[0].to(joined.dtype)
+        found = torch.baddbmm(pull[:, :1, :1], pull, _layers(joined, ctx.width), beta=0, alpha=2)
+        return found.transpose(0, 1).reshape(joined.shape), None, None
 
 
-def _in_chunks(joined: Tensor, count: int) -> Tensor:
-    """(chunks, n, features of a chunk)."""
-    return joined.unflatten(1, (count, -1)).transpose(0, 1)
+def _layers(joined: Tensor, width: int) -> Tensor:
+    """(L, n, width)."""
+    return joined.unflatten(1, (-1, width)).transpose(0, 1)
 
 
 # Inner products

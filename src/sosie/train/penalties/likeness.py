@@ -27,7 +27,7 @@ class Values:
     """What pairs of columns give; `each` has one value a pair, or those of all columns with all."""
 
     each: Tensor
-    counts: Tensor  # like `each`: how often a value counts; not where a column of the pair is constant
+    counts: Tensor  # like `each`: times how often it is asked for; 0 where a column of the pair is constant
     still: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
 
     @property
@@ -83,39 +83,45 @@ def rows_of(column: Column, rule: Rule, *, any_order: bool) -> Tensor:
     return to_rows(activation, rule, site=column.shown.site, inputs=len(activation))
 
 
-def values(measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, *, directed: bool) -> Values:
-    """Of each pair; a measure that is not symmetric is the mean of both directions, unless a pair is directed."""
+def values(
+    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
+) -> Values:
+    """Of each pair, which counts so many times; a measure that is not symmetric is the mean of both directions, unless
+    a pair is directed.
+    """
     if aligns(measure):
-        return _all_at_once(measure, columns, pairs, rule)
+        return _all_at_once(measure, columns, pairs, rule, times)
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
     # A GPU is slow at decomposing small matrices, and is waited for anyway.
     home = "cpu" if max(part.numel() for part in rows) <= SMALL else rows[0].device
     found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
     device = rows[0].device
-    return Values(found.each.to(device), found.counts.to(device), found.still.to(device))
+    return Values(found.each.to(device), times * found.counts.to(device), found.still.to(device))
 
 
 # All pairs in one product
 
 
-def _all_at_once(measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule) -> Values:
+def _all_at_once(
+    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, times: float
+) -> Values:
     products, still = _products(measure, columns, rule)
     # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
     own = products.diagonal() + still
     each = measure(measure.reads(own[:, None], own[None, :], products))
-    counts, nothing = _counts(tuple(pairs), len(columns), products.device)
+    counts, nothing = _counts(tuple(pairs), len(columns), times, products.device)
     counts = torch.where(still[:, None] | still[None, :], nothing, counts)
     return Values(each, counts, still)
 
 
 @functools.lru_cache(maxsize=64)
-def _counts(pairs: tuple[Pair, ...], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How often each two columns are a pair, and 0; made once: to make it anew a GPU would be waited for."""
+def _counts(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How often each two columns count, and 0; made once: to make it anew a GPU would be waited for."""
     with torch.inference_mode(False):  # whoever asks first, gradients can flow past it
         found = torch.zeros(columns, columns, dtype=torch.float64)
         for pair in pairs:
-            found[pair] += 1
+            found[pair] += times
         return found.to(device), torch.zeros((), dtype=torch.float64, device=device)
 
 
@@ -173,10 +179,10 @@ def _owners(widths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
-    """Whether rows differ by no more than rounding (uncentred: are all 0). A NaN does, so that it is noticed."""
+    """Whether rows differ by no more than rounding (uncentred: are all 0). NaN and ∞ do, to be noticed."""
     if kind is UncentredAlignment:
         return traces == 0
-    return traces <= (CONSTANT * torch.finfo(digits).eps) ** 2 * sizes
+    return torch.sub(traces, sizes, alpha=(CONSTANT * torch.finfo(digits).eps) ** 2) <= 0
 
 
 # One pair after the other

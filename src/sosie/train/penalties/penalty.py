@@ -117,20 +117,19 @@ class Penalty(Attached):
         else:
             with without_autocast(_device(shown[0][0].value)):
                 columns, pairs = self._columns(shown)
-                found = values(self.measure, columns, pairs, self.rule, directed=self.target is not None)
+                directed, times = self.target is not None, self._times(len(pairs))
+                found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
         self._remember(columns, pairs, found)
         total = found.total
         if self.target is not None and self.measure.same:
             total = total - self.measure.same * found.counts.sum()
-        if (self.measure.closer == "up") == (self.target is not None):  # what is to become less counts as it is
-            total = -total
-        times = 1 / len(pairs) if self.reduce == "mean" else self._times
-        return (total * times).to(_precision(self._models))
+        return total.to(_precision(self._models))
 
-    @property
-    def _times(self) -> int:
-        """How often each pair of a sum counts."""
-        return 1 if self.target is not None or self._listed else 2
+    def _times(self, pairs: int) -> float:
+        """How often each of so many pairs counts: less than 0 times if it is to become more."""
+        lessen = (self.measure.closer == "up") == (self.target is None)
+        times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
+        return times if lessen else -times
 
     def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
         sides = shown if self.target is None else [*shown, self._of_target()]
@@ -183,7 +182,7 @@ class Penalty(Attached):
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
         still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
-        return columns, pairs, Values(stacked, torch.ones_like(stacked), still)
+        return columns, pairs, Values(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
 
     @torch.no_grad()
     def _target_weights(self) -> Mapping[str, Tensor]:
