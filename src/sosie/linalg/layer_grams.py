@@ -65,14 +65,10 @@ def _joined_grams(rows: Sequence[Tensor], centre: bool) -> tuple[Tensor, Tensor]
 
 
 def _filled_up(rows: Sequence[Tensor], width: int) -> list[Tensor]:
-    zeros = None
-    found = []
-    for each in rows:
-        found.append(each)
-        if missing := width - each.shape[1]:
-            zeros = each.new_zeros(len(each), width) if zeros is None else zeros
-            found.append(zeros[:, :missing])
-    return found
+    missing = [width - each.shape[1] for each in rows]
+    zeros = rows[0].new_zeros(len(rows[0]), max(missing))
+    fill = {count: zeros[:, :count] for count in set(missing)}
+    return [part for each, count in zip(rows, missing, strict=True) for part in (each, fill[count]) if part.shape[1]]
 
 
 class _JoinedGrams(torch.autograd.Function):

@@ -50,6 +50,7 @@ class Attached(AbstractContextManager["Attached"]):
         self._models = models
         self._taps: list[Taps] = []
         self._attached = False
+        self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
         self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was no number, else 0
 
     @property
@@ -98,6 +99,7 @@ class Attached(AbstractContextManager["Attached"]):
         if self._attached:
             raise RuntimeError("this penalty is attached already")
         self._attached, self._bad = True, None
+        self._first = _first_parameter(self._models)
         for taps in self._taps:
             taps.open()
             taps.due = self.due
@@ -106,7 +108,7 @@ class Attached(AbstractContextManager["Attached"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._attached = False
+        self._attached, self._first = False, None
         for taps in self._taps:
             taps.close()
         if kind is None:
@@ -139,8 +141,7 @@ class Attached(AbstractContextManager["Attached"]):
             )
 
     def _nothing(self) -> Tensor:
-        first = next((each for model in self._models for each in model.parameters()), None)
-        return torch.zeros((), device=None if first is None else first.device)
+        return torch.zeros((), device=None if self._first is None else self._first.device)
 
     # Values that are no numbers
 
@@ -173,6 +174,12 @@ class Attached(AbstractContextManager["Attached"]):
     def _where(self) -> str:
         """What else there is to say of a value that is no number while the sites of the model are finite."""
         return ""
+
+
+def _first_parameter(models: Sequence[nn.Module]) -> Tensor | None:
+    """The first that is learnt with, which a table of whole numbers is not."""
+    every = [each for model in models for each in model.parameters()]
+    return next((each for each in every if each.is_floating_point()), every[0] if every else None)
 
 
 def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:

@@ -123,7 +123,7 @@ class Penalty(Attached):
         total = found.total
         if self.target is not None and self.measure.same:
             total = total - self.measure.same * found.counts.sum()
-        return total.to(_precision(self._models))
+        return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
     def _times(self, pairs: int) -> float:
         """How often each of so many pairs counts: less than 0 times if it is to become more."""
@@ -275,9 +275,3 @@ def _device(value: Any) -> str:
     """Of an activation, or of what a sink made of one."""
     first: Tensor = value[0] if isinstance(value, tuple) else value
     return first.device.type
-
-
-def _precision(models: Sequence[nn.Module]) -> torch.dtype:
-    """That of the weights, float32 at least."""
-    first = next((each.dtype for model in models for each in model.parameters() if each.is_floating_point()), None)
-    return torch.promote_types(first or torch.float32, torch.float32)
