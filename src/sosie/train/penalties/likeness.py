@@ -143,7 +143,7 @@ def _products(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[
     products, traces = inner_products(stacks, centre=centre, unbiased=unbiased)
     still = _still(traces, sizes[0] if len(sizes) == 1 else torch.cat(sizes), digits, kind)
     if unbiased:
-        whole = torch.cat([stack.detach().double().square().sum((1, 2)) for stack in stacks])
+        whole = torch.cat(stacks).detach().double().square().sum((1, 2))
         left = products.detach().diagonal()
         still = still | (left <= NOTHING_LEFT.get(digits, NOTHING_LEFT_IN_FLOAT32) * whole)
     return products, still
