@@ -161,6 +161,7 @@ def test_gradients(rows: int | None, measure: str) -> None:
             return penalty()
 
     assert torch.autograd.gradcheck(total, x)
+    assert torch.autograd.gradgradcheck(total, x)
 
 
 def test_neither_the_order_of_the_batch_nor_that_of_the_pairs_matters() -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from sosie.capture import SiteError
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
-from sosie.train.penalties.likeness import _index
+from sosie.train.attached import LOOKS
+from sosie.train.penalties.likeness import _counts
 
 
 def inputs(count: int = 12) -> Tensor:
@@ -67,7 +68,7 @@ def test_a_copy_made_while_it_is_attached_is_not_part_of_it(how: Callable[[nn.Mo
 @pytest.mark.parametrize("rows", [None, 8])
 def test_what_was_measured_in_inference_mode_first_is_trained_with_later(rows: int | None) -> None:
     model, x = network(), inputs()
-    _index.cache_clear()  # what it keeps must do for everybody who comes later
+    _counts.cache_clear()  # what it keeps must do for everybody who comes later
     with Penalty(model, rows=rows, every=1) as penalty:
         with torch.inference_mode():
             model(x)
@@ -199,3 +200,18 @@ def test_a_target_of_another_type_is_told_in_words() -> None:
         model(inputs())
         with pytest.raises(ValueError, match="inputs of float32 for a model of float64"):
             penalty()
+
+
+def test_what_is_looked_at_later_names_the_step_it_was() -> None:
+    """As on a GPU, which is not waited for at every step."""
+    model, x = network(), inputs()
+    penalty = Attached(model, "1", lambda seen: next(iter(seen.values())).sum(), every=2)
+    penalty.__enter__()
+    penalty.go_to(2 * (LOOKS + 1))  # the second due step after the last look
+    model(x)
+    penalty()
+    assert penalty._bad is not None
+    assert not penalty._bad.any()
+    penalty._bad[1].add_(torch.tensor(torch.inf), alpha=0)
+    with pytest.raises(ValueError, match="the penalty of step 103 is NaN"):
+        penalty.__exit__(None, None, None)

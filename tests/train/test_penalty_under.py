@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from sosie.capture import SiteError
@@ -211,6 +212,44 @@ def test_a_whole_activation_is_copied_only_where_it_is_overwritten() -> None:
             penalty()
         model(inputs())
         penalty().backward()
+
+
+class Operations(TorchDispatchMode):
+    """Counts those that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or func.overloadpacket.__name__ in ("detach", "empty", "promote_types"))
+        return func(*args, **kwargs or {})
+
+
+def operations(model: nn.Module, penalty: Penalty | None) -> tuple[int, int]:
+    images = torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with Operations() as forward:
+        loss = model(images).square().mean()
+        loss = loss if penalty is None else loss + penalty()
+    with Operations() as backward:
+        loss.backward()
+    model.zero_grad()
+    return forward.count, backward.count
+
+
+@pytest.mark.parametrize(("rows", "most"), [(8, (45, 55)), (None, (190, 65))])
+def test_a_step_adds_few_operations(rows: int | None, most: tuple[int, int]) -> None:
+    """A GPU waits for each to be asked for. (Of all rows a CPU's forward has its own ways, with more of them.)"""
+    torch.manual_seed(0)
+    model = cifar_resnet(depth=20, width=0.25)
+    plain = operations(model, None)
+    with Penalty(model, rows=rows, every=2) as penalty:
+        operations(model, penalty)
+        idle = operations(model, penalty)
+        due = operations(model, penalty)
+    assert (idle[0] - plain[0], idle[1] - plain[1]) == (2, 0)  # a zero, added to the loss
+    assert due[0] - plain[0] <= most[0]
+    assert due[1] - plain[1] <= most[1]
 
 
 def _rank(rank: int, port: int, found: Any) -> None:

@@ -9,7 +9,8 @@ from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular
 from .distances import distances
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
-from .live_grams import centred_grams, centred_rows, live_gram, widened
+from .layer_grams import inner_products, sized_grams
+from .live_grams import centred_grams, centred_rows, live_gram, sized_gram, widened
 from .permuted import Invariants, permuted_moments
 from .products import (
     all_by_torch,
@@ -69,6 +70,7 @@ __all__ = [
     "gram_cuda",
     "gram_factor",
     "gram_stack",
+    "inner_products",
     "inverse_root",
     "live_gram",
     "lock_of",
@@ -83,6 +85,8 @@ __all__ = [
     "side_by_side",
     "singular",
     "singular_values",
+    "sized_gram",
+    "sized_grams",
     "threads_for",
     "total_squares",
     "triangular_inverse",

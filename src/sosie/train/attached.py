@@ -50,7 +50,8 @@ class Attached(AbstractContextManager["Attached"]):
         self._models = models
         self._taps: list[Taps] = []
         self._attached = False
-        self._bad: Tensor | None = None  # the first step whose value was no number; 0: none yet
+        self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
+        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was no number, else 0
 
     @property
     def due(self) -> bool:
@@ -98,6 +99,7 @@ class Attached(AbstractContextManager["Attached"]):
         if self._attached:
             raise RuntimeError("this penalty is attached already")
         self._attached, self._bad = True, None
+        self._first = _first_parameter(self._models)
         for taps in self._taps:
             taps.open()
             taps.due = self.due
@@ -106,11 +108,11 @@ class Attached(AbstractContextManager["Attached"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._attached = False
+        self._attached, self._first = False, None
         for taps in self._taps:
             taps.close()
         if kind is None:
-            self._look()
+            self._look((self.step - 1) // self.every)
 
     def __call__(self) -> Tensor:
         if not self._attached:
@@ -139,39 +141,45 @@ class Attached(AbstractContextManager["Attached"]):
             )
 
     def _nothing(self) -> Tensor:
-        first = next((each for model in self._models for each in model.parameters()), torch.zeros(()))
-        return torch.zeros((), device=first.device)
+        return torch.zeros((), device=None if self._first is None else self._first.device)
 
     # Values that are no numbers
 
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
         """Find the first value that is no number; a GPU is not waited for at every step."""
-        wrong = ~torch.isfinite(found.detach())
+        due = self.step // self.every
         if self._bad is None:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._bad = torch.zeros((), dtype=torch.long, device=found.device)
-        self._bad.copy_(
-            torch.where(wrong & (self._bad == 0), self.step + 1, self._bad)
-        )  # in place, as recorded steps are
-        if not found.is_cuda or (self.step // self.every + 1) % LOOKS == 0:
-            self._look(shown)
+                self._bad = torch.zeros(LOOKS, dtype=found.dtype, device=found.device)
+        # One operation, in place as recorded steps are: 0 × what is no number is NaN, and stays so.
+        self._bad[due % LOOKS].add_(found.detach(), alpha=0)
+        if not found.is_cuda or (due + 1) % LOOKS == 0:
+            self._look(due, shown)
 
-    def _look(self, shown: Sequence[Sequence[Shown]] = ()) -> None:
-        bad = 0 if self._bad is None else int(self._bad)
-        if not bad:
+    def _look(self, due: int, shown: Sequence[Sequence[Shown]] = ()) -> None:
+        """At the values up to this due step, since the last look."""
+        wrong = [] if self._bad is None else self._bad.isnan().nonzero().tolist()
+        if not wrong:
             return
         assert self._bad is not None
         self._bad.zero_()  # told once
+        step = (due // LOOKS * LOOKS + wrong[0][0]) * self.every + 1
         sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
         where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else self._where()
         raise ValueError(
-            f"the penalty of step {bad} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, a lower "
-            "rate, or look for such values in the inputs"
+            f"the penalty of step {step} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, "
+            "a lower rate, or look for such values in the inputs"
         )
 
     def _where(self) -> str:
         """What else there is to say of a value that is no number while the sites of the model are finite."""
         return ""
+
+
+def _first_parameter(models: Sequence[nn.Module]) -> Tensor | None:
+    """The first that is learnt with, which a table of whole numbers is not."""
+    every = [each for model in models for each in model.parameters()]
+    return next((each for each in every if each.is_floating_point()), every[0] if every else None)
 
 
 def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:

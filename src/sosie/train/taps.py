@@ -79,6 +79,7 @@ class Taps:
         self._reads_input = dict.fromkeys(range(len(self._wanted)), inputs)
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
+        self._entered: dict[str, Site] = {}  # and what goes into sites, by their labels
         self._overwritten: dict[bool, set[tuple[int, bool]]] = {}  # by training mode: dropout in place, say
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -121,11 +122,13 @@ class Taps:
             return
         self.forget()
         self._active = True
-        given = [each for each in tensors_in((args, kwargs)) if each.dim()]
-        self.count = given[0].shape[0] if given else 0
+        first = args[0] if args else None
+        if not isinstance(first, Tensor) or not first.dim():  # else there is nothing to look for
+            first = next((each for each in tensors_in((args, kwargs)) if each.dim()), None)
+        self.count = 0 if first is None else first.shape[0]
         if self._calls:
             self.called = rebuild(self._part, (tuple(args), dict(kwargs)))
-            device = given[0].device.type if given else "cpu"
+            device = "cpu" if first is None else first.device.type
             self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
     @contextmanager
@@ -142,7 +145,7 @@ class Taps:
 
     def enters(self, site: int, args: Any, kwargs: Any) -> None:
         if self._active and self._reads_input[site]:
-            self._note(site, True, (args, kwargs))
+            self._note(site, True, args[0] if args and isinstance(args[0], Tensor) else (args, kwargs))
 
     def fires(self, site: int, output: Any) -> None:
         if self._active:
@@ -231,7 +234,7 @@ class Taps:
                     raise SiteError(f"site {label!r} ({type(wanted.module).__name__}) gave no floating-point tensor")
                 continue
             self._check(label, fired)
-            yield Shown(self._site(label, name, call, fired.shape), fired.is_input, fired.kept)
+            yield Shown(self._site(label, name, call, fired), fired.is_input, fired.kept)
 
     def _check(self, label: str, fired: _Fired) -> None:
         where = f"the input of site {label!r}" if fired.is_input else f"site {label!r}"
@@ -250,11 +253,14 @@ class Taps:
                 "short last batch out"
             )
 
-    def _site(self, label: str, name: str, call: int, shape: tuple[int, ...]) -> Site:
-        known = (self._sites or {}).get(label)
-        if known is not None and known.shape == shape[1:]:
+    def _site(self, label: str, name: str, call: int, fired: _Fired) -> Site:
+        known = (self._entered if fired.is_input else self._sites or {}).get(label)
+        if known is not None and known.shape == fired.shape[1:]:
             return known
-        return Site(label, name, call, shape[1:], is_channels_last(self._names, name, shape))
+        found = Site(label, name, call, fired.shape[1:], is_channels_last(self._names, name, fired.shape))
+        if fired.is_input:
+            self._entered[label] = found
+        return found
 
     def _check_overwritten(self) -> None:
         changed = {key for key, live, version in self._live if live._version != version}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -12,6 +12,7 @@ from ..taps import Shown
 
 Pairs = str | Sequence[tuple[str, str]] | None
 KINDS = ("stage", "all", "same")
+Pair = tuple[int, int]  # places among the columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,30 @@ class Column:
     label: str
     model: int  # which of the models; −1 is the target
     shown: Shown
+
+
+Choose = Callable[[Sequence[Sequence[Shown]]], tuple[list[Column], list[Pair]]]
+
+
+class Plan:
+    """What was chosen in the last step: worked out anew only where other sites are shown, or others share a value."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._places: list[tuple[str, int, int]] = []
+        self._pairs: Sequence[Pair] = ()
+
+    def columns(self, sides: Sequence[Sequence[Shown]], choose: Choose) -> tuple[list[Column], Sequence[Pair]]:
+        shown = [each for side in sides for each in side]
+        first: dict[int, int] = {}
+        values = [(each.site, each.is_input, first.setdefault(id(each.value), k)) for k, each in enumerate(shown)]
+        key = [len(side) for side in sides], values
+        if key != self._key:
+            columns, self._pairs = choose(sides)
+            place = {id(each): k for k, each in enumerate(shown)}
+            self._places = [(column.label, column.model, place[id(column.shown)]) for column in columns]
+            self._key = key
+        return [Column(label, model, shown[k]) for label, model, k in self._places], self._pairs
 
 
 def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
@@ -64,11 +89,11 @@ def stages(shown: Sequence[Shown]) -> list[list[Shown]]:
     return found
 
 
-def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[tuple[int, int]]]:
+def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
     """The columns of one model, and each two that are compared, once."""
     if pairs == "stage":
         columns: list[Column] = []
-        chosen: list[tuple[int, int]] = []
+        chosen: list[Pair] = []
         for stage in stages(shown):
             start = len(columns)
             columns += [Column(each.label, 0, each) for each in stage]
@@ -84,7 +109,7 @@ def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[tup
     return columns, chosen
 
 
-def of_several(shown: Sequence[Sequence[Shown]], pairs: Pairs) -> tuple[list[Column], list[tuple[int, int]]]:
+def of_several(shown: Sequence[Sequence[Shown]], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
     """The columns of several models, and each two of different models that are compared, once."""
     models = [
         [Column(f"{each.label} of model {k}", k, each) for each in model if not each.is_input]
@@ -104,9 +129,7 @@ def of_several(shown: Sequence[Sequence[Shown]], pairs: Pairs) -> tuple[list[Col
     return columns, [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
 
 
-def with_target(
-    shown: Sequence[Shown], target: Sequence[Shown], pairs: Pairs
-) -> tuple[list[Column], list[tuple[int, int]]]:
+def with_target(shown: Sequence[Shown], target: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
     """The columns of a model and of what it is to become like, and which belongs to which."""
     own = [Column(each.label, 0, each) for each in shown if not each.is_input]
     theirs = [Column(f"{each.label} of the target", -1, each) for each in target]
@@ -117,7 +140,7 @@ def with_target(
     return own + theirs, [(k, len(own) + there[label]) for label, k in ours.items()]
 
 
-def used(columns: Sequence[Column], pairs: Sequence[tuple[int, int]]) -> tuple[list[Column], list[tuple[int, int]]]:
+def used(columns: Sequence[Column], pairs: Sequence[Pair]) -> tuple[list[Column], list[Pair]]:
     """Without the columns that are in no pair; what goes into a stage is the column of the layer that gave it."""
     order = sorted({k for pair in pairs for k in pair})
     index: dict[int, int] = {}
@@ -133,9 +156,7 @@ def used(columns: Sequence[Column], pairs: Sequence[tuple[int, int]]) -> tuple[l
     return kept, [(index[a], index[b]) for a, b in pairs]
 
 
-def _listed(
-    a: Sequence[Column], b: Sequence[Column], pairs: Any, *, start_a: int = 0, start_b: int = 0
-) -> list[tuple[int, int]]:
+def _listed(a: Sequence[Column], b: Sequence[Column], pairs: Any, *, start_a: int = 0, start_b: int = 0) -> list[Pair]:
     found = []
     for left, right in pairs:
         ends = []

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...capture import Rule, to_rows
-from ...linalg import centred_grams, centred_rows, live_gram, u_centred
-from ...linalg.live_grams import grams as grams_of
+from ...linalg import centred_rows, inner_products, sized_gram, sized_grams, widened
 from ...measures import Measure
 from ...stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
 from ...stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
-from .columns import Column
+from .columns import Column, Pair
 
-SMALL = 2**18  # numbers of a layer up to which layers of one shape are stacked
+SMALL = 2**18  # numbers of the largest layer up to which a CPU compares pairs sooner than a GPU
 CONSTANT = 8  # roundings of the first row within which rows that differ do not differ
 
 
 @dataclass(frozen=True)
 class Values:
-    """One value a pair; `varies` says of which columns there is one at all."""
+    """What pairs of columns give; `each` has one value a pair, or those of all columns with all."""
 
-    pairs: Tensor  # (P,) 0 where a column of the pair is constant
-    defined: Tensor  # (P,) bool
-    varies: Tensor  # (L,) bool
+    each: Tensor
+    counts: Tensor  # like `each`: times how often it is asked for; 0 where a column of the pair is constant
+    still: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
+
+    @property
+    def total(self) -> Tensor:
+        return self.each.flatten() @ self.counts.flatten()
+
+    def of(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """The numbers; None for a pair with a constant column."""
+        each, counts = self.each.flatten().tolist(), self.counts.flatten().tolist()
+        places = range(len(pairs)) if self.each.dim() == 1 else (a * len(self.each) + b for a, b in pairs)
+        return [each[place] if counts[place] else None for place in places]
 
 
 def aligns(measure: Measure) -> bool:
@@ -45,8 +56,15 @@ def least_rows(measure: Measure) -> int:
 def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
     """Gram matrix of the flattened activation, and the size of its first row; no copy is made."""
     rows = flat(activation)
-    with torch.autocast(rows.device.type, enabled=False):
-        return live_gram(rows, centre=centre), _squared_size(rows[0])
+    with without_autocast(rows.device.type):
+        return sized_gram(rows, centre=centre)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """To enter the context takes longer than to ask whether there is a need to."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def flat(activation: Tensor) -> Tensor:
@@ -66,128 +84,105 @@ def rows_of(column: Column, rule: Rule, *, any_order: bool) -> Tensor:
 
 
 def values(
-    measure: Measure, columns: Sequence[Column], pairs: Sequence[tuple[int, int]], rule: Rule, *, directed: bool
+    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
 ) -> Values:
-    """Of each pair; a measure that is not symmetric is the mean of both directions, unless a pair is directed."""
+    """Of each pair, which counts so many times; a measure that is not symmetric is the mean of both directions, unless
+    a pair is directed.
+    """
     if aligns(measure):
-        view, varies = _view(measure, columns, rule)
-        device = view.xy.device
-        a, b = (_index(tuple(pair[side] for pair in pairs), device) for side in (0, 1))
-        defined = varies[a] & varies[b]
-        found = measure(view)[a, b]
-        return Values(torch.where(defined, found, torch.zeros_like(found)), defined, varies)
+        return _all_at_once(measure, columns, pairs, rule, times)
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
     # A GPU is slow at decomposing small matrices, and is waited for anyway.
     home = "cpu" if max(part.numel() for part in rows) <= SMALL else rows[0].device
-    each = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
-    return Values(*(part.to(rows[0].device) for part in (each.pairs, each.defined, each.varies)))
+    found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
+    device = rows[0].device
+    return Values(found.each.to(device), times * found.counts.to(device), found.still.to(device))
 
 
 # All pairs in one product
 
 
-def _view(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Alignment, Tensor]:
-    """The inner products of all pairs, and which columns vary; those that do not stand in the view as if of norm 1."""
+def _all_at_once(
+    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, times: float
+) -> Values:
+    products, still = _products(measure, columns, rule)
+    # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
+    own = products.diagonal() + still
+    each = measure(measure.reads(own[:, None], own[None, :], products))
+    counts, nothing = _counts(tuple(pairs), len(columns), times, products.device)
+    counts = torch.where(still[:, None] | still[None, :], nothing, counts)
+    return Values(each, counts, still)
+
+
+@functools.lru_cache(maxsize=64)
+def _counts(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How often each two columns count, and 0; made once: to make it anew a GPU would be waited for."""
+    with torch.inference_mode(False):  # whoever asks first, gradients can flow past it
+        found = torch.zeros(columns, columns, dtype=torch.float64)
+        for pair in pairs:
+            found[pair] += times
+        return found.to(device), torch.zeros((), dtype=torch.float64, device=device)
+
+
+def _products(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Tensor, Tensor]:
+    """The inner products of the Gram matrices of all columns, and which columns are constant."""
     kind = measure.reads
+    centre, unbiased = kind is not UncentredAlignment, kind is DebiasedAlignment
     if isinstance(columns[0].shown.value, tuple):
-        _check_counts(measure, columns, [column.shown.value[0] for column in columns])
-        grams = torch.stack([column.shown.value[0] for column in columns])
-        sizes = torch.stack([column.shown.value[1] for column in columns])
+        stacks, sizes = (list(part) for part in zip(*(column.shown.value for column in columns), strict=True))
+        _check_counts(measure, columns, [stack[0] for stack in stacks])
+        digits = _common([stack.dtype for stack in stacks])
     else:
         rows = [rows_of(column, rule, any_order=True) for column in columns]
         _check_counts(measure, columns, rows)
         if len(rows[0]) > sum(each.shape[1] for each in rows):
             return _by_covariances(rows, kind)
-        grams, sizes = _grams(rows, centre=kind is not UncentredAlignment)
-    count = grams.shape[-1]
-    digits, grams = grams.dtype, grams.double()
-    varies = _varies(grams.diagonal(dim1=1, dim2=2).sum(1), sizes, count, digits, kind)
-    if kind is DebiasedAlignment:
-        whole, grams = grams.square().sum((1, 2)), u_centred(grams)
-        varies = varies & (grams.detach().square().sum((1, 2)) > _rounding(digits) * whole.detach())
-    flats = grams.flatten(1)
-    return _aligned(flats @ flats.T, kind, varies), varies
+        stacks, sizes = sized_grams(rows, centre=centre)
+        digits = _common([each.dtype for each in rows])
+    products, traces = inner_products(stacks, centre=centre, unbiased=unbiased)
+    still = _still(traces, sizes[0] if len(sizes) == 1 else torch.cat(sizes), digits, kind)
+    if unbiased:
+        whole = torch.cat(stacks).detach().double().square().sum((1, 2))
+        left = products.detach().diagonal()
+        still = still | (left <= NOTHING_LEFT.get(digits, NOTHING_LEFT_IN_FLOAT32) * whole)
+    return products, still
 
 
-def _grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[Tensor, Tensor]:
-    """(L, n, n), and the squared size of each first row; small layers of one shape are done together."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for k, each in enumerate(rows):
-        own = (each.shape, each.dtype) if each.numel() <= SMALL else (k,)
-        groups.setdefault(own, []).append(k)
-    grams: list[Tensor] = []
-    sizes: list[Tensor] = []
-    for group in groups.values():
-        first = rows[group[0]]
-        stack = first[None] if first.numel() > SMALL else torch.stack([rows[k] for k in group])
-        sizes.append(_squared_size(stack[:, 0]))
-        if first.numel() > SMALL:
-            grams.append(live_gram(first, centre=centre)[None])
-        else:
-            wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
-            grams.append(centred_grams(wide) if centre else grams_of(wide))
-    dtype = functools.reduce(torch.promote_types, (each.dtype for each in grams))
-    placed = [k for group in groups.values() for k in group]
-    order = _index(tuple(placed.index(k) for k in range(len(rows))), rows[0].device)
-    return torch.cat([each.to(dtype) for each in grams])[order], torch.cat(sizes)[order]
+def _common(digits: Sequence[torch.dtype]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, set(digits), torch.float32)
 
 
-@functools.lru_cache(maxsize=64)
-def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: to make it anew a GPU would be waited for. Whoever asks first, gradients can flow past it."""
-    with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device)
-
-
-def _squared_size(row: Tensor) -> Tensor:
-    return row.detach().double().square().sum(-1)
-
-
-def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Alignment, Tensor]:
+def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tensor, Tensor]:
     """The same for more rows than neurons in all: one product of all neurons, squared and added up layer by layer."""
-    count = len(rows[0])
-    sizes = torch.stack([_squared_size(each[0]) for each in rows])
-    wide = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in rows]
-    if kind is not UncentredAlignment:
-        wide = [centred_rows(each) for each in wide]
+    sizes = len(rows[0]) * torch.stack([each[0].detach().double().square().sum() for each in rows])
+    wide = [centred_rows(each) if kind is not UncentredAlignment else widened(each) for each in rows]
     joined = torch.cat(wide, dim=1)
     squares = (joined.T @ joined).double().square()
-    owner = _index(tuple(k for k, each in enumerate(rows) for _ in range(each.shape[1])), joined.device)
-    owns = (owner[:, None] == torch.arange(len(rows), device=joined.device)).to(squares)
+    owns = _owners(tuple(each.shape[1] for each in rows), joined.device)
     products = owns.T @ squares @ owns
-    trace = torch.stack([each.detach().double().square().sum() for each in wide])
-    varies = _varies(trace, sizes, count, joined.dtype, kind)
+    traces = torch.stack([each.detach().double().square().sum() for each in wide])
+    still = _still(traces, sizes, joined.dtype, kind)
     if kind is DebiasedAlignment:
         own = products.diagonal()
         view = from_products((own[:, None], own[None, :], products), wide, wide, kind)
-        varies = varies & (view.xx.detach()[:, 0] != 0)
-        return _with_ones(view, varies), varies
-    return _aligned(products, kind, varies), varies
+        return view.xy, still | (view.xx.detach()[:, 0] == 0)
+    return products, still
 
 
-def _aligned(products: Tensor, kind: type[Alignment], varies: Tensor) -> Alignment:
-    own = products.diagonal()
-    return _with_ones(kind(own[:, None], own[None, :], products), varies)
+@functools.lru_cache(maxsize=64)
+def _owners(widths: tuple[int, ...], device: torch.device) -> Tensor:
+    """(neurons, layers): 1 where a neuron is of a layer."""
+    with torch.inference_mode(False):
+        own = torch.eye(len(widths), dtype=torch.float64)
+        return own.repeat_interleave(torch.tensor(widths), dim=0).to(device)
 
 
-def _with_ones(view: Alignment, varies: Tensor) -> Alignment:
-    # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
-    xx = torch.where(varies[:, None], view.xx, torch.ones_like(view.xx))
-    yy = torch.where(varies[None, :], view.yy, torch.ones_like(view.yy))
-    return type(view)(xx, yy, view.xy)
-
-
-def _varies(trace: Tensor, sizes: Tensor, count: int, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
-    """Whether rows differ by more than rounding (uncentred: are not all 0). A NaN counts, so that it is noticed."""
+def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
+    """Whether rows differ by no more than rounding (uncentred: are all 0). NaN and ∞ do, to be noticed."""
     if kind is UncentredAlignment:
-        return ~(trace.detach() == 0)
-    noise = (CONSTANT * torch.finfo(digits).eps) ** 2 * count * sizes
-    return ~(trace.detach() <= noise)
-
-
-def _rounding(digits: torch.dtype) -> float:
-    return NOTHING_LEFT.get(digits, NOTHING_LEFT_IN_FLOAT32)
+        return traces == 0
+    return torch.sub(traces, sizes, alpha=(CONSTANT * torch.finfo(digits).eps) ** 2) <= 0
 
 
 # One pair after the other
@@ -197,14 +192,14 @@ def _one_by_one(
     measure: Measure,
     columns: Sequence[Column],
     rows: Sequence[Tensor],
-    pairs: Sequence[tuple[int, int]],
+    pairs: Sequence[Pair],
     directed: bool,
 ) -> Values:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
-    varies = ~(apart <= CONSTANT * torch.finfo(torch.float32).eps * size)
-    alive = varies.tolist()
+    still = apart <= CONSTANT * torch.finfo(torch.float32).eps * size
+    alive = [not each for each in still.tolist()]
     found, nothing = [], rows[0].new_zeros(())
 
     def of(i: int, j: int) -> Tensor:
@@ -230,8 +225,8 @@ def _one_by_one(
             found.append(of(i, j))
         else:
             found.append((of(i, j) + of(j, i)) / 2)
-    defined = torch.tensor([alive[i] and alive[j] for i, j in pairs], device=varies.device)
-    return Values(torch.stack(found), defined, varies)
+    each = torch.stack(found)
+    return Values(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
 
 
 def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor]) -> None:
@@ -247,9 +242,7 @@ def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Te
         )
 
 
-def _check_rows(
-    measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
-) -> None:
+def _check_rows(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
     _check_counts(measure, columns, rows)
     count = len(rows[0])
     for i, j in pairs:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,8 +23,8 @@ from ..taps import Shown, Taps
 from . import columns as chosen
 from . import weights
 from .checks import Target, check_measure, check_models
-from .columns import Column, Pairs
-from .likeness import Values, aligns, as_gram, values
+from .columns import Column, Pair, Pairs
+from .likeness import Values, aligns, as_gram, values, without_autocast
 
 
 class Penalty(Attached):
@@ -75,7 +75,8 @@ class Penalty(Attached):
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
         self._sites = sites
-        self._last: tuple[list[Column], list[tuple[int, int]], Values] | None = None
+        self._last: tuple[tuple[str, ...], Sequence[Pair], Values] | None = None
+        self._plan = chosen.Plan()
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [weights.layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
@@ -114,33 +115,35 @@ class Penalty(Attached):
         if self.measure.reads_weights:
             columns, pairs, found = self._of_weights()
         else:
-            with _no_autocast(self._taps[0].root):
+            with without_autocast(_device(shown[0][0].value)):
                 columns, pairs = self._columns(shown)
-                found = values(self.measure, columns, pairs, self.rule, directed=self.target is not None)
+                directed, times = self.target is not None, self._times(len(pairs))
+                found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
         self._remember(columns, pairs, found)
-        likeness = found.pairs if self.measure.closer == "up" else -found.pairs
-        if self.target is not None:
-            same = self.measure.same or 0.0
-            likeness = torch.where(found.defined, -(likeness - (same if self.measure.closer == "up" else -same)), 0.0)
-        total = likeness.mean() if self.reduce == "mean" else likeness.sum() * self._times
-        return total.to(_precision(self._models))
+        total = found.total
+        if self.target is not None and self.measure.same:
+            total = total - self.measure.same * found.counts.sum()
+        return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
-    @property
-    def _times(self) -> int:
-        """How often each pair of a sum counts."""
-        return 1 if self.target is not None or self._listed else 2
+    def _times(self, pairs: int) -> float:
+        """How often each of so many pairs counts: less than 0 times if it is to become more."""
+        lessen = (self.measure.closer == "up") == (self.target is None)
+        times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
+        return times if lessen else -times
 
-    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[tuple[int, int]]]:
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
+        sides = shown if self.target is None else [*shown, self._of_target()]
+        return self._plan.columns(sides, self._choose)
+
+    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[Pair]]:
         if self.target is not None:
-            found = chosen.with_target(shown[0], self._of_target(), self.pairs)
-        elif len(shown) > 1:
-            found = chosen.of_several(shown, self.pairs)
-        else:
-            found = chosen.of_one(shown[0], self.pairs)
-            if self.pairs == "stage":
-                starts = {stage[1].site.label for stage in chosen.stages(shown[0]) if stage[0].is_input}
-                self._taps[0].read_inputs_of(starts)
-        return chosen.used(*found)
+            return chosen.used(*chosen.with_target(sides[0], sides[1], self.pairs))
+        if len(sides) > 1:
+            return chosen.used(*chosen.of_several(sides, self.pairs))
+        if self.pairs == "stage":
+            starts = {stage[1].site.label for stage in chosen.stages(sides[0]) if stage[0].is_input}
+            self._taps[0].read_inputs_of(starts)
+        return chosen.used(*chosen.of_one(sides[0], self.pairs))
 
     def _of_target(self) -> list[Shown]:
         sink = self._sink if self.rows is None else None
@@ -159,7 +162,7 @@ class Penalty(Attached):
         kept = [(site, value[: self.rows]) for site, value in found]
         return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Column], list[tuple[int, int]], Values]:
+    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], Values]:
         parts = [
             weights.columns_of(model, self.measure, layers)
             for model, layers in zip(self._models, self._layers, strict=True)
@@ -178,8 +181,8 @@ class Penalty(Attached):
         stacked = torch.stack(each)
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
-        true = torch.ones_like(stacked, dtype=torch.bool)
-        return columns, pairs, Values(stacked, true, torch.ones(len(columns), dtype=torch.bool, device=stacked.device))
+        still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
+        return columns, pairs, Values(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
 
     @torch.no_grad()
     def _target_weights(self) -> Mapping[str, Tensor]:
@@ -208,14 +211,13 @@ class Penalty(Attached):
 
     # What it was
 
-    def _remember(self, columns: list[Column], pairs: list[tuple[int, int]], found: Values) -> None:
-        light = [Column(column.label, column.model, Shown(column.shown.site, False, None)) for column in columns]
-        self._last = light, pairs, Values(found.pairs.detach(), found.defined, found.varies)
+    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: Values) -> None:
         labels = tuple(column.label for column in columns)
+        self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._still[labels] = torch.zeros_like(found.varies, dtype=torch.long)
-        self._still[labels] += ~found.varies  # in place, so that a recorded step counts as well
+                self._still[labels] = torch.zeros_like(found.still, dtype=torch.long)
+        self._still[labels] += found.still  # in place, so that a recorded step counts as well
 
     def _where(self) -> str:
         rows = [row for row in self.last if row["value"] is not None]
@@ -230,11 +232,10 @@ class Penalty(Attached):
         """The pairs of the last due step with their values; None for a pair with a constant layer."""
         if self._last is None:
             return []
-        columns, pairs, found = self._last
-        rows = zip(pairs, found.pairs.tolist(), found.defined.tolist(), strict=True)
+        labels, pairs, found = self._last
         return [
-            {"site_a": columns[a].label, "site_b": columns[b].label, "value": value if defined else None}
-            for (a, b), value, defined in rows
+            {"site_a": labels[a], "site_b": labels[b], "value": value}
+            for (a, b), value in zip(pairs, found.of(pairs), strict=True)
         ]
 
     @property
@@ -270,12 +271,7 @@ def _weight(label: str, value: Tensor) -> Shown:
     return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
 
 
-def _no_autocast(model: nn.Module) -> AbstractContextManager[Any]:
-    first = next(model.parameters(), None)
-    return nullcontext() if first is None else torch.autocast(first.device.type, enabled=False)
-
-
-def _precision(models: Sequence[nn.Module]) -> torch.dtype:
-    """That of the weights, float32 at least."""
-    first = next((each.dtype for model in models for each in model.parameters() if each.is_floating_point()), None)
-    return torch.promote_types(first or torch.float32, torch.float32)
+def _device(value: Any) -> str:
+    """Of an activation, or of what a sink made of one."""
+    first: Tensor = value[0] if isinstance(value, tuple) else value
+    return first.device.type
