@@ -7,6 +7,8 @@ centred on the way and summed apart: as fast as the memory can be read, centring
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -43,11 +45,15 @@ def suits(stack: Tensor, about: About = "mean") -> bool:
 @cache
 def available(about: About = "mean") -> bool:
     """Whether Triton is there and works: it comes with most builds of torch for GPUs, but needs a C compiler."""
+    if importlib.util.find_spec("triton") is None:
+        return False
     try:
         rows = TILE + 1 if about == "first" else 16  # two tiles take the most memory of a processor's own
         for width in (16, WIDE):
             gram_blocks(torch.ones(1, rows, width, device="cuda"), about=about, tf32=True)
-    except Exception:  # whatever is amiss, plain products do as well, only slower
+    except Exception as error:  # whatever is amiss, plain products do as well
+        why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
+        warnings.warn(f"Triton does not work ({why}): Gram matrices take plain products, more slowly", stacklevel=2)
         return False
     return True
 

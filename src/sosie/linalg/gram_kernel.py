@@ -9,8 +9,10 @@ import triton.language as tl
 @triton.jit
 def plus_product(total, left, right, PRECISION: tl.constexpr):
     if PRECISION == "bf16":
-        return tl.dot(left.to(tl.bfloat16), tl.trans(right.to(tl.bfloat16)), total)
-    return tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+        found = tl.dot(left.to(tl.bfloat16), tl.trans(right.to(tl.bfloat16)), total)
+    else:
+        found = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+    return found
 
 
 @triton.jit

@@ -1,0 +1,42 @@
+"""The GPU's kernel compiles, which needs no GPU: where it does not, slower products would quietly take its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from sosie.linalg.gram_cuda import BY_FIRST, BY_FIRST_WIDE, BY_MEAN, TILE, Launch
+
+triton = pytest.importorskip("triton", reason="needs Triton, which comes with builds of torch for GPUs")
+HOPPER = 90
+POINTERS, NUMBERS = ("stack", "parts"), ("b", "width", "span", "stride_block", "stride_row", "pairs")
+
+
+@pytest.mark.parametrize(
+    ("about", "precision", "how"),
+    [
+        ("mean", "tf32", BY_MEAN),
+        ("mean", "tf32x3", BY_MEAN),
+        ("nothing", "tf32x3", BY_MEAN),
+        ("first", "tf32", BY_FIRST),
+        ("first", "tf32x3", BY_FIRST),
+        ("first", "bf16", BY_FIRST_WIDE),
+    ],
+)
+def test_it_compiles_for_tensor_cores(about: str, precision: str, how: Launch) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sosie.linalg.gram_kernel import gram
+
+    constants = {
+        "ROWS": TILE,
+        "COLUMNS": how.columns,
+        "ABOUT": about,
+        "ALONE": about != "first",
+        "PRECISION": precision,
+    }
+    types = dict.fromkeys(POINTERS, "*fp32") | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=gram, signature=types, constexprs=constants)
+    options = {"num_warps": how.warps, "num_stages": how.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options=options)
+    assert "wgmma" in made.asm["ptx"]
