@@ -1,67 +1,49 @@
-"""What a fingerprint costs beside the forward pass it needs: ResNet-50 at 224², 256 probes, its 16 blocks.
-
-python bench/fingerprints.py [results.json]
-"""
+"""What a fingerprint costs beside the forward pass it needs: ResNet-50, its 16 blocks, 256 images of 224²."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+import argparse
 
 import torch
+from measuring import show, timed, write
 
 from sosie.engine.sources import ModelSource
+from sosie.linalg import gram_cuda
 from sosie.models import open_model
 from sosie.zoo.fingerprints import Probe, fingerprint
 from sosie.zoo.fingerprints.gram_vectors import gram_vectors
 
-TIMES = 7
-
-
-def timed(run: Callable[[], object], device: str) -> float:
-    """Seconds, the median of a few; the first, which warms up, aside."""
-    found = []
-    for _ in range(TIMES + 2):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[2:])
+IMAGES = 256
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=IMAGES, help="fewer are tried, and nothing is written")
+    parser.add_argument("--repeats", type=int, default=9)
+    asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    named = open_model("resnet50")
-    model = named.model.to(device).eval()
-    images = torch.rand(256, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
-    probe = Probe.of(images)
-    with torch.no_grad():
-        forward = timed(lambda: model(images), device)
-    source = ModelSource(model, "resnet50")
-    vectors = timed(lambda: gram_vectors(source, probe), device)
-    whole = timed(lambda: fingerprint(model, probe, kinds="cka"), device)
-    found = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "sites": len(fingerprint(model, probe, kinds="cka").sites),
-        "forward_s": round(forward, 4),
-        "exact_vectors_s": round(vectors, 4),
-        "fingerprint_s": round(whole, 4),
-        "exact_vectors_ratio": round(vectors / forward, 3),
-        "fingerprint_ratio": round(whole / forward, 3),
+    model = open_model("resnet50").model.to(device).eval()
+    images = torch.rand(asked.images, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
+    probe, source = Probe.of(images), ModelSource(model, "resnet50")
+
+    @torch.no_grad()
+    def forward() -> None:
+        model(images)
+
+    ways = {
+        "bare forward pass": forward,
+        "with exact vectors": lambda: gram_vectors(source, probe),
+        "the whole fingerprint": lambda: fingerprint(model, probe, kinds="cka"),
     }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text + "\n", encoding="utf-8")
+    spent = timed(ways, repeats=asked.repeats)
+    rows = [
+        {"way": way, "ms": 1000 * spent[way], "of the pass": spent[way] / spent["bare forward pass"]} for way in ways
+    ]
+    show(f"ResNet-50, {asked.images} images, on {device}", rows)
+    if device == "cuda" and asked.images == IMAGES:
+        by = "the kernel" if gram_cuda.available("first") else "plain products"
+        write("fingerprints-gpu", {"what": __doc__, "Gram matrices": by, "rows": rows})
 
 
 if __name__ == "__main__":

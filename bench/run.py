@@ -9,6 +9,7 @@ from pathlib import Path
 import atoms
 import bures
 import cpu
+import fingerprints
 import gpu
 import interval_coverage
 import joints
@@ -56,6 +57,7 @@ def main() -> None:
     if torch.cuda.is_available():
         joints.main()
         task2vec.main()
+        fingerprints.main()
     if torch.cuda.is_available() and importlib.util.find_spec("torchvision"):
         gpu.main()
     else:

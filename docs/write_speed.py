@@ -54,6 +54,7 @@ TITLES = {
     "side-by-side-gpu": "Networks trained side by side on a GPU",
     "tokens": "Tokens dropped, on a CPU",
     "tokens-gpu": "Tokens dropped, on a GPU",
+    "fingerprints-gpu": "Fingerprints on a GPU",
     "zoo-kills": "A zoo whose writer is killed",
     "startup": "Starting up",
     "coverage": "Coverage",
@@ -70,6 +71,8 @@ WORDS = {
     "together": "Each network has its own seed and order of images, and ends as it would alone, to rounding.",
 }
 WORDS["together-gpu"] = WORDS["together"]
+WORDS["penalty-gpu"] = """Steps as they come: a GPU then waits for the next kernel to be asked for, the penalty's too.
+    Recorded, as `fit_side_by_side` has them, they do not wait: see the next table."""
 PUT_IN_WORDS = {"weights": ("networks", "layers", "pairs", "subset")}
 
 
