@@ -150,6 +150,21 @@ def test_what_makes_another_digest(short_pieces: None) -> None:
     assert digest_of([a, (b,)]) == digest_of([a, b])  # how they are nested is nothing of theirs
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_how_numbers_lie_in_memory_does_not_matter(dtype: torch.dtype) -> None:
+    """A column of a table of labels lies in a row, with the other columns in between."""
+    table = content(dtype, (4, 6))
+    for view in (table[:, 1], table[1], table.flatten()[::2], table[0, :1].expand(5), table[0, 0].expand(3), table.T):
+        assert digest_of(view) == digest_of(view.clone(memory_format=torch.contiguous_format))
+
+
+def test_the_default_device_does_not_matter() -> None:
+    weights = {"w": content(torch.float32)}
+    wanted = digest_of(weights)
+    with torch.device("meta"):
+        assert digest_of(weights) == wanted
+
+
 def test_views_are_what_they_show() -> None:
     numbers = content(torch.complex64)
     assert digest_of(numbers.conj()) == digest_of(numbers.conj().resolve_conj()) != digest_of(numbers)

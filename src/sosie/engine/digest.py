@@ -57,7 +57,8 @@ class Digest:
         here = _on_the_cpu([sums for runs in self._runs for _, sums in runs])
         found = hashlib.sha256("".join(self._text).encode())
         for runs in self._runs:
-            total = torch.zeros(2, max((first + sums.shape[1] for first, sums in runs), default=0), dtype=torch.int64)
+            pieces = max((first + sums.shape[1] for first, sums in runs), default=0)
+            total = torch.zeros(2, pieces, dtype=torch.int64, device="cpu")  # whatever the default device is
             for first, _ in runs:
                 sums = next(here)
                 total[:, first : first + sums.shape[1]] += sums  # two devices may share a piece
@@ -87,7 +88,7 @@ def _flat(tensor: Tensor) -> Tensor:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise ValueError(f"cannot digest a tensor of layout {layout}: make it dense")
     there = tensor.detach() if tensor.device.type in AT_ONCE else tensor.detach().cpu()
-    flat = there.resolve_conj().resolve_neg().reshape(-1)
+    flat = there.resolve_conj().resolve_neg().reshape(-1).contiguous()  # a column is in a row, but not side by side
     return flat.view(_PARTS_OF_WORDS[min(flat.element_size(), WORD)])
 
 
