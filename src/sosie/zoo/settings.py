@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..capture import check_rule
+from ..engine.digest import OLDER
 from ..results import DamagedFile
 from ..stats import check_seed
 from .fingerprints import KINDS, SIZE, Fingerprint, Probe, kind_of
@@ -71,14 +72,15 @@ class Settings:
         if probe.digest != self.probe:
             raise ValueError(
                 f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, the data given are "
-                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo"
+                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo; "
+                f"{OLDER}"
             )
 
     def check_alike(self, name: str, found: Fingerprint) -> None:
         """Raise unless a fingerprint was made as all others here."""
         if found.probe != self.probe:
             raise ValueError(
-                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}"
+                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}; {OLDER}"
             )
         for setting in ("n", "size", "seed", "rows"):
             mine, theirs = getattr(self, setting), getattr(found, setting)
