@@ -34,7 +34,8 @@ def inner_products(stacks: Sequence[Tensor], *, centre: bool, unbiased: bool = F
 
     And their traces (L,), before U-centring and without gradients.
     """
-    return _InnerProducts.apply(centre, unbiased, *stacks)
+    products, traces, _ = _InnerProducts.apply(centre, unbiased, *stacks)
+    return products, traces
 
 
 # Of several layers at once: their rows side by side, each filled up with zeros, which add nothing, to one width
@@ -75,14 +76,17 @@ class _JoinedGrams(torch.autograd.Function):
     """(L, n, n) in float64, of joined rows (n, L × width); the gradient is taken for symmetric, and centred."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, width: int, centre: bool) -> Tensor:
-        ctx.save_for_backward(joined)
-        ctx.width = width
+    def forward(joined: Tensor, width: int, centre: bool) -> Tensor:
         rows = joined - joined.mean(0, keepdim=True) if centre else joined
         # In chunks, which a GPU shares out, and added up in float64.
         chunks = _layers(rows, min(CHUNK, width))
         parts = torch.bmm(chunks, chunks.mT)
         return parts.unflatten(0, (joined.shape[1] // width, -1)).sum(1, dtype=torch.float64)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: Tensor) -> None:
+        joined, ctx.width, _ = inputs
+        ctx.save_for_backward(joined)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -107,27 +111,30 @@ class _InnerProducts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, centre: bool, unbiased: bool, *stacks: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(centre: bool, unbiased: bool, *stacks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         grams = _float64(stacks)
         traces = grams.diagonal(dim1=1, dim2=2).sum(1)
-        shown = u_centred(grams) if unbiased else grams
-        ctx.save_for_backward(*stacks, shown)
-        ctx.centre, ctx.unbiased = centre, unbiased
-        flat = shown.flatten(1)
-        ctx.mark_non_differentiable(traces)
+        flat = (u_centred(grams) if unbiased else grams).flatten(1)
+        return flat @ flat.T, traces, flat
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.centre, ctx.unbiased, *stacks = inputs
+        _, traces, flat = output
+        ctx.save_for_backward(*stacks, flat)
+        ctx.mark_non_differentiable(traces, flat)
         ctx.set_materialize_grads(False)
-        return flat @ flat.T, traces
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        *stacks, shown = ctx.saved_tensors
+        *stacks, flat = ctx.saved_tensors
         if gradients[0] is None:
             return None, None, *(None for _ in stacks)
         if torch.is_grad_enabled():  # the gradient of this gradient will be asked for
             grams = Settled.apply(_float64(stacks), ctx.centre)
-            shown = u_centred(grams) if ctx.unbiased else grams
+            flat = (u_centred(grams) if ctx.unbiased else grams).flatten(1)
         pull = gradients[0] + gradients[0].T
-        found = (pull @ shown.flatten(1)).view_as(shown)
+        found = (pull @ flat).view(-1, *stacks[0].shape[1:])
         if ctx.centre:  # what float32 left uncentred, where large terms of the sum cancel
             found = double_centred(found)
         if len({stack.dtype for stack in stacks}) == 1:

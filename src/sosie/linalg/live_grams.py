@@ -63,16 +63,19 @@ class _Gram(torch.autograd.Function):
     """Of one set of rows. The gradient it is given is taken for symmetric, and centred if the rows were."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, centre: bool) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(rows)
-        ctx.centre = centre
+    def forward(rows: Tensor, centre: bool) -> tuple[Tensor, Tensor]:
         if gram_cuda.suits(rows[None]):
             gram, size = gram_cuda.gram_blocks(rows[None], about="mean" if centre else "nothing", tf32=False)
         else:
             gram, size = _by_strips(rows, centre)[None], len(rows) * squared_sizes(rows[:1])
-        ctx.mark_non_differentiable(size)
-        ctx.set_materialize_grads(False)
         return gram, size
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
+        rows, ctx.centre = inputs
+        ctx.save_for_backward(rows)
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
@@ -112,9 +115,12 @@ class Settled(torch.autograd.Function):
     """Gram matrices (…, n, n) as they are; a gradient of any kind becomes one for symmetric, and centred, matrices."""
 
     @staticmethod
-    def forward(ctx: Any, grams: Tensor, centre: bool) -> Tensor:
-        ctx.centre = centre
+    def forward(grams: Tensor, centre: bool) -> Tensor:
         return grams.view_as(grams)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        _, ctx.centre = inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
