@@ -215,3 +215,85 @@ def test_what_is_looked_at_later_names_the_step_it_was() -> None:
     penalty._bad[1].add_(torch.tensor(torch.inf), alpha=0)
     with pytest.raises(ValueError, match="the penalty of step 103 is NaN"):
         penalty.__exit__(None, None, None)
+
+
+class Overwriting(nn.Module):
+    """Layers whose outputs are overwritten by what is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu_()).relu_())
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_what_is_overwritten_in_inference_mode_is_read_anew(rows: int | None) -> None:
+    """Tensors of inference mode have no versions that would tell."""
+    model, x, found = Overwriting(), inputs(), []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), Penalty(model, sites=["a", "b", "c"], rows=rows, every=1) as penalty:
+            model(x)
+            found.append(penalty().item())
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_an_output_that_is_overwritten_after_the_penalty_has_read_it(rows: int | None) -> None:
+    """A gradient of other numbers than were read is refused, and the next step copies them."""
+    model, x = network(), inputs()
+
+    def step(penalty: Penalty, *, in_place: bool) -> Tensor:
+        model.zero_grad()
+        out = model(x)
+        term = penalty()
+        loss = (out.mul_(2) if in_place else out * 2).square().sum() + term
+        loss.backward()
+        return torch.cat([each.grad.flatten() for each in model.parameters()])
+
+    options: dict[str, Any] = {"sites": "leaves", "pairs": "all", "weight": 100.0, "rows": rows, "every": 1}
+    with Penalty(model, **options) as penalty:
+        wanted = step(penalty, in_place=False)
+    with Penalty(model, **options) as penalty:
+        found = [step(penalty, in_place=True)]  # the first step copies all
+        if rows is None:
+            with pytest.raises(SiteError, match="output of site '4' was changed in place after penalty"):
+                step(penalty, in_place=True)
+        found.append(step(penalty, in_place=True))
+    for each in found:
+        assert torch.allclose(each, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("measure", ["linear_cka", "debiased_cka", "kernel_alignment"])
+@pytest.mark.parametrize("width", [8, 2**18])
+def test_functional_gradients_are_the_same(measure: str, width: int) -> None:
+    """Layers that are done together, and one that is too wide for that."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, width)), inputs()
+    given = {name: each.detach() for name, each in model.named_parameters()}
+    with Penalty(model, measure, "leaves", 1.0, pairs="all", every=1) as penalty:
+
+        def value(parameters: dict[str, Tensor]) -> Tensor:
+            torch.func.functional_call(model, parameters, (x,))
+            return penalty()
+
+        found = torch.func.grad(value)(given)
+        model(x)
+        penalty().backward()
+    for name, each in model.named_parameters():
+        assert torch.allclose(found[name], each.grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("term", "got"),
+    [(lambda seen: next(iter(seen.values())).sum(0), r"a tensor of shape \(8,\)"), (lambda seen: 2.0, "float")],
+    ids=["vector", "float"],
+)
+def test_a_term_that_is_no_single_number_is_refused(term: Callable[..., Any], got: str) -> None:
+    model = network()
+    with Attached(model, "1", term) as penalty:
+        model(inputs())
+        with pytest.raises(ValueError, match=f"a single number, a tensor of no dimensions; got {got}"):
+            penalty()

@@ -128,7 +128,11 @@ class Attached(AbstractContextManager["Attached"]):
         return found
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
-        return self._term(*map(_outputs, shown))
+        found = self._term(*map(_outputs, shown))
+        if not isinstance(found, Tensor) or found.dim():
+            got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"the term of a penalty is a single number, a tensor of no dimensions; got {got}")
+        return found
 
     def _check_gradients(self, shown: Sequence[Sequence[Shown]]) -> None:
         """Refuse what would be a constant: it looks like a penalty, and nothing learns from it."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -172,7 +173,7 @@ class Taps:
                 return self._sink(found)
             return found[: self._rows].clone()
         version = -1 if found.is_inference() else found._version
-        if self._last is not None and self._last[0] is found and self._last[1] == version:
+        if self._last is not None and self._last[0] is found and self._last[1] == version >= 0:
             return self._last[2]  # what the layer before gave is what goes into this one
         kept: Any = found
         if self._rows is not None:
@@ -185,10 +186,21 @@ class Taps:
                 self._live.append((key, found, version))
             if self._sink is not None and len(found):
                 # Outside of what checkpointing does to saved tensors: its second forward passes by this hook.
-                with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                with torch.autograd.graph.saved_tensors_hooks(_with_version, partial(self._unchanged, key)):
                     kept = self._sink(kept)
         self._last = (found, version, kept)
         return kept
+
+    def _unchanged(self, key: tuple[int, bool], saved: tuple[Tensor, int]) -> Tensor:
+        """What the backward reads; torch looks at the versions of saved tensors only where there are no hooks."""
+        tensor, version = saved
+        if tensor._version == version:
+            return tensor
+        self._overwritten.setdefault(self.root.training, set()).add(key)
+        raise SiteError(
+            f"{self._named(key)} was changed in place after penalty() had read it, so that its gradient is lost; run "
+            "the step again (it will be copied)"
+        )
 
     # What it showed
 
@@ -268,12 +280,15 @@ class Taps:
         self._overwritten[self.root.training] = changed | (known or set())
         self._live.clear()
         if known is not None and (new := changed - known):
-            k, is_input = min(new)
-            label = label_of(self._names, list(self._wanted)[k], 1)
             raise SiteError(
-                f"the {'input' if is_input else 'output'} of site {label!r} was changed in place, which it was not in "
-                "the first forward; run the step again (it will be copied)"
+                f"{self._named(min(new))} was changed in place, which it was not in the first forward; run the step "
+                "again (it will be copied)"
             )
+
+    def _named(self, key: tuple[int, bool]) -> str:
+        k, is_input = key
+        label = label_of(self._names, list(self._wanted)[k], 1)
+        return f"the {'input' if is_input else 'output'} of site {label!r}"
 
     def _check_silent(self) -> None:
         fired = [fired.tap for fired in self._fired if not fired.is_input]
@@ -296,5 +311,5 @@ class Taps:
         return f"no forward has finished since the last step: call the model first{COMPILED}"
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, tensor._version
