@@ -297,3 +297,39 @@ def test_a_term_that_is_no_single_number_is_refused(term: Callable[..., Any], go
         model(inputs())
         with pytest.raises(ValueError, match=f"a single number, a tensor of no dimensions; got {got}"):
             penalty()
+
+
+class Pooled(nn.Module):
+    """Layers of one shape for small images, of two for large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        pooled = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.AdaptiveAvgPool2d(8))
+        self.parts = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), pooled, nn.Conv2d(4, 4, 3, padding=1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("rows", [None, 4])
+def test_stages_that_change_with_the_size_of_images(rows: int | None) -> None:
+    model = Pooled()
+    images = {size: torch.randn(5, 3, size, size, generator=torch.Generator().manual_seed(size)) for size in (8, 16)}
+    options: dict[str, Any] = {"sites": ["parts.0", "parts.1", "parts.2"], "rows": rows, "every": 1, "weight": 1.0}
+    wanted = {}
+    for size, batch in images.items():
+        with Penalty(model, **options) as penalty:
+            model(batch)
+            wanted[size] = penalty().item()
+    with Penalty(model, **options) as penalty:
+        model(images[8])
+        penalty()
+        model(images[16])
+        with pytest.raises(SiteError, match=r"a stage begins at site 'parts.1'.*run the step again"):
+            penalty()
+        for size in (16, 8, 16):
+            model(images[size])
+            assert penalty().item() == pytest.approx(wanted[size], abs=1e-6)

@@ -81,6 +81,7 @@ class Taps:
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
         self._entered: dict[str, Site] = {}  # and what goes into sites, by their labels
+        self._starts: set[str] = set()  # the sites whose inputs are kept once stages are known
         self._overwritten: dict[bool, set[tuple[int, bool]]] = {}  # by training mode: dropout in place, say
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -223,10 +224,18 @@ class Taps:
             )
         return found
 
-    def read_inputs_of(self, labels: set[str]) -> None:
-        """From now on keep what goes into these sites only."""
+    def read_inputs_of(self, labels: set[str], *, lacking: set[str]) -> None:
+        """From now on keep what goes into these sites only, and refuse a step that lacks what went into others."""
+        passed_by = lacking & self._entered.keys()  # others have no input that could be kept
+        self._starts |= labels | passed_by
         for k, name in enumerate(self._wanted):
-            self._reads_input[k] = any(label_of(self._names, name, call) in labels for call in self._every_call(name))
+            calls = self._every_call(name)
+            self._reads_input[k] = any(label_of(self._names, name, call) in self._starts for call in calls)
+        if passed_by:
+            raise SiteError(
+                f"with inputs of this size a stage begins at site {min(passed_by)!r}, as none did before, and what "
+                "goes into it was not kept; run the step again (it will be)"
+            )
 
     def _every_call(self, name: str) -> list[int]:
         return [site.call for site in (self._sites or {}).values() if site.module_name == name]

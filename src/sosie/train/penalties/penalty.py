@@ -141,8 +141,9 @@ class Penalty(Attached):
         if len(sides) > 1:
             return chosen.used(*chosen.of_several(sides, self.pairs))
         if self.pairs == "stage":
-            starts = {stage[1].site.label for stage in chosen.stages(sides[0]) if stage[0].is_input}
-            self._taps[0].read_inputs_of(starts)
+            starts = [stage[0] for stage in chosen.stages(sides[0])]
+            entered = {start.site.label for start in starts if start.is_input}
+            self._taps[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
         return chosen.used(*chosen.of_one(sides[0], self.pairs))
 
     def _of_target(self) -> list[Shown]:
