@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +266,16 @@ def test_an_output_that_is_overwritten_after_the_penalty_has_read_it(rows: int |
         found.append(step(penalty, in_place=True))
     for each in found:
         assert torch.allclose(each, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_a_penalty_that_is_never_left_goes_with_its_model() -> None:
+    model = network()
+    penalty = Penalty(model, rows=None, every=1).__enter__()
+    model(inputs())
+    gone = weakref.ref(model)
+    del model, penalty
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("measure", ["linear_cka", "debiased_cka", "kernel_alignment"])

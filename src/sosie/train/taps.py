@@ -76,6 +76,7 @@ class Taps:
         self.model, self.root = model, unwrap(model)
         self._names = Names.of(self.root)
         self._wanted = select(model, sites)
+        self._labels = [label_of(self._names, name, 1) for name in self._wanted]
         self._rows, self._sink, self._calls = rows, sink, calls
         self._reads_input = dict.fromkeys(range(len(self._wanted)), inputs)
         self._handles: list[RemovableHandle] = []
@@ -187,21 +188,11 @@ class Taps:
                 self._live.append((key, found, version))
             if self._sink is not None and len(found):
                 # Outside of what checkpointing does to saved tensors: its second forward passes by this hook.
-                with torch.autograd.graph.saved_tensors_hooks(_with_version, partial(self._unchanged, key)):
+                unpack = partial(_unchanged, self._named(key), key, set() if overwritten is None else overwritten)
+                with torch.autograd.graph.saved_tensors_hooks(_with_version, unpack):
                     kept = self._sink(kept)
         self._last = (found, version, kept)
         return kept
-
-    def _unchanged(self, key: tuple[int, bool], saved: tuple[Tensor, int]) -> Tensor:
-        """What the backward reads; torch looks at the versions of saved tensors only where there are no hooks."""
-        tensor, version = saved
-        if tensor._version == version:
-            return tensor
-        self._overwritten.setdefault(self.root.training, set()).add(key)
-        raise SiteError(
-            f"{self._named(key)} was changed in place after penalty() had read it, so that its gradient is lost; run "
-            "the step again (it will be copied)"
-        )
 
     # What it showed
 
@@ -286,9 +277,10 @@ class Taps:
     def _check_overwritten(self) -> None:
         changed = {key for key, live, version in self._live if live._version != version}
         known = self._overwritten.get(self.root.training)
-        self._overwritten[self.root.training] = changed | (known or set())
+        new = set() if known is None else changed - known
+        self._overwritten.setdefault(self.root.training, set()).update(changed)  # not anew: graphs add to it
         self._live.clear()
-        if known is not None and (new := changed - known):
+        if new:
             raise SiteError(
                 f"{self._named(min(new))} was changed in place, which it was not in the first forward; run the step "
                 "again (it will be copied)"
@@ -296,8 +288,7 @@ class Taps:
 
     def _named(self, key: tuple[int, bool]) -> str:
         k, is_input = key
-        label = label_of(self._names, list(self._wanted)[k], 1)
-        return f"the {'input' if is_input else 'output'} of site {label!r}"
+        return f"the {'input' if is_input else 'output'} of site {self._labels[k]!r}"
 
     def _check_silent(self) -> None:
         fired = [fired.tap for fired in self._fired if not fired.is_input]
@@ -320,5 +311,21 @@ class Taps:
         return f"no forward has finished since the last step: call the model first{COMPILED}"
 
 
+# What a backward will read: torch looks at versions of saved tensors only where there are no hooks. A graph must not
+# hold the taps, which hold the graph.
+
+
 def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
     return tensor, tensor._version
+
+
+def _unchanged(name: str, key: tuple[int, bool], overwritten: set[tuple[int, bool]], saved: Any) -> Tensor:
+    tensor: Tensor
+    tensor, version = saved
+    if tensor._version != version:
+        overwritten.add(key)
+        raise SiteError(
+            f"{name} was changed in place after penalty() had read it, so that its gradient is lost; run the step "
+            "again (it will be copied)"
+        )
+    return tensor
