@@ -177,7 +177,7 @@ def test_the_model_is_left_as_found_and_nothing_is_held() -> None:
         gc.collect()
         taps = penalty._taps[0]
         assert not taps._fired
-        assert not taps._live
+        assert not taps._overwritten._live
         with pytest.raises(RuntimeError, match="since the last step"):
             penalty()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ..capture.outputs import first_tensor, tensors_in
 from ..capture.sites import label_of
 from ..capture.structure import rebuild
 from .hooks import Hooks
+from .overwritten import Overwritten
 
 Sink = Callable[[Tensor], Any]
 COMPILED = (
@@ -76,14 +76,13 @@ class Taps:
         self.model, self.root = model, unwrap(model)
         self._names = Names.of(self.root)
         self._wanted = select(model, sites)
-        self._labels = [label_of(self._names, name, 1) for name in self._wanted]
         self._rows, self._sink, self._calls = rows, sink, calls
         self._reads_input = dict.fromkeys(range(len(self._wanted)), inputs)
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
         self._entered: dict[str, Site] = {}  # and what goes into sites, by their labels
         self._starts: set[str] = set()  # the sites whose inputs are kept once stages are known
-        self._overwritten: dict[bool, set[tuple[int, bool]]] = {}  # by training mode: dropout in place, say
+        self._overwritten = Overwritten([label_of(self._names, name, 1) for name in self._wanted])
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
         self.forget()
@@ -115,7 +114,7 @@ class Taps:
         """Drop what the last forward left, and its graph."""
         self._active, self.complete = False, False
         self._fired: list[_Fired] = []
-        self._live: list[tuple[tuple[int, bool], Tensor, int]] = []
+        self._overwritten.forget()
         self._last: tuple[Tensor, int, Any] | None = None
         self.called: tuple[Any, Any] | None = None
         self.count = 0
@@ -181,15 +180,12 @@ class Taps:
         if self._rows is not None:
             kept = found[: self._rows].clone()
         else:
-            overwritten = self._overwritten.get(self.root.training)
-            if overwritten is None or key in overwritten or version < 0:
+            if version < 0 or self._overwritten.may_be(key, self.root.training):
                 kept = found.clone()
             if version >= 0:
-                self._live.append((key, found, version))
+                self._overwritten.look_at(key, found)
             if self._sink is not None and len(found):
-                # Outside of what checkpointing does to saved tensors: its second forward passes by this hook.
-                unpack = partial(_unchanged, self._named(key), key, set() if overwritten is None else overwritten)
-                with torch.autograd.graph.saved_tensors_hooks(_with_version, unpack):
+                with self._overwritten.noticed(key, self.root.training):
                     kept = self._sink(kept)
         self._last = (found, version, kept)
         return kept
@@ -200,7 +196,7 @@ class Taps:
         """In execution order; the copies are the caller's from here on."""
         if not self.complete:
             raise RuntimeError(self._why_nothing())
-        self._check_overwritten()
+        self._overwritten.check(self.root.training)
         found = list(self._shown())
         outputs = {shown.site.label: shown.site for shown in found if not shown.is_input}
         if self._sites is None:
@@ -274,22 +270,6 @@ class Taps:
             self._entered[label] = found
         return found
 
-    def _check_overwritten(self) -> None:
-        changed = {key for key, live, version in self._live if live._version != version}
-        known = self._overwritten.get(self.root.training)
-        new = set() if known is None else changed - known
-        self._overwritten.setdefault(self.root.training, set()).update(changed)  # not anew: graphs add to it
-        self._live.clear()
-        if new:
-            raise SiteError(
-                f"{self._named(min(new))} was changed in place, which it was not in the first forward; run the step "
-                "again (it will be copied)"
-            )
-
-    def _named(self, key: tuple[int, bool]) -> str:
-        k, is_input = key
-        return f"the {'input' if is_input else 'output'} of site {self._labels[k]!r}"
-
     def _check_silent(self) -> None:
         fired = [fired.tap for fired in self._fired if not fired.is_input]
         silent = [
@@ -309,23 +289,3 @@ class Taps:
         if self._fired:
             return "the last forward did not finish, so there is nothing to read: run it again"
         return f"no forward has finished since the last step: call the model first{COMPILED}"
-
-
-# What a backward will read: torch looks at versions of saved tensors only where there are no hooks. A graph must not
-# hold the taps, which hold the graph.
-
-
-def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, tensor._version
-
-
-def _unchanged(name: str, key: tuple[int, bool], overwritten: set[tuple[int, bool]], saved: Any) -> Tensor:
-    tensor: Tensor
-    tensor, version = saved
-    if tensor._version != version:
-        overwritten.add(key)
-        raise SiteError(
-            f"{name} was changed in place after penalty() had read it, so that its gradient is lost; run the step "
-            "again (it will be copied)"
-        )
-    return tensor
