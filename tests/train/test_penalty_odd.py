@@ -8,6 +8,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from sosie.capture import SiteError
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
 from sosie.train.attached import LOOKS
-from sosie.train.penalties.likeness import _counts
+from sosie.train.penalties.likeness import _places
 
 
 def inputs(count: int = 12) -> Tensor:
@@ -70,7 +71,7 @@ def test_a_copy_made_while_it_is_attached_is_not_part_of_it(how: Callable[[nn.Mo
 @pytest.mark.parametrize("rows", [None, 8])
 def test_what_was_measured_in_inference_mode_first_is_trained_with_later(rows: int | None) -> None:
     model, x = network(), inputs()
-    _counts.cache_clear()  # what it keeps must do for everybody who comes later
+    _places.cache_clear()  # what it keeps must do for everybody who comes later
     with Penalty(model, rows=rows, every=1) as penalty:
         with torch.inference_mode():
             model(x)
@@ -345,3 +346,23 @@ def test_stages_that_change_with_the_size_of_images(rows: int | None) -> None:
         for size in (16, 8, 16):
             model(images[size])
             assert penalty().item() == pytest.approx(wanted[size], abs=1e-6)
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_only_pairs_that_are_asked_for_are_measured(rows: int | None) -> None:
+    """An angle has no gradient between a layer and itself, and beyond a cosine of 1 no value."""
+    cka = MEASURES["linear_cka"]
+    angle = replace(cka, name="angle", function=lambda view: torch.arccos(cka.function(view)), closer="down")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+    x = torch.randn(12, 5)
+    with Penalty(model, angle, rows=rows, every=1, pairs="all", weight=1.0) as penalty:
+        model(x)
+        value = penalty()
+        value.backward()
+    shown = [x := layer(x) for layer in model]
+    truth = sum(
+        torch.arccos(cka.of(a[:rows].detach(), b[:rows].detach())) for k, a in enumerate(shown) for b in shown[k + 1 :]
+    )
+    assert float(value.detach()) == pytest.approx(-2 * float(truth), rel=1e-4)
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())

@@ -12,12 +12,12 @@ from .centring import double_centred
 from .hsic import gram_stack, slices_of
 
 STRIP = 2**21  # numbers that are widened and centred at a time
-WIDE = (torch.float32, torch.float64)
+FULL = (torch.float32, torch.float64)
 
 
 def widened(rows: Tensor) -> Tensor:
     """In float32 at least."""
-    return rows if rows.dtype in WIDE else rows.float()
+    return rows if rows.dtype in FULL else rows.float()
 
 
 def centred_rows(rows: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class _Gram(torch.autograd.Function):
         if gradients[0] is None:
             return None, None
         # A gradient that is rounded to bfloat16 in the end may be made in it: its exponents are those of float32.
-        digits = rows.dtype if rows.dtype in (*WIDE, torch.bfloat16) else torch.float32
+        digits = rows.dtype if rows.dtype in (*FULL, torch.bfloat16) else torch.float32
         pull = gradients[0][0].to(digits)
         found = []
         for part in _strips(rows):

@@ -24,21 +24,21 @@ CONSTANT = 8  # roundings of the first row within which rows that differ do not 
 
 @dataclass(frozen=True)
 class Values:
-    """What pairs of columns give; `each` has one value a pair, or those of all columns with all."""
+    """What pairs of columns give."""
 
-    each: Tensor
-    counts: Tensor  # like `each`: times how often it is asked for; 0 where a column of the pair is constant
+    each: Tensor  # (P,)
+    counts: Tensor  # (P,) how often each counts; 0 where a column of the pair is constant
     still: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
 
     @property
     def total(self) -> Tensor:
-        return self.each.flatten() @ self.counts.flatten()
+        return self.each @ self.counts
 
-    def of(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """The numbers; None for a pair with a constant column."""
-        each, counts = self.each.flatten().tolist(), self.counts.flatten().tolist()
-        places = range(len(pairs)) if self.each.dim() == 1 else (a * len(self.each) + b for a, b in pairs)
-        return [each[place] if counts[place] else None for place in places]
+    @property
+    def numbers(self) -> list[float | None]:
+        """None for a pair with a constant column."""
+        both = zip(self.each.tolist(), self.counts.tolist(), strict=True)
+        return [value if count else None for value, count in both]
 
 
 def aligns(measure: Measure) -> bool:
@@ -107,22 +107,25 @@ def _all_at_once(
     measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, times: float
 ) -> Values:
     products, still = _products(measure, columns, rule)
+    places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
+    constant = still[sides]
+    # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
+    xx, yy, xy = products.flatten()[places]
     # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
-    own = products.diagonal() + still
-    each = measure(measure.reads(own[:, None], own[None, :], products))
-    counts, nothing = _counts(tuple(pairs), len(columns), times, products.device)
-    counts = torch.where(still[:, None] | still[None, :], nothing, counts)
-    return Values(each, counts, still)
+    each = measure(measure.reads(xx + constant[0], yy + constant[1], xy))
+    return Values(each, counts.masked_fill(constant.any(0), 0.0), still)
 
 
 @functools.lru_cache(maxsize=64)
-def _counts(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How often each two columns count, and 0; made once: to make it anew a GPU would be waited for."""
+def _places(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the products of pairs are: (3, P) of one with itself, the other with itself, both; which columns (2, P) the
+    pairs are of; and how often each counts. Made once: to make it anew a GPU would be waited for.
+    """
     with torch.inference_mode(False):  # whoever asks first, gradients can flow past it
-        found = torch.zeros(columns, columns, dtype=torch.float64)
-        for pair in pairs:
-            found[pair] += times
-        return found.to(device), torch.zeros((), dtype=torch.float64, device=device)
+        sides = torch.tensor(pairs).T
+        places = torch.stack([sides[0] * (columns + 1), sides[1] * (columns + 1), sides[0] * columns + sides[1]])
+        counts = torch.full((len(pairs),), times, dtype=torch.float64)
+        return places.to(device), sides.to(device), counts.to(device)
 
 
 def _products(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Tensor, Tensor]:

@@ -236,7 +236,7 @@ class Penalty(Attached):
         labels, pairs, found = self._last
         return [
             {"site_a": labels[a], "site_b": labels[b], "value": value}
-            for (a, b), value in zip(pairs, found.of(pairs), strict=True)
+            for (a, b), value in zip(pairs, found.numbers, strict=True)
         ]
 
     @property
