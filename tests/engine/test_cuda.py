@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sosie
 from sosie.engine.digest import Digest, digest_of
 from sosie.linalg import gram_cuda
-from sosie.zoo.fingerprints import Probe, fingerprint, gram_vectors
+from sosie.zoo.fingerprints import Probe, fingerprint, making
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
@@ -182,17 +182,17 @@ def test_a_fingerprint_is_that_of_a_cpu(offset: float, triton: bool, monkeypatch
 
 
 def test_a_fingerprint_waits_for_the_device_only_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until every site's Gram matrix and the digest are queued, nothing is asked of the device."""
+    """Until all is queued, from the pass to the short vectors, nothing is asked of the device."""
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20)).cuda()
     probe = Probe.of(torch.randn(140, 40, device="cuda"))
     fingerprint(model, probe, kinds="cka")  # kernels are compiled and tables made
-    vectors_of = gram_vectors._vectors
+    brought_over = making._on_the_cpu
 
-    def waiting(made: list[Any]) -> tuple[Tensor, Tensor]:
+    def waiting(vectors: Tensor) -> Tensor:
         torch.cuda.set_sync_debug_mode(before)
-        return vectors_of(made)
+        return brought_over(vectors)
 
-    monkeypatch.setattr(gram_vectors, "_vectors", waiting)
+    monkeypatch.setattr(making, "_on_the_cpu", waiting)
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -49,10 +49,12 @@ class Names:
         by_name: dict[str, nn.Module] = {}
         first: dict[int, str] = {}
         for raw, module in model.named_modules(remove_duplicate=False):
-            parts = raw.split(".")
-            if _REPARAMETRIZED in parts:
-                continue
-            name = ".".join(part for part in parts if part != _COMPILED)
+            name = raw
+            if _REPARAMETRIZED in raw or _COMPILED in raw:
+                parts = raw.split(".")
+                if _REPARAMETRIZED in parts:
+                    continue
+                name = ".".join(part for part in parts if part != _COMPILED)
             by_name[name] = module  # a compiled child's original comes after its wrapper and takes its place
             first.setdefault(id(module), name)
         parents = {above for name in by_name for above in ancestors(name)}

@@ -28,13 +28,12 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
         stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
-        for model in unique:
-            stack.enter_context(_flags(model))
+        training = [stack.enter_context(_flags(model)) for model in unique]
         if target is not None:
             for model in unique:
                 stack.enter_context(_placement(model, target))
-        for model in unique:
-            _evaluate(model)
+        for model, some in zip(unique, training, strict=True):
+            _evaluate(model, some)
         stack.enter_context(torch.no_grad())
         yield
 
@@ -42,14 +41,14 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
-    with _flags(model):
-        _evaluate(model)
+    with _flags(model) as training:
+        _evaluate(model, training)
         yield
 
 
-def _evaluate(model: nn.Module) -> None:
+def _evaluate(model: nn.Module, training: bool) -> None:
     """Eval mode; a model that is in it is left alone: setting hundreds of flags takes a good part of a millisecond."""
-    if any(module.training for module in model.modules()):
+    if training:
         model.eval()
 
 
@@ -71,11 +70,14 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _flags(model: nn.Module) -> Iterator[None]:
-    training = [(module, module.training) for module in model.modules()]
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+def _flags(model: nn.Module) -> Iterator[bool]:
+    """Afterwards each flag as before; says whether any part is in training mode."""
+    modules = list(model.modules())  # gone through once: on a GPU a small model's pass takes hardly longer
+    training = [(module, module.training) for module in modules]
+    own = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in own]
     try:
-        yield
+        yield any(flag for _, flag in training)
     finally:
         for module, flag in training:
             if module.training != flag:

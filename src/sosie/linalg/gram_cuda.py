@@ -29,12 +29,10 @@ class Launch(NamedTuple):
     warps: int
     stages: int
     programs: int  # a processor
-    registers: int | None = None  # a thread, at most
 
 
 BY_MEAN = Launch(columns=64, warps=4, stages=3, programs=2)
-BY_FIRST = Launch(columns=32, warps=8, stages=3, programs=2, registers=128)  # two tiles at a time
-BY_FIRST_WIDE = Launch(columns=64, warps=8, stages=3, programs=1)
+BY_FIRST = Launch(columns=32, warps=4, stages=3, programs=2)  # two tiles at a time
 
 
 def suits(stack: Tensor, about: About = "mean") -> bool:
@@ -72,7 +70,7 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     precision = "ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3"
     how = BY_MEAN if about != "first" else BY_FIRST
     if about == "first" and precision == "tf32" and width >= WIDE:
-        how, precision = BY_FIRST_WIDE, "bf16"
+        precision = "bf16"
     tiles = _whole(b, TILE)
     programs = blocks * tiles * (tiles + 1) // 2
     splits = max(1, min(how.programs * processors // programs, _whole(width, how.columns)))
@@ -85,7 +83,6 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
             stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,
             ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=how.columns, ABOUT=about, ALONE=tiles == 1,
             PRECISION=precision, num_warps=how.warps, num_stages=how.stages,
-            **({} if how.registers is None else {"maxnreg": how.registers}),
         )  # fmt: skip
     found = parts.sum(1)
     return found[:, :-1].view(blocks, b, b), found[:, -1]

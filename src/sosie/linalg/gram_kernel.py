@@ -16,6 +16,15 @@ def plus_product(total, left, right, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def first_row(origin, column, known):
+    """A sum over one row: what comes out of a sum, Triton does not read once more in the order of a product's operand.
+
+    That order has several threads wait for one bank of the shared memory, which makes the whole a sixth slower.
+    """
+    return tl.sum(tl.load(origin + column[None, :], mask=known[None, :], other=0.0).to(tl.float32), axis=0)
+
+
+@triton.jit
 def with_itself(
     rows, origin, first, last, b, inside,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ABOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -26,13 +35,14 @@ def with_itself(
     for k in range(first, last, COLUMNS):
         column = k + tl.arange(0, COLUMNS)
         known = column < last
-        tile = tl.load(rows + column[None, :], mask=inside & known[None, :], other=0.0).to(tl.float32)
+        wanted = inside & known[None, :] if ABOUT == "mean" else known[None, :]
+        tile = tl.load(rows + column[None, :], mask=wanted, other=0.0).to(tl.float32)
         if ABOUT == "mean":
             off = tl.sum(tile, axis=0) / b
             length += off * off
             tile = tl.where(inside, tile - off[None, :], 0.0)
         elif ABOUT == "first":
-            off = tl.load(origin + column, mask=known, other=0.0).to(tl.float32)
+            off = first_row(origin, column, known)
             length += off * off
             tile -= off[None, :]
         total = plus_product(total, tile, tile, PRECISION)
@@ -50,7 +60,7 @@ def with_another(
         known = column < last
         left = tl.load(left_rows + column[None, :], mask=known[None, :], other=0.0).to(tl.float32)
         right = tl.load(right_rows + column[None, :], mask=known[None, :], other=0.0).to(tl.float32)
-        off = tl.load(origin + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        off = first_row(origin, column, known)[None, :]
         total = plus_product(total, left - off, right - off, PRECISION)
     return total
 

@@ -23,16 +23,6 @@ NOTHING = "is as far from itself for any two probes: nothing is left to compare"
 
 
 @dataclass(frozen=True)
-class GramVectors:
-    """The sites in execution order, their vectors of length 1, and the sites that have none with the reason."""
-
-    sites: tuple[str, ...]
-    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
-    left_out: dict[str, str]
-    model: Digest  # of the weights
-
-
-@dataclass(frozen=True)
 class _Made:
     """What one site's rows leave behind, on their device."""
 
@@ -41,30 +31,45 @@ class _Made:
     digits: float  # relative rounding of the activations
 
 
+@dataclass(frozen=True)
+class GramVectors:
+    """Of the sites in execution order the vectors of length 1, queued on a GPU: `sift` waits for them."""
+
+    name: str
+    sites: tuple[str, ...]
+    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
+    model: Digest  # of the weights
+    _lengths: Tensor  # (sites, 4), see `_vectors`
+    _digits: tuple[float, ...]
+
+    def sift(self) -> tuple[list[int], dict[str, str]]:
+        """Which sites have a vector that means anything, and for the others the reason."""
+        kept, left_out = [], {}
+        for k, (site, lengths) in enumerate(zip(self.sites, self._lengths.tolist(), strict=True)):
+            norm, whole, spread, first = lengths
+            if not norm < torch.inf:
+                raise ValueError(
+                    f"{self.name}: the activations at {site} are NaN or infinite, or too large for a product"
+                )
+            if not spread > (ROUNDING * self._digits[k]) ** 2 * first:  # also where the activations are 0
+                left_out[site] = EQUAL
+            elif not norm > LOST * whole:
+                left_out[site] = NOTHING
+            else:
+                kept.append(k)
+        if not kept:
+            raise ValueError(f"{self.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
+        return kept, left_out
+
+
 def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
         found = _read(source, probe)
         model = source.begun_digest()  # now, while a GPU is still busy with the pass
     parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
-    vectors = torch.cat([part for part, _ in parts])
-    kept, left_out = [], {}
-    for k, (site, lengths) in enumerate(zip(found, torch.cat([part for _, part in parts]).tolist(), strict=True)):
-        norm, whole, spread = lengths
-        if not norm < torch.inf:
-            raise ValueError(
-                f"{source.name}: the activations at {site} are NaN or infinite, or too large for a product"
-            )
-        if not spread > 1:  # also where the activations are 0
-            left_out[site] = EQUAL
-        elif not norm > LOST * whole:
-            left_out[site] = NOTHING
-        else:
-            kept.append(k)
-    if not kept:
-        raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
-    sites = list(found)
-    return GramVectors(tuple(sites[k] for k in kept), vectors[kept] if left_out else vectors, left_out, model)
+    vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
+    return GramVectors(source.name, tuple(found), vectors, model, lengths, tuple(m.digits for m in found.values()))
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
@@ -112,16 +117,16 @@ def _groups(sites: list[str], n: int) -> Iterator[list[str]]:
 
 
 def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
-    """Vectors (k, n (n − 1) / 2) of length 1, and of each three lengths (k, 3), which say whether it means anything.
+    """Vectors (k, n (n − 1) / 2) of length 1, and of each four lengths (k, 4), which say whether it means anything.
 
-    The norm of the U-centred matrix, of the centred one, and how far rows are apart in units of rounding, squared.
+    The norm of the U-centred matrix, of the centred one, and squared how far rows are from their mean and the first
+    of them from zero.
     """
-    grams = _stacked([each.gram for each in made])
+    grams, first = _stacked([each.gram for each in made]), _stacked([each.length for each in made])
     centred = u_centred(grams)
     norm = centred.flatten(1).norm(dim=1)
     whole = double_centred(grams).flatten(1).norm(dim=1)
-    rounding = grams.new_tensor([(ROUNDING * each.digits) ** 2 for each in made]) * _stacked([m.length for m in made])
-    spread = centred_diagonal(grams).mean(1) / rounding
+    spread = centred_diagonal(grams).mean(1)
     i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
     vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
-    return vectors.float(), torch.stack([norm, whole, spread], dim=1)
+    return vectors.float(), torch.stack([norm, whole, spread, first], dim=1)

@@ -17,7 +17,7 @@ from ...engine.weights.sources import WeightSource
 from ...models import open_model, with_name
 from ...stats import check_seed
 from .atom_vectors import atom_vectors
-from .gram_vectors import gram_vectors
+from .gram_vectors import GramVectors, gram_vectors
 from .linear_vectors import linear_vectors
 from .probe import Probe
 from .projection import SIZE, check_size, project
@@ -78,8 +78,10 @@ def fingerprint(
     probe = Probe.of(probe)
     source = ModelSource(module, name, sites, rows, prepare, None, device)
     found = _Found()
-    if "cka" in wanted:
-        _add_cka(found, source, probe, size, seed)
+    grams = gram_vectors(source, probe) if "cka" in wanted else None
+    parameters = sum(parameter.numel() for parameter in module.parameters())  # while a GPU is busy with the pass
+    if grams is not None:
+        _add_cka(found, grams, sites, size, seed)
     if "weights" in wanted:
         _add_weights(found, WeightSource(module, name, prepare, sites, device), probe, size, seed)
     if "atoms" in wanted:
@@ -88,7 +90,7 @@ def fingerprint(
         raise ValueError(f"{name}: nothing to make a fingerprint of: {'; '.join(found.absent.values())}")
     about = {
         "architecture": type(module).__name__,
-        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "parameters": parameters,
         "model": (found.model or source.begun_digest()).read(),
         "sosie": __version__,
         "left_out": found.left_out,
@@ -99,13 +101,20 @@ def fingerprint(
     return Fingerprint(probe.digest, probe.n, size, seed, rule, *made, about)
 
 
-def _add_cka(found: _Found, source: ModelSource, probe: Probe, size: int, seed: int) -> None:
-    made = gram_vectors(source, probe)
-    chosen = _few(found, "cka", made.sites, source.sites)
-    whole = made.vectors if len(chosen) == len(made.sites) else made.vectors[chosen]
-    short = project(whole, size, seed)
-    found.exact, found.model = whole.cpu().numpy(), made.model
-    _keep(found, "cka", [made.sites[k] for k in chosen], short, made.left_out)
+def _add_cka(found: _Found, made: GramVectors, asked: Any, size: int, seed: int) -> None:
+    short = project(made.vectors, size, seed)  # of all, before it is waited for which of them mean anything
+    whole = _on_the_cpu(made.vectors)
+    kept, left_out = made.sift()
+    chosen = [kept[k] for k in _few(found, "cka", kept, asked)]
+    if len(chosen) < len(made.sites):
+        whole, short = whole[chosen], short[chosen]
+    found.exact, found.model = whole.numpy(), made.model
+    _keep(found, "cka", [made.sites[k] for k in chosen], short, left_out)
+
+
+def _on_the_cpu(vectors: Tensor) -> Tensor:
+    """Into memory that is touched while a GPU is still busy: the first touch takes longer than the copy."""
+    return vectors if vectors.device.type == "cpu" else torch.zeros(vectors.shape, device="cpu").copy_(vectors)
 
 
 def _add_weights(found: _Found, source: WeightSource, probe: Probe, size: int, seed: int) -> None:
@@ -136,7 +145,7 @@ def _keep(found: _Found, key: str, sites: Sequence[str], vectors: Tensor, left_o
         found.left_out.setdefault(key, {}).update(left_out)
 
 
-def _few(found: _Found, kind: str, sites: Sequence[str], asked: Any) -> list[int]:
+def _few(found: _Found, kind: str, sites: Sequence[Any], asked: Any) -> list[int]:
     """Which sites are taken: all, or of too many by default as many as may be, evenly spread, first and last in it."""
     if len(sites) <= MOST_SITES:
         return list(range(len(sites)))
