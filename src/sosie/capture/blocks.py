@@ -22,11 +22,12 @@ def default_sites(names: Names) -> list[str]:
 
 def repeated_blocks(names: Names) -> list[str]:
     """The outermost modules with children whose class occurs at least twice; of a stack its layers."""
-    repeated = _repeated_classes(names)
+    blocks = {name: module for name, module in names.unique().items() if _is_block(names, name)}
+    repeated = _repeated_classes(names, blocks)
     found: list[str] = []
     inside: set[str] = set()
-    for name, module in names.unique().items():
-        if inside.intersection(ancestors(name)) or not _is_block(names, name):
+    for name, module in blocks.items():
+        if inside.intersection(ancestors(name)):
             continue
         if type(module) in repeated and not _is_stack(names, name):
             found.append(name)
@@ -43,11 +44,10 @@ def _is_block(names: Names, name: str) -> bool:
     return getattr_static(kind, "forward") is not nn.Module.forward
 
 
-def _repeated_classes(names: Names) -> set[type]:
+def _repeated_classes(names: Names, blocks: dict[str, nn.Module]) -> set[type]:
     where = defaultdict(list)
-    for name, module in names.unique().items():
-        if _is_block(names, name):
-            where[type(module)].append(name)
+    for name, module in blocks.items():
+        where[type(module)].append(name)
     return {kind for kind, found in where.items() if len(found) > 1 and not _parts_of_one(names, found)}
 
 

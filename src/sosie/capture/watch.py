@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .keep import Keep
 from .layout import is_channels_last
-from .names import Names, is_compiled, unwrap
+from .names import Names, is_compiled, modules_of, unwrap
 from .outputs import activation_in
 from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
@@ -232,7 +232,7 @@ class _AllFired(BaseException):
 @contextmanager
 def every_module_called(model: nn.Module) -> Iterator[None]:
     """Turn off what passes hooks by: compiled code, and attention's fused path, which also nests tensors."""
-    modules = list(model.modules())
+    modules = modules_of(model)
     with ExitStack() as stack:
         if any(map(is_compiled, modules)) and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))

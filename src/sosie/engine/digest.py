@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..stats import row_hash
+from .arriving import Arriving
 
 PIECE = 2**18  # words that one pair of sums is of
 AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
@@ -51,17 +52,19 @@ class Digest:
                 streams[flat.element_size()].append(flat)
                 part = f"{part.dtype}{tuple(part.shape)}"
             self._text.append(f"{kind} {len(part)}:{part}")
-        self._runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
+        runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
+        self._places = [[(first, sums.shape[1], sums.device) for first, sums in some] for some in runs]
+        self._sums = _sent([sums for some in runs for _, sums in some])
 
     def read(self) -> str:
-        here = _on_the_cpu([sums for runs in self._runs for _, sums in runs])
+        here = {device: sums.read() for device, sums in self._sums.items()}
         found = hashlib.sha256("".join(self._text).encode())
-        for runs in self._runs:
-            pieces = max((first + sums.shape[1] for first, sums in runs), default=0)
+        for places in self._places:
+            pieces = max((first + count for first, count, _ in places), default=0)
             total = torch.zeros(2, pieces, dtype=torch.int64, device="cpu")  # whatever the default device is
-            for first, _ in runs:
-                sums = next(here)
-                total[:, first : first + sums.shape[1]] += sums  # two devices may share a piece
+            for first, count, device in places:
+                total[:, first : first + count] += here[device][:, :count]  # two devices may share a piece
+                here[device] = here[device][:, count:]
             found.update(total.numpy().tobytes())
         return found.hexdigest()[:16]
 
@@ -140,13 +143,9 @@ def _factors(device: torch.device) -> Tensor:
         return torch.from_numpy(drawn).to(device)
 
 
-def _on_the_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Tensors (2, k) in their order; those of one device come over in one copy, since each copy waits for it."""
+def _sent(sums: Sequence[Tensor]) -> dict[torch.device, Arriving]:
+    """Sums (2, k) to the CPU, those of one device side by side in one copy."""
     together: dict[torch.device, list[Tensor]] = {}
-    for each in tensors:
+    for each in sums:
         together.setdefault(each.device, []).append(each)
-    copies = {
-        device: iter(torch.cat(some, dim=1).cpu().split([each.shape[1] for each in some], dim=1))
-        for device, some in together.items()
-    }
-    return (next(copies[each.device]) for each in tensors)
+    return {device: Arriving(torch.cat(some, dim=1)) for device, some in together.items()}

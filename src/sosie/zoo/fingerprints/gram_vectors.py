@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...capture import Chunk
+from ...engine.arriving import Arriving
 from ...engine.digest import Digest
 from ...engine.precision import products
 from ...engine.sources import ModelSource
@@ -39,13 +40,13 @@ class GramVectors:
     sites: tuple[str, ...]
     vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
     model: Digest  # of the weights
-    _lengths: Tensor  # (sites, 4), see `_vectors`
+    _lengths: Arriving  # (sites, 4), see `_vectors`
     _digits: tuple[float, ...]
 
     def sift(self) -> tuple[list[int], dict[str, str]]:
         """Which sites have a vector that means anything, and for the others the reason."""
         kept, left_out = [], {}
-        for k, (site, lengths) in enumerate(zip(self.sites, self._lengths.tolist(), strict=True)):
+        for k, (site, lengths) in enumerate(zip(self.sites, self._lengths.read().tolist(), strict=True)):
             norm, whole, spread, first = lengths
             if not norm < torch.inf:
                 raise ValueError(
@@ -69,7 +70,8 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
         model = source.begun_digest()  # now, while a GPU is still busy with the pass
     parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
-    return GramVectors(source.name, tuple(found), vectors, model, lengths, tuple(m.digits for m in found.values()))
+    digits = tuple(each.digits for each in found.values())
+    return GramVectors(source.name, tuple(found), vectors, model, Arriving(lengths), digits)
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...capture import Rule, check_rule
+from ...engine.arriving import Arriving
 from ...engine.digest import Digest
 from ...engine.sources import ModelSource
 from ...engine.weights.sources import WeightSource
@@ -102,14 +103,13 @@ def fingerprint(
 
 
 def _add_cka(found: _Found, made: GramVectors, asked: Any, size: int, seed: int) -> None:
-    short = project(made.vectors, size, seed)  # of all, before it is waited for which of them mean anything
+    short = Arriving(project(made.vectors, size, seed))  # of all, before it is known which of them mean anything
     whole = _on_the_cpu(made.vectors)
     kept, left_out = made.sift()
     chosen = [kept[k] for k in _few(found, "cka", kept, asked)]
-    if len(chosen) < len(made.sites):
-        whole, short = whole[chosen], short[chosen]
+    whole = whole if len(chosen) == len(whole) else whole[chosen]
     found.exact, found.model = whole.numpy(), made.model
-    _keep(found, "cka", [made.sites[k] for k in chosen], short, left_out)
+    _keep(found, "cka", [made.sites[k] for k in chosen], short.read()[chosen], left_out)
 
 
 def _on_the_cpu(vectors: Tensor) -> Tensor:
