@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sosie
 from sosie.engine.weights.sources import WeightSource
 from sosie.linalg import u_centred
-from sosie.zoo.fingerprints import Probe, project, standard_deviation
+from sosie.zoo.fingerprints import Probe, project, projection, standard_deviation
 from sosie.zoo.fingerprints.linear_vectors import linear_vectors
 
 SEEDS = 400
@@ -118,3 +118,11 @@ def test_linear_vectors_have_wcka_as_their_mean() -> None:
     # A ratio of two means is off by the order of 1/inputs of its variance, which is below the error here.
     assert (np.abs(np.mean(found, axis=0) - expected) < 4 * error).all()
     assert (error < 0.01).all()
+
+
+@pytest.mark.parametrize("length", [100, 3000])
+def test_many_vectors_are_taken_a_few_at_a_time(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = torch.randn(40, length, generator=torch.Generator().manual_seed(0))
+    whole = project(vectors)
+    monkeypatch.setattr(projection, "AT_ONCE", 2 * length + 1)
+    assert torch.equal(project(vectors), whole)

@@ -12,6 +12,7 @@ from ...stats import Buckets
 
 SIZE = 512
 SMALLEST, LARGEST = 16, 4096
+AT_ONCE = 2**24  # numbers that are widened to float64
 
 
 def check_size(size: int) -> None:
@@ -27,13 +28,18 @@ def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
     """
     check_size(size)
     home = vectors.device if vectors.device.type in ("cpu", "cuda") else torch.device("cpu")  # others have no float64
-    vectors = vectors.detach().to(home).double()
+    vectors = vectors.detach().to(home)
+    some = vectors.split(max(1, AT_ONCE // vectors.shape[1]))
     if vectors.shape[1] <= size:
-        return unit(pad(vectors, (0, size - vectors.shape[1]))).float()
+        return torch.cat([unit(pad(each.double(), (0, size - each.shape[1]))).float() for each in some])
     places, signs = _drawn(size, seed, vectors.shape[1], home)
+    return torch.cat([_sketched(each.double(), size, places, signs) for each in some])
+
+
+def _sketched(vectors: Tensor, size: int, places: Tensor, signs: Tensor) -> Tensor:
     short = vectors.new_zeros(size, len(vectors))
     short.index_add_(0, places, (vectors * signs).T)  # whole rows are added, several times as fast as columns
-    return unit(short.T).float().contiguous()
+    return unit(short.T).float()
 
 
 @lru_cache(maxsize=2)
