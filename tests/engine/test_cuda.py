@@ -180,18 +180,29 @@ def test_a_fingerprint_is_that_of_a_cpu(offset: float, triton: bool, monkeypatch
     np.testing.assert_allclose(there.cosine(here, exact=True), here.cosine(here, exact=True), atol=2e-3)
 
 
+def test_a_fingerprint_is_float32_whatever_the_default() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = fingerprint(mlp(0).float(), torch.randn(140, 8, dtype=torch.float32), kinds="cka", device="cuda")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.exact is not None
+    assert found.exact.dtype == found.vectors["cka"].dtype == np.float32
+
+
 def test_a_fingerprint_waits_for_the_device_only_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until all is queued, from the pass to the short vectors, nothing is asked of the device."""
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20)).cuda()
     probe = Probe.of(torch.randn(140, 40, device="cuda"))
     fingerprint(model, probe, kinds="cka")  # kernels are compiled and tables made
-    brought_over = making._on_the_cpu
+    sketched = making.project
 
-    def waiting(vectors: Tensor) -> Tensor:
+    def waiting(vectors: Tensor, size: int, seed: int) -> Tensor:
+        found = sketched(vectors, size, seed)
         torch.cuda.set_sync_debug_mode(before)
-        return brought_over(vectors)
+        return found
 
-    monkeypatch.setattr(making, "_on_the_cpu", waiting)
+    monkeypatch.setattr(making, "project", waiting)
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -198,3 +198,10 @@ def test_sites_of_several_types() -> None:
 
     found = fingerprint(Mixed(), torch.randn(9, 6, generator=torch.Generator().manual_seed(0)), kinds="cka")
     assert found.sites == ["low", "high"]
+
+
+@pytest.mark.parametrize(("kind", "why"), [("weights", "has no shape yet"), ("atoms", "no layer of filter atoms")])
+def test_a_lazy_model_says_what_it_lacks(kind: str, why: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(8))
+    with pytest.raises(ValueError, match=why):
+        fingerprint(model, torch.randn(20, 16), kinds=kind)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..random_state import SEEDING
-from .names import modules_of
+from .names import modules_of, parameters_of
 
 
 @contextmanager
@@ -29,12 +29,12 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
         stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
-        training = [stack.enter_context(_flags(model)) for model in unique]
+        modules = [stack.enter_context(_flags(model)) for model in unique]
         if target is not None:
             for model in unique:
                 stack.enter_context(_placement(model, target))
-        for model, some in zip(unique, training, strict=True):
-            _evaluate(model, some)
+        for model, parts in zip(unique, modules, strict=True):
+            _evaluate(model, parts)
         stack.enter_context(torch.no_grad())
         yield
 
@@ -42,14 +42,14 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
-    with _flags(model) as training:
-        _evaluate(model, training)
+    with _flags(model) as modules:
+        _evaluate(model, modules)
         yield
 
 
-def _evaluate(model: nn.Module, training: bool) -> None:
+def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
     """Eval mode; a model that is in it is left alone: setting hundreds of flags takes a good part of a millisecond."""
-    if training:
+    if any(module.training for module in modules):
         model.eval()
 
 
@@ -71,14 +71,13 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _flags(model: nn.Module) -> Iterator[bool]:
-    """Afterwards each flag as before; says whether any part is in training mode."""
+def _flags(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Afterwards each flag as before. Gives the model's modules, which take a while to go through."""
     modules = modules_of(model)
     training = [(module, module.training) for module in modules]
-    own = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in own]
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters_of(model, modules)]
     try:
-        yield any(flag for _, flag in training)
+        yield modules
     finally:
         for module, flag in training:
             if module.training != flag:

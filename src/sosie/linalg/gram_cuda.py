@@ -77,7 +77,7 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     span = _whole(_whole(width, splits), how.columns) * how.columns
     splits = _whole(width, span)
     # One entry more than the matrix needs holds the length: one sum over the splits gives both.
-    parts = torch.empty(blocks, splits, b * b + 1, device=stack.device)
+    parts = torch.empty(blocks, splits, b * b + 1, dtype=torch.float32, device=stack.device)
     with torch.cuda.device(stack.device):
         _kernel()[(programs, splits)](
             stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,

@@ -39,6 +39,7 @@ class _Found:
     notes: list[str] = field(default_factory=list)
     exact: Vectors | None = None
     model: Digest | None = None  # of the weights, where a pass has begun it
+    parameters: int | None = None
 
 
 def fingerprint(
@@ -79,9 +80,9 @@ def fingerprint(
     probe = Probe.of(probe)
     source = ModelSource(module, name, sites, rows, prepare, None, device)
     found = _Found()
-    grams = gram_vectors(source, probe) if "cka" in wanted else None
-    parameters = sum(parameter.numel() for parameter in module.parameters())  # while a GPU is busy with the pass
-    if grams is not None:
+    if "cka" in wanted:
+        grams = gram_vectors(source, probe)
+        found.parameters = _count(module)  # while a GPU is busy with the pass
         _add_cka(found, grams, sites, size, seed)
     if "weights" in wanted:
         _add_weights(found, WeightSource(module, name, prepare, sites, device), probe, size, seed)
@@ -91,7 +92,7 @@ def fingerprint(
         raise ValueError(f"{name}: nothing to make a fingerprint of: {'; '.join(found.absent.values())}")
     about = {
         "architecture": type(module).__name__,
-        "parameters": parameters,
+        "parameters": found.parameters or _count(module),
         "model": (found.model or source.begun_digest()).read(),
         "sosie": __version__,
         "left_out": found.left_out,
@@ -103,18 +104,26 @@ def fingerprint(
 
 
 def _add_cka(found: _Found, made: GramVectors, asked: Any, size: int, seed: int) -> None:
-    short = Arriving(project(made.vectors, size, seed))  # of all, before it is known which of them mean anything
-    whole = _on_the_cpu(made.vectors)
+    # Before it is waited for which of them mean anything; if they are many, only those that are taken.
+    ahead = _brought_over(made.vectors, size, seed) if len(made.sites) <= MOST_SITES else None
     kept, left_out = made.sift()
     chosen = [kept[k] for k in _few(found, "cka", kept, asked)]
-    whole = whole if len(chosen) == len(whole) else whole[chosen]
+    short, whole = ahead or _brought_over(made.vectors[chosen], size, seed)
+    if len(chosen) < len(whole):
+        short, whole = short[chosen], whole[chosen]
     found.exact, found.model = whole.numpy(), made.model
-    _keep(found, "cka", [made.sites[k] for k in chosen], short.read()[chosen], left_out)
+    _keep(found, "cka", [made.sites[k] for k in chosen], short, left_out)
 
 
-def _on_the_cpu(vectors: Tensor) -> Tensor:
-    """Into memory that is touched while a GPU is still busy: the first touch takes longer than the copy."""
-    return vectors if vectors.device.type == "cpu" else torch.zeros(vectors.shape, device="cpu").copy_(vectors)
+def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Short ones and whole ones on the CPU, with one wait for a GPU.
+
+    The whole ones into memory that is touched while it is still busy: the first touch takes longer than the copy.
+    """
+    short = Arriving(project(vectors, size, seed))
+    if vectors.device.type != "cpu":
+        vectors = torch.zeros(vectors.shape, dtype=vectors.dtype, device="cpu").copy_(vectors)
+    return short.read().clone(), vectors
 
 
 def _add_weights(found: _Found, source: WeightSource, probe: Probe, size: int, seed: int) -> None:
@@ -143,6 +152,10 @@ def _keep(found: _Found, key: str, sites: Sequence[str], vectors: Tensor, left_o
     found.labels[key], found.vectors[key] = tuple(sites), vectors.cpu().numpy()
     if left_out:
         found.left_out.setdefault(key, {}).update(left_out)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _few(found: _Found, kind: str, sites: Sequence[Any], asked: Any) -> list[int]:
