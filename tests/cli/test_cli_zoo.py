@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from test_cli import run
 from typer.testing import CliRunner, Result
 
 from sosie.cli.main import app
+from sosie.models import open_model
 from sosie.zoo import Zoo
 
 MODELS = ["small_cnn(seed=0)", "two=small_cnn(seed=1)"]
@@ -31,7 +33,20 @@ def folder(tmp_path: Path) -> Path:
 
 def test_help_names_every_verb() -> None:
     found = zoo("--help").stdout
-    for verb in ("init", "add", "list", "remove", "tag", "check", "export", "import", "compact", "search", "map"):
+    for verb in (
+        "init",
+        "add",
+        "list",
+        "remove",
+        "tag",
+        "fingerprint",
+        "check",
+        "export",
+        "import",
+        "compact",
+        "search",
+        "map",
+    ):
         assert verb in found
         assert zoo(verb, "--help").exit_code == 0
 
@@ -91,7 +106,69 @@ def test_check_and_repair(folder: Path) -> None:
     repaired = zoo("check", folder, "--repair")
     assert repaired.exit_code == 0
     assert "dropped two" in repaired.stdout
-    assert "1 models, whole" in zoo("check", folder).stdout
+    assert "1 model, whole" in zoo("check", folder).stdout
+
+
+def test_a_lost_probe_set_is_put_back(folder: Path) -> None:
+    (folder / "probe.safetensors").unlink()
+    for arguments in ([], ["--repair"], ["--data", "demo"]):
+        found = zoo("check", folder, *arguments)
+        assert found.exit_code == 1
+        assert "puts it back" in found.stdout
+        assert "drops the models" not in found.stdout
+    assert "1 problem; repaired" in zoo("check", folder, "--repair", "--data", "demo").stdout
+    assert "2 models, whole" in zoo("check", folder).stdout
+
+
+def test_a_fingerprint_that_is_not_added(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new.safetensors"
+    found = zoo("fingerprint", folder, "small_cnn(seed=5)", "--out", file)
+    assert found.exit_code == 0, found.output
+    assert "cka, weights" in found.stdout
+    assert len(Zoo(folder)) == 2
+    assert zoo("add", folder, file, "five=small_cnn(seed=5)").exit_code == 0
+    one, other = Zoo(folder)["new"], Zoo(folder)["five"]
+    assert (one.digest, one.architecture) == (other.digest, other.architecture)
+
+
+def test_names_with_signs_in_them(folder: Path) -> None:
+    found = zoo("add", folder, "net(1)=small_cnn(seed=2)", "lr=0.1=small_cnn(seed=3)", "small_cnn(seed=4)")
+    assert found.exit_code == 0, found.output
+    assert list(Zoo(folder))[2:] == ["net(1)", "lr=0.1", "small_cnn(seed=4)"]
+    assert Zoo(folder)["lr=0.1"].source == "small_cnn(seed=3)"
+    twice = zoo("add", folder, "a=small_cnn(seed=2)", "a=small_cnn(seed=3)")
+    assert "two models are called 'a'" in str(twice.exception)
+
+
+def test_weights_by_a_pattern(folder: Path, tmp_path: Path) -> None:
+    for seed in (5, 6):
+        save_file(open_model(f"small_cnn(seed={seed})").model.state_dict(), tmp_path / f"run={seed}.safetensors")
+    found = zoo("add", folder, f"small_cnn@{tmp_path}/run=*.safetensors")
+    assert found.exit_code == 0, found.output
+    assert list(Zoo(folder))[2:] == ["run=5", "run=6"]
+    assert Zoo(folder)["run=6"].source == f"small_cnn@{tmp_path}/run=6.safetensors"
+    assert "one name, 'x'" in str(zoo("add", folder, f"x=small_cnn@{tmp_path}/*.safetensors").exception)
+    lone = zoo("add", folder, tmp_path / "run=5.safetensors")
+    assert f"ARCHITECTURE@{tmp_path}" in lone.output
+    assert "Damaged" not in lone.output
+
+
+def test_a_name_that_will_not_do_is_told_before_anything_is_added(folder: Path) -> None:
+    found = zoo("add", folder, "three=small_cnn(seed=2)", "../x=small_cnn(seed=3)", "four=small_cnn(seed=4)")
+    assert "separators" in str(found.exception)
+    assert len(Zoo(folder)) == 2
+
+
+def test_a_failed_one_is_forgotten(folder: Path) -> None:
+    zoo("add", folder, "bad=smal_cnn", "worse=smal_cnn")
+    assert zoo("remove", folder, "bad", "two").exit_code == 0
+    assert [row["name"] for row in Zoo(folder).failed()] == ["worse"]
+    assert list(Zoo(folder)) == ["small_cnn(seed=0)"]
+
+
+def test_a_parent_that_is_not_there_is_noted(folder: Path) -> None:
+    assert "no model 'tow' is in the zoo" in zoo("add", folder, "x=small_cnn(seed=2)", "--parent", "tow").output
+    assert "note" not in zoo("add", folder, "y=small_cnn(seed=3)", "--parent", "two").output
 
 
 def test_export_and_import(folder: Path, tmp_path: Path) -> None:
@@ -105,6 +182,8 @@ def test_mistakes_are_told_in_words(folder: Path, tmp_path: Path) -> None:
     for arguments, said in (
         (["list", tmp_path / "none"], "sosie zoo init"),
         (["init", folder, "--data", "demo"], "is a zoo already"),
+        (["init", tmp_path / "none", "--data", "demo", "--rows", "positions"], "flatten, mean, cls, last"),
+        (["check", tmp_path / "none", "--repair", "--data", "demo"], "no zoo in"),
         (["add", folder, "small_cnn", "small_cnn"], "NAME=MODEL"),
         (["tag", folder, "two"], "--add TAG"),
         (["import", tmp_path / "none", tmp_path / "copy"], "no file"),

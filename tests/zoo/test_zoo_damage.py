@@ -86,8 +86,27 @@ def test_the_probe_set_is_checked(tmp_path: Path) -> None:
     assert zoo.settings.probe in report.problems[0]["text"]
     path.unlink()
     assert "gone" in zoo.check().problems[0]["text"]
-    with pytest.raises(FileNotFoundError, match="probe set is gone"):
+    with pytest.raises(FileNotFoundError, match=r"probe set is gone.*puts it back"):
         zoo.add("small_cnn", "a")
+    assert "puts it back" in zoo.add({"a": "small_cnn"}).failed["a"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_a_lost_probe_set_is_put_back_by_those_who_have_it(damage: str, tmp_path: Path) -> None:
+    new_zoo(tmp_path, 1)
+    path = tmp_path / "zoo" / "probe.safetensors"
+    whole = path.read_bytes()
+    path.unlink() if damage == "gone" else path.write_bytes(whole[:-1] + b"\x42")
+    report = Zoo(tmp_path / "zoo").check(repair=True)
+    assert report.sentence() == "1 model, 1 problem; 1 cannot be repaired"
+    assert len(report.left) == 1
+    with pytest.raises(ValueError, match="another probe set"):
+        Zoo(tmp_path / "zoo", INPUTS + 1)
+    report = Zoo(tmp_path / "zoo", INPUTS).check(repair=True)
+    assert report.sentence() == "1 model, 1 problem; repaired"
+    assert not report.left
+    assert bool((Zoo(tmp_path / "zoo").probe.batch == INPUTS).all())
+    assert Zoo(tmp_path / "zoo").check().ok
 
 
 def test_a_database_that_names_files_elsewhere(tmp_path: Path) -> None:
@@ -135,7 +154,7 @@ def test_a_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             zoo.compact()
         with pytest.raises(DiskFull) as several:
             zoo.add({"x": made(5), "y": made(6)})
-        assert "0 models were added before" in several.value.__notes__[0]
+        assert "in the zoo: 0" in several.value.__notes__[0]
     assert (tmp_path / "zoo" / "exact.f32").stat().st_size == size
     assert zoo.check().problems == ()
     zoo.add(made(5), "late")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 HELP = "Many models in a folder, as fingerprints on one probe set: add, list, search, map, recommend …"
 Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for another writer.")]
-_NAMED = re.compile(r"(?P<name>[^=(@:]+)=(?P<model>.+)", re.DOTALL)
 LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")
 
 
@@ -67,8 +65,8 @@ def add(
         raise ValueError("a cluster has its own workers: give --dask or --workers, not both")
     zoo = _open(folder, wait)
     named = _named(models)
-    options: dict[str, Any] = {"sites": split(sites), "device": device}
-    options = {name: value for name, value in options.items() if value is not None}
+    if dask is not None:
+        typer.echo(f"connecting to {dask} …", err=True)
     with nullcontext() if dask is None else dask_cluster(dask) as executor:
         found = zoo.add(
             named,
@@ -78,15 +76,30 @@ def add(
             replace=replace,
             workers=workers,
             executor=executor,
-            **options,
+            **_given(sites=split(sites), device=device),
         )
     assert isinstance(found, Added)
     _print(found.rows(), ("name", "outcome"))
     for name, reason in found.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
-    typer.echo(f"{folder}: {len(zoo):,} models")
+    typer.echo(f"{folder}: {_models(zoo)}")
+    if parent is not None and parent not in zoo:
+        typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; recorded as the parent all the same", err=True)
     if found.failed:
         raise typer.Exit(1)
+
+
+def fingerprint(
+    folder: Folder,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as add takes it.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write, .safetensors.")],
+    sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+) -> None:
+    """Write the fingerprint of a model that is not added: to search with, to look up in `sosie serve`, to send."""
+    found = _open(folder).fingerprint(model, **_given(sites=split(sites), device=device))
+    path = found.save(out)
+    typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
 
 def list_(
@@ -109,7 +122,7 @@ def list_(
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
     elif len(found):
         _print(found.rows(), LISTED)
-    typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {len(zoo):,} models")
+    typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
 
 
 def remove(
@@ -117,10 +130,10 @@ def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models by name.")],
     wait: Wait = 10.0,
 ) -> None:
-    """Remove models: all that are named, or none. `compact` gives their room back."""
+    """Remove models: all that are named, or none; one that failed is forgotten. `compact` gives their room back."""
     zoo = _open(folder, wait)
     zoo.remove(*names)
-    typer.echo(f"removed {len(names)}; {folder}: {len(zoo):,} models")
+    typer.echo(f"removed {len(names)}; {folder}: {_models(zoo)}")
 
 
 def tag(
@@ -141,15 +154,17 @@ def tag(
 def check(
     folder: Folder,
     repair: Annotated[bool, typer.Option("--repair", help="Drop models that lost bytes, and say which.")] = False,
+    data: Annotated[str | None, typer.Option(help="What it was made of: puts a lost probe set back.")] = None,
     wait: Wait = 10.0,
 ) -> None:
     """Look at every byte; leaves with 1 where something is lost and was not dropped."""
-    found = _open(folder, wait).check(repair=repair)
+    found = _open(folder, wait, data if repair else None).check(repair=repair)
     for row in found.rows():
         typer.echo(f"- {_safe(row['text'])}")
     typer.echo(_safe(found.sentence()))
-    if not found.ok and not repair:
+    if found.lost and not repair:
         typer.echo("--repair drops the models that lost bytes and keeps the rest")
+    if found.left:
         raise typer.Exit(1)
 
 
@@ -168,7 +183,7 @@ def import_(
     """Make a zoo of an exported file; what does not add up in it is refused."""
     from ..zoo import Zoo
 
-    typer.echo(f"made {folder}: {len(Zoo.import_(file, folder)):,} models")
+    typer.echo(f"made {folder}: {_models(Zoo.import_(file, folder))}")
 
 
 def compact(folder: Folder, wait: Wait = 10.0) -> None:
@@ -177,29 +192,66 @@ def compact(folder: Folder, wait: Wait = 10.0) -> None:
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "init": init, "add": add, "list": list_, "remove": remove, "tag": tag, "check": check, "export": export,
-    "import": import_, "compact": compact,
+    "init": init, "add": add, "list": list_, "remove": remove, "tag": tag, "fingerprint": fingerprint, "check": check,
+    "export": export, "import": import_, "compact": compact,
 }  # fmt: skip
 
 
-def _open(folder: Path, wait: float = 10.0) -> Zoo:
+def _open(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
     from ..zoo import Zoo
 
-    return Zoo(folder, wait=wait)
+    if data is not None and not (folder / "zoo.sqlite").exists():
+        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+    return Zoo(folder, data, wait=wait)
+
+
+def _models(zoo: Zoo) -> str:
+    from ..zoo.tables import counted
+
+    return counted(len(zoo), "model")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _named(models: list[str]) -> dict[str, str]:
-    """NAME=MODEL, or a name made of the model's own."""
+    """NAME=MODEL, or a name made of the model's own; of a pattern of weights files, each."""
     from ..zoo.adding import default_name
 
     found: dict[str, str] = {}
     for text in models:
-        match = None if Path(text).is_file() else _NAMED.fullmatch(text)
-        name, model = (match["name"].strip(), match["model"]) if match else (default_name(text), text)
-        if name in found:
-            raise ValueError(f"two models are called {name!r}: write NAME=MODEL for {text}")
-        found[name] = model
+        name, model = (None, text) if Path(text).is_file() else _split_name(text)
+        several = _matching(model)
+        if name is not None and len(several) > 1:
+            raise ValueError(f"one name, {name!r}, for {len(several)} files: leave it out, each has that of its file")
+        for each in several:
+            called = default_name(each) if name is None else name
+            if called in found:
+                raise ValueError(f"two models are called {called!r}: write NAME=MODEL, with a name for each")
+            found[called] = each
     return found
+
+
+def _split_name(text: str) -> tuple[str | None, str]:
+    """At the last "=" that is neither in parentheses nor in a path: lr=0.1(a)=small_cnn(seed=1)@run=3.pt."""
+    depth, at = 0, None
+    for k, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if not depth and letter in "@:":
+            break
+        if not depth and letter == "=":
+            at = k
+    return (None, text) if at is None else (text[:at].strip(), text[at + 1 :])
+
+
+def _matching(model: str) -> list[str]:
+    """ARCHITECTURE@pattern for every file that matches; anything else as it is."""
+    from glob import glob
+
+    architecture, at, weights = model.rpartition("@")
+    files = sorted(glob(weights)) if at and not Path(weights).exists() else []
+    return [f"{architecture}@{file}" for file in files] or [model]
 
 
 def _print(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

@@ -31,7 +31,6 @@ PIECE = 2**18  # words that one pair of sums is of
 AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
 WORD = 4  # bytes
 SEEDS = (1, 2)  # of the numbers of either sum
-OLDER = "what a sosie before 0.1.0 wrote has digests of another kind, and is to be made again"
 _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 
 

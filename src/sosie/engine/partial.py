@@ -12,7 +12,6 @@ from ..measures import find
 from ..results import Caveat, Comparison, DamagedFile, Side, Values, side_from_json
 from ..stats import Sample, Statistic, load_statistics, save_statistics
 from . import caveats
-from .digest import OLDER
 from .doubt import NO_DOUBT, Doubt
 from .evaluate import evaluate
 from .plan import Kind
@@ -78,7 +77,7 @@ class Partial:
                 return f"{what} is {mine} and {theirs}"
         for what in ("models", "settings", *(("data",) if in_data else ())):
             if self.made_with.get(what) != other.made_with.get(what):
-                return f"the {what} are not the same{'' if what == 'settings' else '; ' + OLDER}"
+                return f"the {what} are not the same"
         return None
 
     def merge(self, other: Partial) -> Partial:

@@ -12,7 +12,7 @@ from .leaderboard import Entry, Leaderboard
 from .nested_files import read_nested, write_nested
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
-from .storage import DamagedFile, load, side_from_json
+from .storage import DamagedFile, OtherFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
 from .tensor_files import read_tensors
 from .transfer import (
@@ -53,6 +53,7 @@ __all__ = [
     "Map",
     "Neighbours",
     "Order",
+    "OtherFile",
     "Recommendation",
     "Side",
     "Summary",

@@ -28,6 +28,10 @@ class DamagedFile(ValueError):
     """The file is not what sosie writes, or only a part of it."""
 
 
+class OtherFile(DamagedFile):
+    """The file may be whole, but holds something else."""
+
+
 def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
     text = json.dumps(as_json(result), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return write_atomically(path, text + "\n")

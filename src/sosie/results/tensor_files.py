@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .storage import DamagedFile
+from .storage import DamagedFile, OtherFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def read_tensors(
         with safe_open(path, framework="pt") as opened:
             text = opened.metadata() or {}
             if text.get("format") != f"sosie-{kind}":
-                raise DamagedFile(f"{path} is a safetensors file, but holds no {what or kind} of sosie's")
+                raise OtherFile(f"{path} is a safetensors file, but holds no {what or kind} of sosie's")
             if text.get("version") not in [str(known) for known in range(1, version + 1)]:
                 said = str(text.get("version"))[:20]
                 raise DamagedFile(f"{path} was written by a newer sosie (format {said}): upgrade sosie")

@@ -15,6 +15,7 @@ from torch import nn
 from ..models import NamedModel
 from ..progress import Progress
 from .fingerprints import Fingerprint
+from .probe_file import gone
 from .store import Facts, NameTaken, Record, check_name, check_tags
 from .tables import Added
 from .tasks import Failure, NoProbe, Outcome, Same, Task, is_fingerprint_file, make, make_all, reason_of
@@ -43,13 +44,23 @@ def add_one(zoo: Zoo, model: Any, name: str | None, facts: Facts, options: Mappi
         zoo.store.record_failure(name, reason_of(error), facts.source)
         raise
     if isinstance(outcome, NoProbe):
-        raise FileNotFoundError(f"the probe set is gone: no file {zoo.probe_path}")
+        raise gone(zoo.probe_path)
     if isinstance(outcome, Same):
         zoo.store.change_facts(name, facts)
     else:
         assert isinstance(outcome, Fingerprint)
         zoo.store.append([zoo.settings.record(name, outcome, facts)], replace=replace)
     return name
+
+
+def made_alone(zoo: Zoo, model: Any, options: Mapping[str, Any]) -> Fingerprint:
+    """The fingerprint of a model that is not added."""
+    outcome = make(_task(zoo, "", model, options, replace=True))
+    if isinstance(outcome, NoProbe):
+        raise gone(zoo.probe_path)
+    assert isinstance(outcome, Fingerprint)
+    zoo.settings.check_alike("it", outcome)
+    return outcome
 
 
 def add_many(
@@ -68,8 +79,11 @@ def add_many(
         raise ValueError("an executor has its own workers: give executor= or workers=, not both")
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
         raise ValueError(f"workers is a number of processes, got {workers!r}")
-    if isinstance(pairs, ItemsView) and (strange := sorted({*facts} - {*dict(pairs)})):
-        raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
+    if isinstance(pairs, ItemsView):  # all names are known: one that will not do is told before anything is done
+        for name, _ in pairs:
+            check_name(name)
+        if strange := sorted({*facts} - {*dict(pairs)}):
+            raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
     total = len(pairs) if isinstance(pairs, Sized) else None
     writing = _Writing(zoo, replace)
     known = _Facts(common, facts)
@@ -81,7 +95,7 @@ def add_many(
                 bar.advance(note=task.name if len(task.name) <= 30 else f"{task.name[:29]}…")
             writing.flush()
         except Exception as error:
-            error.add_note(f"{len(writing.added)} models were added before that and are in the zoo")
+            error.add_note(f"added before that, and in the zoo: {len(writing.added):,}")
             raise
     return Added(tuple(writing.added), tuple(writing.there), writing.failed)
 
@@ -123,7 +137,7 @@ class _Writing:
             self.there.append(name)
             return
         if not isinstance(outcome, Fingerprint):
-            reason = outcome.reason if isinstance(outcome, Failure) else "the probe set is gone"
+            reason = outcome.reason if isinstance(outcome, Failure) else str(gone(self.zoo.probe_path))
             self._fail(name, reason, facts)
             return
         try:

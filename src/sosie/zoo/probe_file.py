@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..capture import without_labels
-from ..engine.digest import OLDER, digest_of
+from ..engine.digest import digest_of
 from ..results import DamagedFile, read_nested, write_nested
 from .fingerprints import MOST_PROBES, Probe
 
@@ -22,7 +22,7 @@ def save_probe(probe: Probe, path: Path) -> Path:
 def load_probe(path: Path, digest: str | None = None) -> Probe:
     """The inputs, whose hash is computed anew: the file must hold what it says, and what was asked for."""
     if not path.is_file():
-        raise FileNotFoundError(f"the probe set is gone: no file {path}")
+        raise gone(path)
     about, batch = read_nested(path, KIND, VERSION)
     try:
         n, found = int(about["n"]), digest_of(without_labels(batch))
@@ -30,7 +30,12 @@ def load_probe(path: Path, digest: str | None = None) -> Probe:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     wanted = about.get("hash") if digest is None else digest
     if found != wanted or not 0 < n <= MOST_PROBES:
-        raise DamagedFile(
-            f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}; {OLDER}"
-        )
+        raise DamagedFile(f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}")
     return Probe(batch, n, found)
+
+
+def gone(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"the probe set is gone: no file {path}; Zoo(folder, data=…).check(repair=True) with the data it was "
+        "made of, or `sosie zoo check FOLDER --repair --data …`, puts it back"
+    )

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..capture import check_rule
-from ..engine.digest import OLDER
 from ..results import DamagedFile
 from ..stats import check_seed
 from .fingerprints import KINDS, SIZE, Fingerprint, Probe, kind_of
 from .fingerprints.projection import check_size
 from .store import EXACT, Block, Facts, Record, Stored
 
+ROWS = ("flatten", "mean", "cls", "last")
 _HASH = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -50,7 +49,8 @@ class Settings:
     def checked(self) -> Settings:
         check_size(self.size)
         check_seed(self.seed)
-        check_rule(self.rows)
+        if self.rows not in ROWS:
+            raise ValueError(f"rows={self.rows!r}: a fingerprint has one row an input: {', '.join(ROWS)}")
         if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
             raise ValueError(f"kinds={self.kinds!r}: some of {', '.join(KINDS)}, each once")
         if not isinstance(self.probe, str) or not _HASH.fullmatch(self.probe) or not isinstance(self.n, int):
@@ -72,15 +72,15 @@ class Settings:
         if probe.digest != self.probe:
             raise ValueError(
                 f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, the data given are "
-                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo; "
-                f"{OLDER}"
+                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo"
             )
 
     def check_alike(self, name: str, found: Fingerprint) -> None:
         """Raise unless a fingerprint was made as all others here."""
         if found.probe != self.probe:
             raise ValueError(
-                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}; {OLDER}"
+                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}: make "
+                "it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
             )
         for setting in ("n", "size", "seed", "rows"):
             mine, theirs = getattr(self, setting), getattr(found, setting)

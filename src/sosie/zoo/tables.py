@@ -56,7 +56,7 @@ class Report:
     """What `check` found: nothing, or problems; whether they were seen to."""
 
     models: int
-    problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless
+    problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless, mended
     repaired: bool = False
     dropped: tuple[str, ...] = ()  # models that lost bytes and are no longer in the zoo
 
@@ -64,6 +64,11 @@ class Report:
     def ok(self) -> bool:
         """No problem but what a killed writer left, which the next add overwrites."""
         return all(problem["harmless"] for problem in self.problems)
+
+    @property
+    def left(self) -> list[str]:
+        """What is still amiss: all of it, or after a repair what no repair can bring back."""
+        return [p["text"] for p in self.problems if not p["harmless"] and not p["mended"]]
 
     @property
     def lost(self) -> list[str]:
@@ -75,20 +80,18 @@ class Report:
 
     def sentence(self) -> str:
         serious = sum(not problem["harmless"] for problem in self.problems)
-        text = (
-            f"{self.models:,} models, {_counted(serious, 'problem')}" if serious else f"{self.models:,} models, whole"
-        )
+        text = f"{counted(self.models, 'model')}, {counted(serious, 'problem') if serious else 'whole'}"
         if left := len(self.problems) - serious:
-            text += f"; {_counted(left, 'harmless leftover')} of an interrupted write"
+            text += f"; {counted(left, 'harmless leftover')} of an interrupted write"
         if self.repaired and self.problems:
-            text += "; repaired"
+            text += f"; {len(self.left):,} cannot be repaired" if self.left else "; repaired"
         return text + (f", dropped {', '.join(self.dropped)}" if self.dropped else "")
 
     def __repr__(self) -> str:
         return f"<Report: {self.sentence()}>"
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 

@@ -6,7 +6,6 @@ Only fingerprints are made elsewhere. Whoever asked gets them back and writes th
 from __future__ import annotations
 
 import pickle
-import re
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import (
@@ -24,7 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..models import NamedModel, open_model, with_name
+from ..models import open_model, with_name
+from ..results import OtherFile
 from .fingerprints import Fingerprint, Probe, fingerprint
 from .probe_file import load_probe
 from .settings import Settings
@@ -86,7 +86,7 @@ def make(task: Task) -> Outcome:
     if isinstance(model, Fingerprint):
         return model
     if is_fingerprint_file(model):
-        return Fingerprint.load(model)
+        return _loaded(model)
     if isinstance(model, (str, Path)) and str(model).endswith(".safetensors") and "@" not in str(model):
         raise FileNotFoundError(f"no file {model}")
     probe = task.probe
@@ -100,8 +100,15 @@ def make(task: Task) -> Outcome:
     if task.known is not None and _digest(model, options.get("prepare")) == task.known:
         return Same()
     s = task.settings
-    found = fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
-    return replace(found, about={**found.about, "architecture": _architecture(model, found)})
+    return fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
+
+
+def _loaded(path: str | Path) -> Fingerprint:
+    try:
+        return Fingerprint.load(path)
+    except OtherFile as error:
+        error.add_note(f"a model's weights are named behind its architecture: ARCHITECTURE@{path}")
+        raise
 
 
 def attempt(task: Task) -> Outcome:
@@ -133,14 +140,6 @@ def _digest(model: Any, prepare: Any) -> str | None:
 
     module, name, prepare = with_name(model, prepare)
     return ModelSource(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
-
-
-def _architecture(model: Any, found: Fingerprint) -> str:
-    """The class of the module; where that is no more than a sequence, what its specification calls it."""
-    own = str(found.about["architecture"])
-    if own != "Sequential" or not isinstance(model, NamedModel):
-        return own
-    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
 
 
 @lru_cache(maxsize=2)

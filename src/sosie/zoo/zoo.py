@@ -14,7 +14,7 @@ from ..results import DamagedFile
 from .asking import Asking
 from .fingerprints import PROBES, Fingerprint, Probe
 from .folder import make_folder
-from .probe_file import load_probe
+from .probe_file import load_probe, save_probe
 from .settings import Settings
 from .store import Facts, Problem, Store, check_tags, compact, find_problems, mend
 from .tables import Added, Listing, Report, listing
@@ -84,6 +84,7 @@ class Zoo(Asking):
         wait: float = WAIT,
     ) -> None:
         self.folder = Path(folder)
+        self._given: Probe | None = None
         options = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
         given = {name: value for name, value in options.items() if value is not None}
         if not (self.folder / "zoo.sqlite").is_file():
@@ -98,7 +99,8 @@ class Zoo(Asking):
         self.settings = Settings.from_json(self.store.database.about())
         self.settings.check_same(given, self.folder)
         if data is not None:
-            self.settings.check_probe(Probe.of(data, self.settings.n if inputs is None else inputs), self.folder)
+            self._given = Probe.of(data, self.settings.n if inputs is None else inputs)
+            self.settings.check_probe(self._given, self.folder)
 
     @cached_property
     def probe(self) -> Probe:
@@ -149,8 +151,17 @@ class Zoo(Asking):
             raise ValueError("executor=, workers= and facts= are for several models: give {name: model}")
         return self[add_one(self, models, name, common, options, replace=replace)]
 
+    def fingerprint(self, model: Any, **options: Any) -> Fingerprint:
+        """Of a model that is not added: on the probe set of the zoo, made as all others here; to search with, to send.
+
+        `model` and `options`: as `add` takes one.
+        """
+        from .adding import made_alone
+
+        return made_alone(self, model, options)
+
     def remove(self, *names: str) -> None:
-        """Remove models: they are gone at once, `compact` gives their room back."""
+        """Remove models: they are gone at once, `compact` gives their room back; a failed one is forgotten."""
         self.store.remove(names)
 
     def tag(self, name: str, add: Iterable[str] | str = (), drop: Iterable[str] | str = ()) -> None:
@@ -198,13 +209,19 @@ class Zoo(Asking):
         )  # fmt: skip
 
     def check(self, repair: bool = False) -> Report:
-        """Whether every byte is there that was written; `repair` drops models that lost some, and says which."""
+        """Whether every byte is there that was written; `repair` drops models that lost some, and says which.
+
+        A probe set that is lost is put back if the zoo was opened with its `data`.
+        """
         if not repair:
             return self._report(self._problems())
         with self.store.writer():
             problems = self._problems()
-            mend(self.store, problems)
-            return self._report(problems, repaired=True)
+            mended = mend(self.store, problems)
+            if self._given is not None and any(problem.what == "probe" for problem in problems):
+                save_probe(self._given, self.probe_path)
+                mended |= {"probe"}
+            return self._report(problems, mended)
 
     def _problems(self) -> Sequence[Problem]:
         while True:
@@ -218,9 +235,10 @@ class Zoo(Asking):
             return [*found, Problem("probe", str(error), file=self.probe_path.name)]
         return found
 
-    def _report(self, problems: Sequence[Problem], repaired: bool = False) -> Report:
-        lost = dict.fromkeys(p.model for p in problems if p.model is not None)
-        return Report(len(self), tuple(asdict(p) for p in problems), repaired, tuple(lost) if repaired else ())
+    def _report(self, problems: Sequence[Problem], mended: Iterable[str] = ()) -> Report:
+        lost = dict.fromkeys(p.model for p in problems if p.model is not None) if mended else ()
+        told = ({**asdict(problem), "mended": problem.what in mended} for problem in problems)
+        return Report(len(self), tuple(told), bool(mended), tuple(lost))
 
     def compact(self) -> int:
         """Rewrite the vectors without those of removed models; how many bytes that gave back."""

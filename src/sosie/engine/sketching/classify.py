@@ -15,7 +15,6 @@ from torch import Tensor
 from ...capture import BETA, RULES, Chunk, Loss, Rule, labels_of, predictive_of
 from ...results import Side
 from ...stats import KERNELS, Sketch
-from ..digest import OLDER
 from ..stream import Stream
 from .classifiers import CLASSIFIED, FORWARD, Explicit, Product, fit_site, frequencies
 from .comparing import open_sketch
@@ -177,7 +176,7 @@ class Classifiers:
         if source.digest() != self.sketch.model:
             raise ValueError(
                 f"{source.name} is not the model that was sketched, {self.sketch.side.name}: its weights, or how its "
-                f"inputs are prepared, are others. Classify with that one, or sketch this one; {OLDER}"
+                f"inputs are prepared, are others. Classify with that one, or sketch this one"
             )
         pulled = source.predictive.describe()
         if self.kernel not in FORWARD and pulled != self.sketch.output:

@@ -19,7 +19,7 @@ from ...capture.leaks import is_mask
 from ...data import open_data
 from ...models.joint import Form, Joint
 from ...results import DamagedFile, read_tensors, write_atomically
-from ..digest import OLDER, digest_of
+from ..digest import digest_of
 from .evaluating import Stitch
 from .halves import Half, Stitched, open_network
 
@@ -102,7 +102,7 @@ class _Facts:
         if digest_of(half.model.state_dict()) != self.digest:
             raise ValueError(
                 f"model {side.upper()} is not the one that was stitched ({self.name}): its weights differ, so the "
-                f"joint does not belong to it; {OLDER}"
+                f"joint does not belong to it"
             )
         if (half.prepare is None) != (self.prepared is None):
             was = f"was prepared by {self.prepared}: give prepare_{side}=" if self.prepared else "was not prepared"

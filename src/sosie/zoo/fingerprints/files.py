@@ -48,7 +48,9 @@ def load(path: str | os.PathLike[str]) -> Fingerprint:
     try:
         return _checked(*_read(path))
     except DamagedFile as error:
-        raise DamagedFile(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+        if str(path) in str(error):
+            raise
+        raise DamagedFile(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 

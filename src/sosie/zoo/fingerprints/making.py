@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from ...engine.arriving import Arriving
 from ...engine.digest import Digest
 from ...engine.sources import ModelSource
 from ...engine.weights.sources import WeightSource
-from ...models import open_model, with_name
+from ...models import NamedModel, open_model, with_name
 from ...stats import check_seed
 from .atom_vectors import atom_vectors
 from .gram_vectors import GramVectors, gram_vectors
@@ -91,7 +92,7 @@ def fingerprint(
     if not found.vectors:
         raise ValueError(f"{name}: nothing to make a fingerprint of: {'; '.join(found.absent.values())}")
     about = {
-        "architecture": type(module).__name__,
+        "architecture": _architecture(model, module),
         "parameters": found.parameters or _count(module),
         "model": (found.model or source.begun_digest()).read(),
         "sosie": __version__,
@@ -152,6 +153,14 @@ def _keep(found: _Found, key: str, sites: Sequence[str], vectors: Tensor, left_o
     found.labels[key], found.vectors[key] = tuple(sites), vectors.cpu().numpy()
     if left_out:
         found.left_out.setdefault(key, {}).update(left_out)
+
+
+def _architecture(model: Any, module: nn.Module) -> str:
+    """The class of the module; where that is no more than a sequence, what its specification calls it."""
+    own = type(module).__name__
+    if own != "Sequential" or not isinstance(model, NamedModel):
+        return own
+    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
 
 
 def _count(model: nn.Module) -> int:

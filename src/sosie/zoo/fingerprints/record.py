@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.digest import OLDER
 from ...results import Array
 
 ATOMS = "atoms-"  # and the digest of the coefficients: only models that share them can be compared
@@ -65,7 +64,7 @@ class Fingerprint:
     def check_comparable(self, other: Fingerprint) -> None:
         """Raise unless both were made of one probe set, with one size, seed and rule."""
         if self.probe != other.probe:
-            raise NotComparable(f"fingerprints of different probe sets: {self.probe} and {other.probe}; {OLDER}")
+            raise NotComparable(f"fingerprints of different probe sets: {self.probe} and {other.probe}")
         for name in ("n", "size", "seed", "rows"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:

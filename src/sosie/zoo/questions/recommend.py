@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...data import open_data
 from ...engine import sketch, transfer
-from ...engine.digest import OLDER
 from ...engine.sources import ModelSource
 from ...models import NamedModel, open_model, with_name
 from ...progress import Progress
@@ -128,9 +127,7 @@ def _opened(fact: dict[str, Any], given: Any, trust: bool) -> Any:
     module, name, prepare = with_name(found)
     digest = ModelSource(module, name, prepare=prepare).digest()
     if fact["digest"] not in ("unknown", digest):
-        raise CannotOpen(
-            f"its source, {source}, has other weights now ({digest}, it was added with {fact['digest']}; {OLDER})"
-        )
+        raise CannotOpen(f"its source, {source}, has other weights now ({digest}, it was added with {fact['digest']})")
     return found
 
 

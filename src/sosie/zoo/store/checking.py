@@ -32,8 +32,11 @@ def find_problems(store: Store) -> list[Problem]:
     return [*_database(store), *_blocks(store), *_files(store)]
 
 
-def mend(store: Store, problems: Sequence[Problem]) -> None:
-    """Drop the models that lost bytes, cut off what nobody names, unlink what nobody reads. The lock must be held."""
+def mend(store: Store, problems: Sequence[Problem]) -> set[str]:
+    """Drop the models that lost bytes, cut off what nobody names, unlink what nobody reads. The lock must be held.
+
+    What kinds of problems there are no longer.
+    """
     lost = [problem for problem in problems if problem.what == "lost"]
     with store.database.writing() as connection:
         for model in {problem.model_id for problem in lost if problem.model_id is not None}:
@@ -46,6 +49,7 @@ def mend(store: Store, problems: Sequence[Problem]) -> None:
     for problem in problems:
         if problem.what == "leftover" and problem.file is not None:
             placed(store.folder, problem.file).unlink(missing_ok=True)
+    return {"lost", "tail", "leftover"}
 
 
 def _forget_missing_rows(store: Store, connection: sqlite3.Connection) -> None:

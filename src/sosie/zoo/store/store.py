@@ -119,10 +119,11 @@ class Store(Reader):
                 cut_tail(placed(self.folder, name), end, width)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Mark models as removed: all of them, or none. `compact` gives their room back."""
+        """Mark models as removed: all of them, or none. `compact` gives their room back. Failed ones are forgotten."""
         with self.writer(), self.database.writing() as connection:
             for name in names:
-                statements.remove(connection, self.id_of(connection, name), "removed")
+                if not connection.execute("DELETE FROM failed WHERE name = ?", (name,)).rowcount:
+                    statements.remove(connection, self.id_of(connection, name), "removed")
 
     def change_facts(self, name: str, facts: Facts, drop: Sequence[str] = ()) -> None:
         with self.writer(), self.database.writing() as connection:
