@@ -224,6 +224,23 @@ def test_questions(folder: Path, tmp_path: Path, verb: str, arguments: list[str]
     assert rows == json.loads((tmp_path / "a.json").read_text())["rows"]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("arguments", [["family", "two"], ["search", "two"], ["map"], ["list"]])
+def test_a_narrow_terminal_cuts_no_number(folder: Path, arguments: list[str], width: int) -> None:
+    verb, *model = arguments
+    rows = json.loads(zoo(verb, folder, *model, "--json").stdout)
+    full = {f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for row in rows for v in row.values() if is_number(v)}
+    found = CliRunner().invoke(app, ["zoo", verb, str(folder), *model], env={"COLUMNS": str(width)})
+    table = found.stdout.partition("───")[2].splitlines()[1 : 1 + len(rows)]
+    shown = {word for line in table for word in line.split() if word.lstrip("-")[0].isdigit()}
+    assert shown
+    assert shown <= full
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def test_questions_that_have_no_answer(folder: Path) -> None:
     for arguments, said in (
         (["search", folder, "tow"], "near it: two"),

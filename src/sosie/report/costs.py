@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..results import Cost, Costs
-from .text import NARROWEST, safe_text
+from .text import NARROWEST, print_whole, safe_text
 from .words import shorten, visible
 
 _STEPS = ("", "k", "M", "G", "T", "P")
@@ -27,7 +27,7 @@ def print_costs(found: Costs, console: Console | None = None) -> None:
     for cost in found:
         name = safe_text(console, shorten(visible(cost.measure), room))
         table.add_row(name, "none" if cost.probes is None else f"{cost.probes:,}", *_numbers(cost, least))
-    console.print(table)
+    print_whole(table, console)
     for text in sentences(found):
         console.print(safe_text(console, text, "dim"))
 

@@ -15,7 +15,7 @@ from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
 from .contents import packed
 from .page import render_page
-from .text import NARROWEST, _bullets, _number, _shown, safe_text
+from .text import NARROWEST, _bullets, _number, _shown, print_whole, safe_text
 from .words import direction, extent, flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = (
@@ -31,7 +31,8 @@ _SCRIPTS = (
     "dynamics_page",
 )
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
-SPARK = 24  # letters a small curve takes
+SPARK = 24  # letters a small curve takes, at most
+CURVE = "to the end"
 RULES = {
     "up": "Settled: the first step from which on the similarity to the last state stays at or above the threshold.",
     "down": "Settled: the first step from which on the distance to the last state stays at or below what the threshold "
@@ -46,7 +47,7 @@ def print_dynamics(found: Dynamics, console: Console | None = None, *, full: boo
         if k:
             console.print()
         console.print(safe_text(console, sentence(found, measure), "bold"))
-        console.print(_table(found, measure, console, full))
+        print_whole(_table(found, measure, console, full), console)
         if not found.two_runs:
             console.print(safe_text(console, RULES[found[measure].closer], "dim"))
         _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
@@ -60,14 +61,15 @@ def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table
     else:
         settled = [found.settled(t, measure).values() for t in THRESHOLDS]
         columns = [[_number(v) for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in settled)]
-    small = min(SPARK, ends.shape[1])
-    taken = small + 2 + sum(max(len(h), *map(len, c)) + 2 for h, c in zip(heads, columns, strict=True))
-    room = max(console.width - taken - 2, NARROWEST)
+    taken = sum(max(len(h), *map(len, c)) + 2 for h, c in zip(heads, columns, strict=True))
+    least = min(NARROWEST, max(len(visible(site)) for site in found.sites))
+    small = max(min(SPARK, ends.shape[1], console.width - taken - least - 4), len(CURVE))
+    room = max(console.width - taken - small - 4, NARROWEST)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("site", no_wrap=True, overflow="crop")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("to the end", no_wrap=True, overflow="crop")
+    table.add_column(CURVE, no_wrap=True, overflow="crop")
     bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
     low, high = _ends(ends, found[measure].closer)
     for s in _shown(len(found.sites), full):
@@ -75,7 +77,7 @@ def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table
             table.add_row(f"… {len(found.sites) - len(_shown(len(found.sites), full)) + 1} more")
             continue
         name = safe_text(console, shorten(visible(found.sites[s]), room))
-        table.add_row(name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars))
+        table.add_row(name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small))
     return table
 
 
@@ -88,9 +90,9 @@ def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
     return (low, high) if closer == "up" else (high, low)
 
 
-def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS) -> str:
-    """One letter a time, higher being nearer; at most `SPARK` of them, at even distances."""
-    picked = values[np.unique(np.linspace(0, len(values) - 1, min(SPARK, len(values))).round().astype(int))]
+def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, most: int = SPARK) -> str:
+    """One letter a time, higher being nearer; at most so many of them, at even distances."""
+    picked = values[np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
     if math.isclose(far, near, rel_tol=1e-5):  # apart by rounding alone
         return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)
     heights = (picked - far) / (near - far)

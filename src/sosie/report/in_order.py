@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..results import Comparison, is_shifted
-from .text import NARROWEST, _bullets, _number, safe_text
+from .text import NARROWEST, _bullets, _number, print_whole, safe_text
 from .words import doubts, sentence, shorten, visible
 
 Column = tuple[str, list[str]]  # its title and cells
@@ -43,7 +43,7 @@ def print_in_order(result: Comparison, console: Console) -> None:
             table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
         for k, site in enumerate(sites):
             table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some))
-        console.print(table)
+        print_whole(table, console)
     found: dict[str, list[str]] = {}
     for name in result.values:
         for doubt in doubts(result, name):

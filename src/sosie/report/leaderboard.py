@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..results import Entry, Leaderboard
 from .page import render_page
-from .text import NARROWEST, safe_text
+from .text import NARROWEST, print_whole, safe_text
 from .words import flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
@@ -46,7 +46,7 @@ def print_leaderboard(found: Leaderboard, console: Console | None = None) -> Non
             *(_number(row[key], digits) for _, key, digits in columns),
             "" if seconds is None else _number(1000 * seconds, 1),
         )
-    console.print(table)
+    print_whole(table, console)
     for text in (*lines[1:], READING):
         console.print(safe_text(console, text, "dim"))
     for entry in found:

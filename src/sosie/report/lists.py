@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from .text import NARROWEST, safe_text
+from .text import NARROWEST, print_whole, safe_text
 from .words import direction, extent, shorten, size, visible
 
 
@@ -47,7 +48,7 @@ def print_sites(
     for label, *others in rows:
         table.add_row(safe_text(console, shorten(label, room)), *(safe_text(console, other) for other in others))
     console.print(safe_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
-    console.print(table)
+    print_whole(table, console)
 
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
@@ -78,24 +79,73 @@ def print_numbers(title: str, numbers: Mapping[str, float], console: Console | N
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, console: Console | None = None
 ) -> None:
-    """Rows of one form, a dict each: numbers to the right, and the widest columns shortened until all fit."""
+    """Rows of one form, a dict each: numbers to the right and always whole.
+
+    Where a line is too short, headings of numbers are broken at their words and texts are shortened; then the last
+    columns of text are left out, which is said below. The first column stays.
+    """
     console = console or Console()
-    columns = list(rows[0]) if columns is None else list(columns)
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    while sum(widths) + 2 * len(widths) > console.width:
-        # A heading is not shortened, so that a column cannot be narrower than its own.
-        wide = [k for k, width in enumerate(widths) if width > max(NARROWEST, len(columns[k]))]
-        if not wide:
-            break
-        widths[max(wide, key=lambda k: widths[k])] -= 1
+    names = list(rows[0]) if columns is None else list(columns)
+    every = [_Column.of(name, [row.get(name) for row in rows]) for name in names]
+    kept = _fitting(every, console.width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        number = all(isinstance(row.get(column), (int, float, type(None))) for row in rows)
-        table.add_column(column, justify="right" if number else "left", no_wrap=True, overflow="crop")
-    for row in cells:
-        table.add_row(*(safe_text(console, shorten(c, w)) if c else "" for c, w in zip(row, widths, strict=True)))
-    console.print(table)
+    for column in kept:
+        justify: JustifyMethod = "right" if column.number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True, overflow="crop", vertical="bottom")
+    widths = _widths(kept, console.width)
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        table.add_row(*(safe_text(console, shorten(c, w)) if c else "" for c, w in zip(cells, widths, strict=True)))
+    print_whole(table, console)
+    if left_out := [column.name for column in every if column.name not in {other.name for other in kept}]:
+        console.print(safe_text(console, f"left out, as the line is too short: {', '.join(left_out)}", "dim"))
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    title: str  # the name, perhaps on several lines
+    cells: tuple[str, ...]
+    number: bool
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any]) -> _Column:
+        return cls(name, name, tuple(map(_cell, values)), _are_numbers(values))
+
+    def broken(self) -> _Column:
+        return replace(self, title=self.name.replace("_", "\n")) if self.number else self
+
+    @property
+    def heading(self) -> int:
+        """Letters that its heading takes."""
+        return max(map(len, self.title.split("\n")))
+
+
+def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
+    """Those that there is room for; all of the numbers even if there is none."""
+    if _taken([max(map(len, (c.title, *c.cells))) for c in columns]) > room:
+        columns = [column.broken() for column in columns]
+    kept = list(columns)
+    while _taken(_widths(kept, room)) > room and (texts := [column for column in kept[1:] if not column.number]):
+        kept.remove(texts[-1])
+    return kept
+
+
+def _taken(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * len(widths)
+
+
+def _widths(columns: Sequence[_Column], room: int) -> list[int]:
+    """Letters for each column: the widest text gives way first. A heading is not shortened, nor is a number."""
+    widths = [max(column.heading, *map(len, column.cells)) for column in columns]
+    least = [w if c.number else max(NARROWEST, c.heading) for c, w in zip(columns, widths, strict=True)]
+    while _taken(widths) > room and (wide := [k for k, width in enumerate(widths) if width > least[k]]):
+        widths[max(wide, key=lambda k: widths[k])] -= 1
+    return widths
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    there = [value for value in values if value is not None]
+    return bool(there) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in there)
 
 
 def _cell(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +31,7 @@ from .words import doubts, sentence, shorten, visible
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
+_BOUNDLESS = 100_000  # letters a line, where it is asked how many a table would take
 NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
 _PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
@@ -61,7 +63,7 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
         if k:
             console.print()
         console.print(safe_text(console, sentence(result, measure), "bold"))
-        console.print(_matches(result, measure, console, full))
+        print_whole(_matches(result, measure, console, full), console)
         _legend(result[measure], console)
         found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
         hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
@@ -89,7 +91,7 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
         table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
     for name, *cells in rows:
         table.add_row(safe_text(console, shorten(name, room)), *cells)
-    console.print(table)
+    print_whole(table, console)
     _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
 
 
@@ -107,6 +109,15 @@ def _one_pair_cells(values: Values) -> list[str]:
 def safe_text(console: Console, text: str, style: str = "") -> Text:
     """Text without markup."""
     return Text(_letters(console, text), style)
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """A table with every cell as wide as it is. What may be shortened has been: rich would go on and cut numbers, too.
+
+    A line that is longer than the terminal after all goes on in the next one.
+    """
+    table.width = Measurement.get(console, console.options.update(max_width=_BOUNDLESS), table).maximum
+    console.print(table, crop=False)
 
 
 def _letters(console: Console, text: str) -> str:
@@ -243,7 +254,7 @@ def _number(value: float, digits: int = 3) -> str:
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
     for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
         console.print(safe_text(console, text, "bold"))
-        console.print(_models(result, measure, console))
+        print_whole(_models(result, measure, console), console)
     if not full:
         _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
         return

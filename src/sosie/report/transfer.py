@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..results import MEAN_EMBEDDING, TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
-from .text import MOST_ROWS, NARROWEST, _bullets, safe_text
+from .text import MOST_ROWS, NARROWEST, _bullets, print_whole, safe_text
 from .words import doubts, sentence, sentence_of_all, shorten, visible
 
 _LEAST = "smallest mean_embedding first: least to adapt"
@@ -66,17 +66,17 @@ def _digits(value: float) -> str:
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
     titles = [name.replace("_", "\n") for name in TRANSFER]
     taken = sum(
-        max(*(len(part) for part in head.split("\n")), *(len(row[k]) for row in rows)) + 1
+        max(*(len(part) for part in head.split("\n")), *(len(row[k]) for row in rows)) + 2
         for k, head in enumerate(titles)
     )
-    room = max(console.width - taken - 3, NARROWEST)
+    room = max(console.width - taken - 2, NARROWEST)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(title, no_wrap=True, overflow="crop", vertical="bottom")
     for head in titles:
         table.add_column(head, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
     for name, row in zip(names, rows, strict=True):
         table.add_row(safe_text(console, shorten(name, room)), *row)
-    console.print(table)
+    print_whole(table, console)
 
 
 def _print_doubts(results: Sequence[Comparison], console: Console) -> None:
