@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sosie.report import print_answer, write_report
 from sosie.report.lists import print_table
-from sosie.results import Duplicates, Map, Neighbours
+from sosie.results import Duplicates, Map, Neighbours, Recommendation
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -75,6 +75,49 @@ def test_rows_are_shown(look: Any) -> None:
     seen = look(neighbours())
     assert "0.5000" in seen.page.locator("table.answer").inner_text()
     assert seen.complaints == []
+
+
+def recommendation(tried: int, failed: int) -> Recommendation:
+    empty = {"probe_accuracy": None, "architecture": "Net", "task": None}
+    rows = [{"name": f"net{k}", "rank": k + 1, "mean_embedding": 0.5, "reason": None, **empty} for k in range(tried)]
+    why = f"no [red]such[/red] file {'x' * 90}"
+    lost = [
+        {"name": f"{HOSTILE}{k}", "rank": None, "mean_embedding": None, "reason": why, **empty} for k in range(failed)
+    ]
+    asked = {"by": "mean_embedding", "tried": tried, "failed": failed}
+    return Recommendation(asked, tuple(rows[:5] + lost), ("A note.",))
+
+
+def test_reasons_are_told_below_the_table_and_whole() -> None:
+    out = StringIO()
+    print_answer(recommendation(8, 2), Console(file=out, width=60))
+    text = " ".join(out.getvalue().split())
+    assert "Of 8 models net0 comes first by mean_embedding (0.5); 2 could not be tried." in text
+    table, _, below = text.partition("net4")
+    assert "reason" not in table
+    assert HOSTILE not in table.replace(" ", "")
+    assert below.replace(" ", "").count("no[red]such[/red]file" + "x" * 90) == 2
+    out = StringIO()
+    print_answer(recommendation(0, 70), Console(file=out, width=200))
+    assert out.getvalue().count("no [red]such[/red] file") == 60
+    assert "and 10 more" in out.getvalue()
+
+
+def test_the_heading_of_the_page_counts_what_the_sentence_counts(tmp_path: Path) -> None:
+    for found, said in ((recommendation(8, 2), "8 models"), (recommendation(1, 2), "1 model")):
+        page = write_report(found, tmp_path / "a.html").read_text("utf-8")
+        assert f">{said}</h1>" in page
+        assert f"Of {said} net0" in page
+    page = write_report(Duplicates({"models": 2}, ()), tmp_path / "a.html").read_text("utf-8")
+    assert ">2 models</h1>" in page
+
+
+def test_rounding_puts_no_cosine_past_1() -> None:
+    row = {"name": "a", "value": 1.000000001, "estimated": 1 + 1e-5, "tags": []}
+    found = Neighbours({"query": "q", "searched": 1}, (row,))
+    assert found[0]["value"] == 1
+    assert found[0]["estimated"] == 1 + 1e-5  # more than rounding: to be seen
+    assert row["value"] > 1
 
 
 def test_a_table_shortens_cells_and_cuts_none_off() -> None:

@@ -20,6 +20,7 @@ def serve(
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Explore a zoo in the browser: the map, searches, comparisons. It is only read; Ctrl-C ends it."""
+    from ..results import counted
     from ..zoo import Zoo
 
     zoo = Zoo(folder)
@@ -36,7 +37,7 @@ def serve(
         typer.echo("everybody who can reach this machine can read the zoo: there are no passwords", err=True)
 
     def ready() -> None:
-        typer.echo(f"{folder}: {len(zoo):,} models at {address} (Ctrl-C ends it)")
+        typer.echo(f"{folder}: {counted(len(zoo), 'model')} at {address} (Ctrl-C ends it)")
         if open_:
             typer.launch(address)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..results import Answer, Map
+from ..results import Answer, Map, counted
 from .lists import print_table
 from .page import render_page
 from .text import safe_text
@@ -27,15 +27,19 @@ _QUESTIONS = {
 
 
 def print_answer(found: Answer, console: Console | None = None) -> None:
-    """A sentence, a table, and what must be known to read it."""
+    """A sentence, a table, below it those that failed, and what must be known to read it."""
     console = console or Console()
     console.print(safe_text(console, found.sentence(), "bold"))
-    rows = found.rows()[:MOST_PRINTED]
+    rows = [row for row in found if not row.get("reason")]
+    failed = [row for row in found if row.get("reason")]  # a reason is a sentence, which a cell has no room for
     if rows:
-        columns, _ = found.table()
-        print_table([{column: _plain(row.get(column)) for column in columns} for row in rows], columns, console)
-    if len(found) > MOST_PRINTED:
-        console.print(safe_text(console, f"and {len(found) - MOST_PRINTED:,} more: --json or --out has all", "dim"))
+        columns = [column for column in found.table()[0] if column != "reason"]
+        shown = [{column: _plain(row.get(column)) for column in columns} for row in rows[:MOST_PRINTED]]
+        print_table(shown, columns, console)
+    for row in failed[:MOST_PRINTED]:
+        console.print(safe_text(console, f"- {visible(row['name'])}: {visible(row['reason'])}", "yellow"))
+    if left := sum(max(len(some) - MOST_PRINTED, 0) for some in (rows, failed)):
+        console.print(safe_text(console, f"and {left:,} more: --json or --out has all", "dim"))
     for text in found.notes:
         console.print(safe_text(console, text, "dim"))
 
@@ -53,7 +57,7 @@ def render_answer(found: Answer) -> str:
     }
     query = found.asked.get("query")
     return render_page(
-        title=in_a_sentence(str(query)) if query else f"{len(rows):,} models",
+        title=in_a_sentence(str(query)) if query else counted(found.models, "model"),
         question=_QUESTIONS.get(found.question, found.question),
         lead=visible(found.sentence()),
         others=[visible(note) for note in found.notes],

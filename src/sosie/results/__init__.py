@@ -14,6 +14,7 @@ from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, OtherFile, load, side_from_json
 from .summary import Summary, same_depth, summarise
+from .tables import counted
 from .tensor_files import read_tensors
 from .transfer import (
     MEAN_EMBEDDING,
@@ -62,6 +63,7 @@ __all__ = [
     "by_chance",
     "check_writable",
     "correction",
+    "counted",
     "decisive_p",
     "in_order",
     "is_shifted",

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from .files import write_atomically
 from .frames import as_frame
 from .storage import DamagedFile, read_json
-from .tables import MOST_SHOWN, Rows, cell, html_table
+from .tables import MOST_SHOWN, Rows, cell, counted, html_table
 
 if TYPE_CHECKING:
     import pandas
 
 ANSWER = "sosie-answer"
 ANSWER_VERSION = 1
+ROUNDING = 1e-6
 
 A = TypeVar("A", bound="Answer")
 
@@ -31,16 +32,27 @@ class Answer(Rows):
     question: ClassVar[str] = "answer"
     shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, of those that rows have
 
+    cosines: ClassVar[tuple[str, ...]] = ()  # of the columns, those that rounding may have put past 1
+
     asked: dict[str, Any]
     found: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = field(default=())
 
+    def __post_init__(self) -> None:
+        rows = ({**row, **{name: _at_most_1(row[name]) for name in self.cosines if name in row}} for row in self.found)
+        object.__setattr__(self, "found", tuple(rows))
+
     def to_pandas(self) -> pandas.DataFrame:
         return as_frame(self.rows(), list(self.found[0]) if self.found else self.shown)
 
+    @property
+    def models(self) -> int:
+        """How many the answer is about; rows may be of some of them."""
+        return int(self.asked.get("models", len(self.found)))
+
     def sentence(self) -> str:
         """The answer in words."""
-        return f"{len(self.found):,} rows"
+        return counted(len(self.found), "row")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         head = {"format": ANSWER, "version": ANSWER_VERSION, "question": self.question}
@@ -97,6 +109,7 @@ class Neighbours(Answer):
 
     question = "neighbours"
     shown = ("name", "site_a", "site_b", "value", "estimated", "architecture", "task", "tags")
+    cosines = ("value", "estimated", "best")
 
     @property
     def names(self) -> list[str]:
@@ -107,11 +120,15 @@ class Neighbours(Answer):
         what = "layers" if self.asked.get("by") == "layer" else "models"
         query, searched = self.asked.get("query"), self.asked.get("searched", 0)
         if not self.found:
-            return f"No {what} near {query} among {searched:,} models."
+            return f"No {what} near {query} among {counted(searched, 'other model')}."
         first = self.found[0]
         where = f" at {first['site_b']}" if what == "layers" else ""
-        of = "1 model" if searched == 1 else f"{searched:,} models"
-        return f"Of {of} {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
+        return f"Of {counted(searched, 'model')} {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
+
+
+def _at_most_1(value: Any) -> Any:
+    """A cosine of vectors in float32, which are not quite of length 1; one that is farther off is left to be seen."""
+    return 1.0 if isinstance(value, float) and 1 < value <= 1 + ROUNDING else value
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

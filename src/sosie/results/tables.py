@@ -41,6 +41,11 @@ def cell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+def counted(count: int, what: str) -> str:
+    """As "1 model" and "2 models"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def html_table(
     titles: Sequence[str],
     rows: Sequence[Sequence[str]],

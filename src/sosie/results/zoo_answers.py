@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answers import Answer, Neighbours
+from .tables import counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,7 +22,7 @@ class Map(Answer):
         return float(self.asked["stress"])
 
     def sentence(self) -> str:
-        text = f"{len(self.found):,} models in the plane by {self.asked['kind']}, stress {self.stress:.3f}"
+        text = f"{counted(len(self.found), 'model')} in the plane by {self.asked['kind']}, stress {self.stress:.3f}"
         text += " (above 0.2: a rough sketch)" if self.stress > 0.2 else ""
         return text + (f", laid out around {self.asked['landmarks']:,} of them." if self.asked["landmarks"] else ".")
 
@@ -32,6 +33,7 @@ class Clusters(Answer):
 
     question = "clusters"
     shown = ("cluster", "name", "centre", "similarity", "architecture", "task", "tags")
+    cosines = ("similarity",)
 
     @property
     def groups(self) -> list[list[str]]:
@@ -45,7 +47,7 @@ class Clusters(Answer):
         count, silhouette = self.asked["clusters"], self.asked["silhouette"]
         how = "" if silhouette is None else f", mean silhouette {silhouette:.2f}"
         how += f", roughly, from {some:,} of them" if (some := self.asked.get("landmarks")) else ""
-        return f"{len(self.found):,} models in {count} cluster{'s' * (count != 1)} by {self.asked['kind']}{how}."
+        return f"{counted(len(self.found), 'model')} in {counted(count, 'cluster')} by {self.asked['kind']}{how}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,12 +56,13 @@ class Duplicates(Answer):
 
     question = "duplicates"
     shown = ("name", "same_as", "why", "value", "architecture")
+    cosines = ("value",)
 
     def sentence(self) -> str:
         count = len(self.found)
         if not count:
-            return f"None of {self.asked['models']:,} models is a duplicate."
-        return f"{count:,} of {self.asked['models']:,} models {'is a duplicate' if count == 1 else 'are duplicates'}."
+            return f"None of {counted(self.models, 'model')} is a duplicate."
+        return f"{count:,} of {counted(self.models, 'model')} {'is a duplicate' if count == 1 else 'are duplicates'}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,6 +71,7 @@ class Family(Answer):
 
     question = "family"
     shown = ("name", "recorded", "score", "above", "early", "cka", "weights", "atoms", "architecture", "task")
+    cosines = ("score", "early", "cka", "weights", "atoms")
 
     def sentence(self) -> str:
         query, parent = self.asked["query"], self.asked["recorded_parent"]
@@ -85,12 +89,18 @@ class Recommendation(Answer):
     question = "recommendation"
     shown = ("name", "rank", "probe_accuracy", "mean_embedding", "log_mean_over_norm", "architecture", "task", "reason")
 
+    @property
+    def models(self) -> int:
+        """How many could be tried."""
+        return int(self.asked["tried"])
+
     def sentence(self) -> str:
         tried = [row for row in self.found if row["rank"] is not None]
         if not tried:
             return "No model could be tried."
         by, first = self.asked["by"], tried[0]
-        return f"Of {self.asked['tried']:,} models {first['name']} comes first by {by} ({first[by]:.4g})."
+        more = f"; {failed:,} could not be tried" if (failed := self.asked["failed"]) else ""
+        return f"Of {counted(self.models, 'model')} {first['name']} comes first by {by} ({first[by]:.4g}){more}."
 
 
 KINDS: dict[str, type[Answer]] = {
