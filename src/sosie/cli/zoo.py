@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .lists import split
+from .zoo_filters import why_none
 
 if TYPE_CHECKING:
     from ..zoo import Zoo
@@ -123,6 +124,8 @@ def list_(
     elif len(found):
         _print(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
+    if not failed and (why := why_none(zoo, {"tag": tag, "architecture": architecture, "task": task})):
+        typer.echo(_safe(why))
 
 
 def remove(

@@ -1,0 +1,133 @@
+"""What `sosie zoo` says when something is amiss: in the words of the command line, with a next step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sosie.cli.main import app
+from sosie.cli.spelling import as_typed
+
+FACTORY = "from sosie.models import small_cnn\n\n\ndef net():\n    return small_cnn()\n"
+
+
+def zoo(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["zoo", *map(str, arguments)], env={"COLUMNS": "100"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "z"
+    assert zoo("init", path, "--data", "demo", "--inputs", 16, "--size", 32).exit_code == 0
+    added = zoo("add", path, "one=small_cnn(seed=0)", "two=small_cnn(seed=1)", "--tag", "small", "--task", "clothes")
+    assert added.exit_code == 0
+    assert zoo("tag", path, "two", "--add", "second").exit_code == 0
+    return path
+
+
+def code(folder: Path) -> None:
+    """A third model, whose source is Python code."""
+    file = folder.parent / "own.py"
+    file.write_text(FACTORY)
+    assert zoo("add", folder, f"own={file}:net", "--tag", "code").exit_code == 0
+
+
+def told(*arguments: object) -> str:
+    found = zoo(*arguments)
+    assert found.exit_code == 1
+    return str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("most=100000: a number", "--inputs 100000: a number"),
+        ("kinds=('foo', 'bar'): some of", "--kinds foo,bar: some of"),
+        ("by='foo': one of x, or with probe_layer= y", "--by foo: one of x, or with --probe-layer y"),
+        ("with data= (`sosie zoo init --data …`)", "with --data (`sosie zoo init --data …`)"),
+        ("ValueError: probe_layer=-9: it has 3", "ValueError: --probe-layer -9: it has 3"),
+        ("a longer wait=", "a longer --wait"),
+        ("k=9: from 1", "--count 9: from 1"),
+        ("none; zoo.index('cka') makes one", "none; `sosie zoo index --kind cka` makes one"),
+        ("small_cnn(size=3) of kind=x.npz", "small_cnn(size=3) of kind=x.npz"),
+        ('by="it\'s": one of', "--by it's: one of"),
+    ],
+)
+def test_arguments_become_options(said: str, typed: str) -> None:
+    assert as_typed(said) == typed
+
+
+def test_messages_name_options(folder: Path, tmp_path: Path) -> None:
+    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).startswith("--inputs 100000:")
+    assert told("init", tmp_path / "n", "--data", "demo", "--kinds", "foo").startswith("--kinds foo:")
+    assert "with --data (" in told("list", tmp_path / "none")
+    assert "or with --probe-layer probe_accuracy" in told("recommend", folder, "--data", "demo", "--by", "foo")
+    page = tmp_path / "a.html"
+    found = zoo("recommend", folder, "--data", "demo", "--inputs", 20, "--html", page)
+    assert "with labels, --probe-layer does better" in found.stdout
+    assert "with labels, --probe-layer does better" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("verb", ["search", "layers", "map", "clusters", "duplicates", "index"])
+@pytest.mark.parametrize("kind", ["foo", "exact", "atoms"])
+def test_a_kind_that_is_not_there_is_answered_alike(folder: Path, verb: str, kind: str) -> None:
+    model = ["two"] if verb in ("search", "layers") else []
+    assert told(verb, folder, *model, "--kind", kind) == f"--kind {kind}: {folder} has cka, weights"
+
+
+@pytest.mark.parametrize("verb", ["search", "layers", "map", "clusters", "duplicates", "recommend"])
+def test_a_filter_that_nothing_passes_is_a_mistake(folder: Path, verb: str) -> None:
+    code(folder)
+    start = {"search": [folder, "one"], "layers": [folder, "one"], "recommend": [folder, "--data", "demo"]}
+    asked = [verb, *start.get(verb, [folder])]
+    assert told(*asked, "--tag", "secnd") == f"no model of {folder} has the tag 'secnd'; its tags: second, small, code"
+    assert told(*asked, "--task", "zzz") == f"no model of {folder} has the task 'zzz'; its tasks: clothes"
+    both = told(*asked, "--tag", "code", "--task", "clothes")
+    assert both == f"no model of {folder} has all of --tag code, --task clothes"
+
+
+def test_an_empty_list_is_an_answer_and_says_what_there_is(folder: Path) -> None:
+    found = zoo("list", folder, "--tag", "nosuch")
+    assert found.exit_code == 0
+    assert found.stdout.splitlines() == [
+        "0 of 2 models",
+        f"no model of {folder} has the tag 'nosuch'; its tags: small, second",
+    ]
+    assert json.loads(zoo("list", folder, "--tag", "nosuch", "--json").stdout) == []
+
+
+def test_reasons_stand_below_the_table(folder: Path) -> None:
+    code(folder)
+    found = zoo("recommend", folder, "--data", "demo", "--inputs", 20)
+    assert found.exit_code == 0
+    text = " ".join(found.stdout.split())
+    assert "- own: its source, " in text
+    assert "or say trust=True (--trust) if the zoo's sources are yours" in text
+    assert "1 could not be tried." in text
+    assert " reason " not in text
+    assert zoo("recommend", folder, "--data", "demo", "--inputs", 20, "--trust").exit_code == 0
+
+
+def test_to_try_none_is_a_failure(folder: Path) -> None:
+    asked = ["recommend", folder, "--data", "demo", "--inputs", 20, "--probe-layer", 99]
+    found = zoo(*asked)
+    assert found.exit_code == 1
+    assert found.exception is None or isinstance(found.exception, SystemExit)
+    assert found.stdout.startswith("No model could be tried.")
+    assert "- two: ValueError: --probe-layer 99: it has " in " ".join(found.stdout.split())
+    as_json = zoo(*asked, "--json")
+    assert as_json.exit_code == 1
+    assert [row["name"] for row in json.loads(as_json.stdout)] == ["one", "two"]
+
+
+def test_one_is_one(folder: Path, tmp_path: Path) -> None:
+    assert zoo("remove", folder, "two").stdout.strip().endswith(": 1 model")
+    assert zoo("list", folder).stdout.splitlines()[-1] == "1 of 1 model"
+    assert zoo("duplicates", folder).stdout.startswith("None of 1 model is a duplicate.")
+    assert zoo("recommend", folder, "--data", "demo", "--inputs", 20).stdout.startswith("Of 1 model one comes first")
+    assert zoo("search", folder, "one").stdout.startswith("No models near one among 0 other models.")
+    assert zoo("export", folder, tmp_path / "z.sosiezoo").exit_code == 0
+    assert zoo("import", tmp_path / "z.sosiezoo", tmp_path / "copy").stdout.strip().endswith(": 1 model")
