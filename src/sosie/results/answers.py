@@ -31,7 +31,6 @@ class Answer(Rows):
 
     question: ClassVar[str] = "answer"
     shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, of those that rows have
-
     cosines: ClassVar[tuple[str, ...]] = ()  # of the columns, those that rounding may have put past 1
 
     asked: dict[str, Any]
