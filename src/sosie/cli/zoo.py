@@ -209,7 +209,7 @@ def _open(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
 
 
 def _models(zoo: Zoo) -> str:
-    from ..zoo.tables import counted
+    from ..results import counted
 
     return counted(len(zoo), "model")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..results.frames import as_frame
-from ..results.tables import MOST_SHOWN, Rows, cell, html_table
+from ..results.tables import MOST_SHOWN, Rows, cell, counted, html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -89,10 +89,6 @@ class Report:
 
     def __repr__(self) -> str:
         return f"<Report: {self.sentence()}>"
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def listing(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Listing:

@@ -44,8 +44,9 @@ def find_family(zoo: Asking, model: Any, k: int, options: dict[str, Any]) -> Fam
     kept = [row for place, row in enumerate(rows) if place < k or row["recorded"]]
     asked = {"query": query.name, "k": k, "recorded_parent": parent, "candidates": len(rows)}
     notes = (
-        "score: the mean over the kinds that both have of the mean similarity at layers of the same name; above: how "
-        "far above the median of all candidates; early: cka at the first third of the layers.",
+        "score: the mean over the kinds that both have of the mean similarity at layers of the same name; "
+        + ("above: how far above the median of all candidates; " if len(alike) > 2 else "")
+        + "early: cka at the first third of the layers.",
         "Similarity does not say which of two came first.",
     )
     return Family(asked_of(zoo, asked), tuple(kept), notes)
