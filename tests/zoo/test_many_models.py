@@ -64,7 +64,7 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
     assert found.asked["landmarks"] == 9
     assert sorted(map(len, found.groups)) == [5, 10, 20]
     assert zoo.clusters() == found
-    with pytest.raises(ValueError, match=r"k=10: a number of clusters from 1 to 9, or None: .* landmarks="):
+    with pytest.raises(ValueError, match=r"10 clusters: a number from 1 to 9, or none given: .* landmarks="):
         zoo.clusters(10)
     with pytest.raises(ValueError, match="landmarks=2"):
         zoo.clusters(landmarks=2)

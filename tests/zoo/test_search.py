@@ -84,7 +84,12 @@ def test_filters_and_removed_models(tmp_path: Path) -> None:
     assert set(zoo.search(made(0), tag="x").names) == {"m2", "m5"}
     assert zoo.search(made(0), tag=["x", "y"]).names == ["m2"]
     assert set(zoo.search(made(0), architecture="Net1").names) == {f"m{k}" for k in range(12) if k % 3 == 1}
-    assert zoo.search(made(0), task="none").rows() == []
+    with pytest.raises(ValueError, match="no model has the task 'none'; none has a task"):
+        zoo.search(made(0), task="none")
+    with pytest.raises(ValueError, match="no model has the architecture 'Net9' or 'Nat1'; there are Net"):
+        zoo.search(made(0), architecture=["Net9", "Nat1"])
+    with pytest.raises(ValueError, match="no model has the tag 'y' and the architecture 'Net0'"):
+        zoo.search(made(0), tag="y", architecture="Net0")
     assert zoo.search(made(7)).names[0] == "m7"
     zoo.remove("m7")
     assert "m7" not in zoo.search(made(7), k=20).names
@@ -137,7 +142,7 @@ def test_fingerprints_from_files_and_wrong_questions(tmp_path: Path) -> None:
         zoo.search("m2", kind="weights")
     with pytest.raises(ValueError, match="has no site 'head'; it has layer0, layer1, layer2"):
         zoo.search("m2", site="head")
-    with pytest.raises(ValueError, match="by='colour': there are model, layer"):
+    with pytest.raises(ValueError, match="no search by 'colour': there are model, layer"):
         zoo.search("m2", by="colour")
     with pytest.raises(ValueError, match="k=0: a whole number"):
         zoo.search("m2", k=0)

@@ -30,7 +30,6 @@ from . import (
     zoo,
     zoo_questions,
 )
-from .spelling import telling_options
 
 app = typer.Typer(
     name="sosie",
@@ -63,7 +62,7 @@ for module in (
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
 for _name, _verb in (zoo.VERBS | zoo_questions.VERBS).items():
-    _zoo.command(_name)(_interruptible(telling_options(_verb)))
+    _zoo.command(_name)(_interruptible(_verb))
 app.add_typer(_zoo, name="zoo")
 # What a paper's own script takes is its own affair.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .lists import split
-from .zoo_filters import why_none
 
 if TYPE_CHECKING:
     from ..zoo import Zoo
@@ -64,7 +63,7 @@ def add(
 
     if dask is not None and workers:
         raise ValueError("a cluster has its own workers: give --dask or --workers, not both")
-    zoo = _open(folder, wait)
+    zoo = open_zoo(folder, wait)
     named = _named(models)
     if dask is not None:
         typer.echo(f"connecting to {dask} …", err=True)
@@ -98,7 +97,7 @@ def fingerprint(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
 ) -> None:
     """Write the fingerprint of a model that is not added: to search with, to look up in `sosie serve`, to send."""
-    found = _open(folder).fingerprint(model, **_given(sites=split(sites), device=device))
+    found = open_zoo(folder).fingerprint(model, **_given(sites=split(sites), device=device))
     path = found.save(out)
     typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
@@ -113,7 +112,9 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
 ) -> None:
     """List the models."""
-    zoo = _open(folder)
+    from ..zoo.store.listing import why_none
+
+    zoo = open_zoo(folder)
     found = zoo.failed() if failed else zoo.list(tag or None, architecture, task, limit=limit)
     if as_json:
         typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
@@ -124,7 +125,8 @@ def list_(
     elif len(found):
         _print(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
-    if not failed and (why := why_none(zoo, {"tag": tag, "architecture": architecture, "task": task})):
+    filters = {"tag": tag, "architecture": architecture, "task": task}
+    if not failed and len(zoo) and (why := why_none(zoo.store.database, filters)):
         typer.echo(_safe(why))
 
 
@@ -134,7 +136,7 @@ def remove(
     wait: Wait = 10.0,
 ) -> None:
     """Remove models: all that are named, or none; one that failed is forgotten. `compact` gives their room back."""
-    zoo = _open(folder, wait)
+    zoo = open_zoo(folder, wait)
     zoo.remove(*names)
     typer.echo(f"removed {len(names)}; {folder}: {_models(zoo)}")
 
@@ -147,7 +149,7 @@ def tag(
     wait: Wait = 10.0,
 ) -> None:
     """Add tags to a model, or take them away."""
-    zoo = _open(folder, wait)
+    zoo = open_zoo(folder, wait)
     if not add and not drop:
         raise ValueError("say which tags: --add TAG, --drop TAG")
     zoo.tag(name, add=add or (), drop=drop or ())
@@ -161,7 +163,7 @@ def check(
     wait: Wait = 10.0,
 ) -> None:
     """Look at every byte; leaves with 1 where something is lost and was not dropped."""
-    found = _open(folder, wait, data if repair else None).check(repair=repair)
+    found = open_zoo(folder, wait, data).check(repair=repair)
     for row in found.rows():
         typer.echo(f"- {_safe(row['text'])}")
     typer.echo(_safe(found.sentence()))
@@ -175,7 +177,7 @@ def export(
     folder: Folder, out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, .sosiezoo.")]
 ) -> None:
     """Write the whole zoo as one file."""
-    path = _open(folder).export(out)
+    path = open_zoo(folder).export(out)
     typer.echo(f"wrote {path} ({path.stat().st_size / 2**20:,.1f} MiB)")
 
 
@@ -191,7 +193,7 @@ def import_(
 
 def compact(folder: Folder, wait: Wait = 10.0) -> None:
     """Give back the room that removed models take."""
-    typer.echo(f"{_open(folder, wait).compact() / 2**20:,.1f} MiB given back")
+    typer.echo(f"{open_zoo(folder, wait).compact() / 2**20:,.1f} MiB given back")
 
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -200,7 +202,7 @@ VERBS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def _open(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
+def open_zoo(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
     from ..zoo import Zoo
 
     if data is not None and not (folder / "zoo.sqlite").exists():

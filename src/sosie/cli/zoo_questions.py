@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .lists import split
-from .spelling import as_typed
-from .zoo_filters import filters
+from .zoo import open_zoo
 
 if TYPE_CHECKING:
     from ..results import Answer
-    from ..zoo import Zoo
 
 Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 Model = Annotated[
@@ -42,10 +39,9 @@ def search(
     device: Device = None, as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """The models nearest to one."""
-    zoo = _open(folder, kind)
-    found = zoo.search(
-        model, count, kind, site=split(sites), exact=not quick, symmetric=symmetric,
-        **filters(zoo, tag, architecture, task), **_on(device),
+    found = open_zoo(folder).search(
+        model, count, kind, site=split(sites), tag=tag or None, architecture=architecture, task=task, exact=not quick,
+        symmetric=symmetric, **_on(device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
 
@@ -56,10 +52,9 @@ def layers(
     as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """The layers of other models nearest to each layer of one."""
-    zoo = _open(folder, kind)
-    found = zoo.search(
-        model, count, kind, "layer", site=split(sites), exact=not quick, **filters(zoo, tag, architecture, task),
-        **_on(device),
+    found = open_zoo(folder).search(
+        model, count, kind, "layer", site=split(sites), tag=tag or None, architecture=architecture, task=task,
+        exact=not quick, **_on(device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
 
@@ -70,8 +65,7 @@ def map_(
     as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """All models as points in the plane: alike ones near each other."""
-    zoo = _open(folder, kind)
-    found = zoo.map(kind, seed=seed, **filters(zoo, tag, architecture, task))
+    found = open_zoo(folder).map(kind, tag=tag or None, architecture=architecture, task=task, seed=seed)
     _tell(found, as_json, out, html)
 
 
@@ -82,8 +76,7 @@ def clusters(
     as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """Models in groups that are alike."""
-    zoo = _open(folder, kind)
-    found = zoo.clusters(count, kind, **filters(zoo, tag, architecture, task))
+    found = open_zoo(folder).clusters(count, kind, tag=tag or None, architecture=architecture, task=task)
     _tell(found, as_json, out, html)
 
 
@@ -94,9 +87,8 @@ def duplicates(
     as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """Models that are there already: the same weights, or alike at every layer."""
-    given: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
-    zoo = _open(folder, kind)
-    found = zoo.duplicates(kind=kind, **given, **filters(zoo, tag, architecture, task))
+    given = {} if threshold is None else {"threshold": threshold}
+    found = open_zoo(folder).duplicates(kind=kind, tag=tag or None, architecture=architecture, task=task, **given)
     _tell(found, as_json, out, html)
 
 
@@ -105,7 +97,7 @@ def family(
     html: Html = None,
 ) -> None:  # fmt: skip
     """Which models does one come from, or come from it?"""
-    _tell(_open(folder).family(model, count, **_on(device)), as_json, out, html)
+    _tell(open_zoo(folder).family(model, count, **_on(device)), as_json, out, html)
 
 
 def recommend(
@@ -123,10 +115,9 @@ def recommend(
 ) -> None:  # fmt: skip
     """Which model for my data? By how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
-    zoo = _open(folder)
-    found = zoo.recommend(
-        data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust,
-        **filters(zoo, tag, architecture, task), **_on(device),
+    found = open_zoo(folder).recommend(
+        data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
+        architecture=architecture, task=task, **_on(device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
     if not found.models:
@@ -135,7 +126,7 @@ def recommend(
 
 def index(folder: Folder, kind: Kind = "cka") -> None:
     """Make an index for large zoos, or bring it up to date; needs faiss, which the extra `zoo` brings."""
-    found = _open(folder, kind).index(kind)
+    found = open_zoo(folder).index(kind)
     typer.echo(
         f"{found['kind']}: {found['rows']:,} rows in {found['lists']:,} lists, {found['bytes'] / 2**20:,.1f} MiB"
     )
@@ -147,34 +138,14 @@ VERBS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def _open(folder: Path, kind: str | None = None) -> Zoo:
-    """The zoo, if a model of it has vectors of that kind."""
-    from ..zoo import Zoo
-    from ..zoo.fingerprints import kind_of
-
-    zoo = Zoo(folder)
-    there = {kind_of(key) for key in zoo.views.kinds()} if len(zoo) else zoo.settings.kinds
-    kinds = [one for one in zoo.settings.kinds if one in there]  # not the whole vectors, which are no kind to ask for
-    if kind is not None and kind_of(kind) not in kinds:
-        raise ValueError(f"--kind {kind}: {folder} has {', '.join(kinds)}")
-    return zoo
-
-
 def _on(device: str | None) -> dict[str, Any]:
     return {} if device is None else {"device": device}
-
-
-def _as_typed(found: Answer) -> Answer:
-    """With options where Python has arguments, in what the answer says in words."""
-    rows = [row | {"reason": as_typed(row["reason"])} if row.get("reason") else row for row in found]
-    return replace(found, found=tuple(rows), notes=tuple(map(as_typed, found.notes)))
 
 
 def _tell(found: Answer, as_json: bool, out: Path | None, html: Path | None) -> None:
     """Files first: a reader of the output that goes away, as `| head` does, must not cost the answer."""
     from ..report import print_answer, write_report
 
-    found = _as_typed(found)
     written = [found.save(out)] if out is not None else []
     written += [write_report(found, html)] if html is not None else []
     if as_json:

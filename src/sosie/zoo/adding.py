@@ -53,16 +53,6 @@ def add_one(zoo: Zoo, model: Any, name: str | None, facts: Facts, options: Mappi
     return name
 
 
-def made_alone(zoo: Zoo, model: Any, options: Mapping[str, Any]) -> Fingerprint:
-    """The fingerprint of a model that is not added."""
-    outcome = make(_task(zoo, "", model, options, replace=True))
-    if isinstance(outcome, NoProbe):
-        raise gone(zoo.probe_path)
-    assert isinstance(outcome, Fingerprint)
-    zoo.settings.check_alike("it", outcome)
-    return outcome
-
-
 def add_many(
     zoo: Zoo,
     pairs: Iterable[tuple[str, Any]],

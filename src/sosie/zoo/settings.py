@@ -52,7 +52,9 @@ class Settings:
         if self.rows not in ROWS:
             raise ValueError(f"rows={self.rows!r}: a fingerprint has one row an input: {', '.join(ROWS)}")
         if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
-            raise ValueError(f"kinds={self.kinds!r}: some of {', '.join(KINDS)}, each once")
+            raise ValueError(
+                f"kinds are some of {', '.join(KINDS)}, each once, not {', '.join(map(str, self.kinds)) or 'none'}"
+            )
         if not isinstance(self.probe, str) or not _HASH.fullmatch(self.probe) or not isinstance(self.n, int):
             raise ValueError(f"no hash of a probe set: {str(self.probe)[:40]!r}")
         return self

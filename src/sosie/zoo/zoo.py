@@ -15,6 +15,7 @@ from .asking import Asking
 from .fingerprints import PROBES, Fingerprint, Probe
 from .folder import make_folder
 from .probe_file import load_probe, save_probe
+from .search import as_query
 from .settings import Settings
 from .store import Facts, Problem, Store, check_tags, compact, find_problems, mend
 from .tables import Added, Listing, Report, listing
@@ -152,13 +153,8 @@ class Zoo(Asking):
         return self[add_one(self, models, name, common, options, replace=replace)]
 
     def fingerprint(self, model: Any, **options: Any) -> Fingerprint:
-        """Of a model that is not added: on the probe set of the zoo, made as all others here; to search with, to send.
-
-        `model` and `options`: as `add` takes one.
-        """
-        from .adding import made_alone
-
-        return made_alone(self, model, options)
+        """Of any model, as `search` takes it: made as all others here, on the probe set of the zoo, and not added."""
+        return as_query(self, model, **options).fingerprint
 
     def remove(self, *names: str) -> None:
         """Remove models: they are gone at once, `compact` gives their room back; a failed one is forgotten."""

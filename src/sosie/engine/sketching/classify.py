@@ -176,7 +176,7 @@ class Classifiers:
         if source.digest() != self.sketch.model:
             raise ValueError(
                 f"{source.name} is not the model that was sketched, {self.sketch.side.name}: its weights, or how its "
-                f"inputs are prepared, are others. Classify with that one, or sketch this one"
+                "inputs are prepared, are others. Classify with that one, or sketch this one"
             )
         pulled = source.predictive.describe()
         if self.kernel not in FORWARD and pulled != self.sketch.output:

@@ -102,7 +102,7 @@ class _Facts:
         if digest_of(half.model.state_dict()) != self.digest:
             raise ValueError(
                 f"model {side.upper()} is not the one that was stitched ({self.name}): its weights differ, so the "
-                f"joint does not belong to it"
+                "joint does not belong to it"
             )
         if (half.prepare is None) != (self.prepared is None):
             was = f"was prepared by {self.prepared}: give prepare_{side}=" if self.prepared else "was not prepared"

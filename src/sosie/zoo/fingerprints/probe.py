@@ -28,7 +28,7 @@ class Probe:
         if isinstance(data, Probe):
             return data
         if isinstance(most, bool) or not isinstance(most, int) or not FEWEST_PROBES <= most <= MOST_PROBES:
-            raise ValueError(f"most={most!r}: a number of probes from {FEWEST_PROBES} to {MOST_PROBES}")
+            raise ValueError(f"{most!r} probes: a number from {FEWEST_PROBES} to {MOST_PROBES}")
         batches = Batches(open_data(data) if isinstance(data, str) else data)
         chunk = next(recut(batches, block=most, max_rows=most), None)
         if chunk is None:

@@ -40,7 +40,7 @@ def find_clusters(
     used = landmarks_for(models, landmarks, MOST_WHOLE)
     most = models if used is None else used
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
-        raise ValueError(f"k={count!r}: a number of clusters from 1 to {most}, or None" + _of(used))
+        raise ValueError(f"{count!r} clusters: a number from 1 to {most}, or none given" + _of(used))
     notes = ["Ward's linkage on distances √(2 − 2 similarity), estimated from the short vectors."]
     if used is None:
         groups = of_all(square(mapped), count)

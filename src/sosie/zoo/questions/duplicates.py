@@ -53,7 +53,7 @@ class _Vectors:
 def find_duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str, Any]) -> Duplicates:
     """See `Zoo.duplicates`."""
     if not 0.5 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold!r}: a similarity from 0.5 to 1")
+        raise ValueError(f"a threshold of {threshold!r}: it is a similarity from 0.5 to 1")
     mapped = mapped_of(zoo, kind, **filters)
     vectors = _Vectors(mapped, zoo.views.exact() if kind == "cka" else None, threshold)
     copies = _same_weights(mapped, zoo.store.same_digests(mapped.kind, **filters))

@@ -14,6 +14,7 @@ from ...engine.sources import ModelSource
 from ...models import NamedModel, open_model, with_name
 from ...progress import Progress
 from ...results import MEAN_EMBEDDING, TRANSFER, Comparison, Recommendation, over_sites
+from ..search.there import none_passes
 from ..tasks import reason_of
 from .asked import whole_number
 from .ridge_probe import left_out_accuracy
@@ -47,14 +48,14 @@ def recommend(
     whole_number("k", k)
     by = by or (MEAN_EMBEDDING if how.probe_layer is None else PROBE)
     if by not in (*TRANSFER, PROBE) or (by == PROBE and how.probe_layer is None):
-        raise ValueError(f"by={by!r}: one of {', '.join(TRANSFER)}, or with probe_layer= {PROBE}")
+        raise ValueError(f"no score {by!r} to sort by: there are {', '.join(TRANSFER)}, and with a probe layer {PROBE}")
     data = open_data(data) if isinstance(data, str) else data
     facts = {row["name"]: row for row in zoo.store.rows(**filters)}
     if models is not None and (unknown := [name for name in models if name not in zoo]):
         raise ValueError(f"{zoo.folder} has no model {unknown[0]!r}: add it, or leave it out of models=")
     names = list(facts) if models is None else [name for name in facts if name in models]
     if not names:
-        raise ValueError(f"no model of {zoo.folder} passes the filters")
+        raise none_passes(zoo, filters, "no model that passes the filters is in models=")
     if len(names) > 1 and isinstance(data, Iterator):
         raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
     rows = []
@@ -87,7 +88,7 @@ def _answer(
     notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
     if by != PROBE:
         notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
-        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, probe_layer= does better.")
+        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
     return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
 
 
@@ -137,7 +138,7 @@ def _site(sites: tuple[str, ...], layer: str | int) -> str:
     try:
         return sites[layer]
     except IndexError:
-        raise ValueError(f"probe_layer={layer}: it has {len(sites)} layers, {', '.join(sites)}") from None
+        raise ValueError(f"no layer {layer} to probe: it has {len(sites)} layers, {', '.join(sites)}") from None
 
 
 def _probed(model: NamedModel | Any, data: Any, site: str, how: How) -> float:
@@ -149,7 +150,7 @@ def _probed(model: NamedModel | Any, data: Any, site: str, how: How) -> float:
             "the data have no labels that a probe could use: give batches of (inputs, labels), class numbers from 0 on"
         )
     if len(kept.side.sites) > 1:
-        raise ValueError(f"probe_layer={site!r} names {len(kept.side.sites)} layers: name one")
+        raise ValueError(f"the probe layer {site!r} names {len(kept.side.sites)} layers: name one")
     part = kept.sites[0].features
     assert part is not None
     return left_out_accuracy(part.rows, kept.labels.argmax(1))

@@ -10,6 +10,7 @@ import numpy as np
 from ...results import Array
 from ..fingerprints import kind_of
 from ..search.plain import Floats, Whole
+from ..search.there import check_kind, none_passes
 from ..store import Mapped
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ TILE = 1024  # rows that are held against as many at a time: 4 MiB of cosines, w
 
 def mapped_of(zoo: Asking, kind: str, **filters: Any) -> Mapped:
     """The vectors of a kind; of atoms those of the one set of coefficients that there is, or that is named."""
+    check_kind(zoo, kind)
     keys = [key for key in zoo.views.kinds() if kind in (key, kind_of(key)) and key != "exact"]
     if len(keys) > 1:
         raise ValueError(
@@ -28,7 +30,7 @@ def mapped_of(zoo: Asking, kind: str, **filters: Any) -> Mapped:
         )
     found = zoo.views.of(keys[0] if keys else kind, **filters)
     if not len(found.models):
-        raise ValueError(f"no model of {zoo.folder} has vectors of kind {kind!r} and passes the filters")
+        raise none_passes(zoo, filters, f"no model that passes the filters has vectors of kind {kind!r}")
     return found
 
 

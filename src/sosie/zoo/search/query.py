@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...models import with_name
 from ..fingerprints import Fingerprint, kind_of
+from ..probe_file import gone
 from ..tasks import NoProbe, Task, is_fingerprint_file, make
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _made(zoo: Asking, thing: Any, options: dict[str, Any]) -> tuple[str, Finger
             zoo.store.read(text, kinds=())  # says which names are near
         raise error
     if isinstance(outcome, NoProbe):
-        raise FileNotFoundError(f"the probe set is gone: no file {zoo.probe_path}")
+        raise gone(zoo.probe_path)
     assert isinstance(outcome, Fingerprint)
     return (text if isinstance(text, str) else with_name(text, None)[1]), outcome
 

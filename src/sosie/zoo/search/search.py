@@ -16,6 +16,7 @@ from .indexed import Index, owners
 from .plain import Whole, merge, nearest_rows, score_models
 from .query import Chosen, Query
 from .short_list import Cosines, places_of, row_products
+from .there import check_kind, none_passes
 from .views import about, without
 
 if TYPE_CHECKING:
@@ -88,9 +89,13 @@ def search(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name}={number!r}: a whole number of at least 1")
     if by not in BY:
-        raise ValueError(f"by={by!r}: there are {', '.join(BY)}")
+        raise ValueError(f"no search by {by!r}: there are {', '.join(BY)}")
+    check_kind(zoo, kind)
     chosen = query.chosen(kind, site)
-    mapped = without(zoo.views.of(chosen.key, **filters), query.own)
+    passed = zoo.views.of(chosen.key, **filters)
+    if not len(passed.models) and any(filters.values()):
+        raise none_passes(zoo, filters, f"no model that passes the filters has vectors of kind {kind!r}")
+    mapped = without(passed, query.own)
     whole = zoo.views.exact() if exact and chosen.exact is not None else None
     used, notes = _index(zoo, chosen, index, mapped)
     one = Search(zoo, query, chosen, mapped, k, max(k, rerank), whole, symmetric, used)
@@ -114,8 +119,12 @@ def _index(zoo: Asking, chosen: Chosen, wanted: bool | None, mapped: Mapped) -> 
         return found, ()
     if wanted:
         why = found or "there is none"
-        raise ValueError(f"no index of {chosen.key!r} to search in: {why}; zoo.index({chosen.key!r}) makes one")
-    return None, (f"Searched without the index ({found}); zoo.index({chosen.key!r}) makes it anew.",) if found else ()
+        raise ValueError(
+            f"no index of {chosen.key!r} to search in: {why}; `zoo.index`, or `sosie zoo index`, makes one"
+        )
+    return None, (
+        f"Searched without the index ({found}); `zoo.index`, or `sosie zoo index`, makes it anew.",
+    ) if found else ()
 
 
 def by_model(one: Search) -> list[dict[str, Any]]:

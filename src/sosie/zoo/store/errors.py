@@ -67,7 +67,7 @@ def _in_words(error: sqlite3.DatabaseError, path: Path) -> Exception:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return ZooBusy(
             f"{path} is locked by another program that has not let go of it: try again, or open the zoo with a "
-            "longer wait="
+            "longer wait (wait=, --wait)"
         )
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from .database import Database
 from .errors import parsed
-from .filters import where
+from .filters import several, where
 
 MOST_CHOICES = 200  # of tags, architectures and tasks each
 MOST_RELATED = 100
+MOST_NAMED = 8  # of what there is to filter by, in a message
 SHORT = "id, name, architecture, task, parent"
 TAGS = "(SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags"
 CHOICES = {
@@ -82,6 +84,30 @@ def choices(database: Database) -> dict[str, list[dict[str, Any]]]:
             ]
             for what, text in CHOICES.items()
         }
+
+
+def why_none(database: Database, filters: Mapping[str, Any]) -> str | None:
+    """Which filter no model passes, and what there is instead; None if some model passes them all."""
+    if page(database, 1, 0, **filters)["rows"]:
+        return None
+    # All tags that are named have to be there, of architectures and tasks one.
+    asked: list[tuple[str, Sequence[str]]] = [("tag", [tag]) for tag in several(filters.get("tag"), "tag")]
+    asked += [(what, several(filters[what], what)) for what in ("architecture", "task") if filters.get(what)]
+    named = [f"the {what} {' or '.join(map(repr, wanted))}" for what, wanted in asked]
+    for name, (what, wanted) in zip(named, asked, strict=True):
+        one: dict[str, Any] = {what: wanted}
+        if not page(database, 1, 0, **one)["rows"]:
+            return f"no model has {name}; {_there_are(database, what, wanted[0])}"
+    return f"no model has {' and '.join(named)}"
+
+
+def _there_are(database: Database, what: str, wanted: str) -> str:
+    """Those like it first, then the most frequent."""
+    names = [row["name"] for row in choices(database)[f"{what}s"]]
+    near = get_close_matches(wanted, names, n=3)
+    ordered = near + [name for name in names if name not in near]
+    more = ", …" * (len(ordered) > MOST_NAMED)
+    return f"there are {', '.join(ordered[:MOST_NAMED])}{more}" if ordered else f"none has a {what}"
 
 
 def relatives(database: Database, model: int) -> dict[str, list[dict[str, Any]]]:

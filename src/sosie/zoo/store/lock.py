@@ -37,7 +37,7 @@ def only_writer(path: Path, wait: float) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise ZooBusy(
                         f"{path.parent} is being written to by {_holder(path)}; waited {wait:g} s. Try again when it "
-                        "is done, or open the zoo with a longer wait="
+                        "is done, or open the zoo with a longer wait (wait=, --wait)"
                     ) from None
                 time.sleep(PAUSE)
         _sign(handle)
