@@ -83,18 +83,3 @@ def test_torch_is_not_imported_before_it_is_needed(what: str) -> None:
     code = f"import sys; {what}; print([m for m in ('torch', 'matplotlib', 'scipy', 'pandas') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_files_and_functions_stay_short() -> None:
-    long = []
-    for path in FILES:
-        text = path.read_text("utf-8")
-        if len(text.splitlines()) > 300:
-            long.append(f"{path.name}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                body = node.body[ast.get_docstring(node) is not None :] or node.body
-                length = (node.end_lineno or 0) - body[0].lineno + 1
-                if length > 60:
-                    long.append(f"{path.name}: {node.name} has {length} lines")
-    assert not long
