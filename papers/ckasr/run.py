@@ -38,6 +38,7 @@ EXPERIMENTS = {  # the most important first
     "figure-1": figures.figure_1,
     "table-5-rest": tables.table_5_rest,
     "table-5-longer": tables.table_5_longer,
+    "table-5-full": tables.table_5_full,
 }
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def fit_models(
         rate=recipe.rate,
         optimiser=recipe.optimiser,
         decay=recipe.decay,
-        schedule="cosine",
+        schedule=recipe.schedule,
         warmup=recipe.warmup,
         augment=Augment(),
         prepare=prepare(settings, dataset),

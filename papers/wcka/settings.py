@@ -11,6 +11,7 @@ OWN = "wcka"
 RIVALS = ("normalized_bures", "linear_cka", "deconfounded_cka")  # the paper's: Procrustes as a similarity, CKA, dCKA
 OTHERS = (  # which the paper did not test
     "debiased_cka",
+    "deconfounded_cka(positive=False)",  # negative eigenvalues kept: dCKA can be below zero
     "kernel_alignment",  # CKA without centring, as equation 3 is printed
     "wcka_uncentred",  # as equation 5 is printed
     "wcka_lit",  # of the pixels that are lit in some training image (measures.py)
@@ -33,7 +34,6 @@ SCRATCH = replace(
     SCALES["paper"],
     name="wcka: from scratch",
     data=("mnist",),
-    epochs=(1, 3, 10, 20, 40),
     strategies=("standard", "fgsm(epsilon=0.1)", PGD),
     corruptions=tuple(CORRUPTIONS),
     attacks=ATTACKS,
@@ -41,13 +41,12 @@ SCRATCH = replace(
     converged=10,
     checkpoints=11,
     converged_epochs=105,
-    batch=128,
 )
 HEADS = replace(
     SCRATCH,
     name="wcka: heads on a frozen trunk",
     architectures=((1, 32), (1, 1024), (10, 32)),
-    epochs=(1, 3, 10, 25),
+    epochs=(5, 10, 15, 20, 25),
     strategies=("standard", PGD),
     random=0,
     converged=0,
@@ -69,7 +68,7 @@ class Settings:
     head_measures: tuple[str, ...] = (OWN, *RIVALS, "debiased_cka", "kernel_alignment", "wcka_uncentred", "mutual_knn")
     head_rows: int = 1_500  # images at most that heads are compared on: one is 1,024 wide
     trunk_epochs: int = 24
-    trunk_images: int = 10_000
+    trunk_images: int = 60_000
     trunk_batch: int = 128
     paired_rows: int = 500  # images at most for measures of pairs of rows, where networks are many; figure 1 has 1,000
     manipulated: int = 5  # converged networks

@@ -66,6 +66,18 @@ def test_deconfounded_cka_by_its_definition() -> None:
     assert found < sosie.measure("linear_cka", x, y), "what the inputs have in common is taken out"
 
 
+def test_deconfounded_cka_with_negative_eigenvalues_kept_is_a_cosine_of_remainders() -> None:
+    random = np.random.default_rng(3)
+    z = random.normal(size=(40, 6))
+    x, y = z @ random.normal(size=(6, 5)), z @ random.normal(size=(6, 4)) + random.normal(size=(40, 4))
+    k, l, g = (c @ c.T for c in (a - a.mean(0) for a in (x, y, z)))
+    k, l = (m - (m * g).sum() / (g * g).sum() * g for m in (k, l))
+    expected = (k * l).sum() / np.sqrt((k * k).sum() * (l * l).sum())
+    assert sosie.measure("deconfounded_cka(positive=False)", x, y, inputs=z) == pytest.approx(expected, rel=1e-10)
+    with pytest.raises(ValueError, match="repeat the inputs"):
+        sosie.measure("deconfounded_cka(positive=False)", x, y, inputs=2 * x)
+
+
 def test_deconfounded_cka_says_what_it_needs() -> None:
     x, y = arrays(40)
     with pytest.raises(ValueError, match="also needs what the networks were given"):

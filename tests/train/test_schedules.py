@@ -41,6 +41,10 @@ def test_a_warm_up_rises_in_equal_parts_and_the_rest_follows() -> None:
     assert rates("constant", 6, 4) == pytest.approx([*rise, 0.2, 0.2])
 
 
+def test_steps_are_a_tenth_from_the_middle_and_a_hundredth_in_the_last_quarter() -> None:
+    assert rates("steps", 8) == pytest.approx([0.2] * 4 + [0.02] * 2 + [0.002] * 2)
+
+
 def test_a_rate_that_is_a_tensor_is_written_in_place_and_goes_the_same_way() -> None:
     assert rates("cosine", 20, 3, capturable=True) == pytest.approx(rates("cosine", 20, 3), rel=1e-6)
     stepper = optimiser_of([torch.nn.Parameter(torch.ones(1))], "sgd", 0.2, 0.0, 0.9, capturable=True)
@@ -54,7 +58,7 @@ def test_a_rate_that_is_a_tensor_is_written_in_place_and_goes_the_same_way() -> 
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="'one_cycle', 'cosine' and 'constant'"):
+    with pytest.raises(ValueError, match="'one_cycle', 'cosine', 'steps' and 'constant'"):
         rates("linear", 10)
     with pytest.raises(ValueError, match="a rise of its own"):
         rates("one_cycle", 10, 2)

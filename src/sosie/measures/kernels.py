@@ -99,7 +99,7 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
 
 @define(
     reads=PairedRows,
-    bounds=(0, 1),
+    bounds=(-1, 1),
     same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
@@ -108,18 +108,23 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     needs={"inputs"},
     paper="cui2022",
     cost="n² (p + q) + n³",
-    chance="above 0, like linear CKA",
+    chance="above 0, like linear CKA; positive=False: 0",
     few_rows="biased",
 )
-def deconfounded_cka(rows: PairedRows) -> Tensor:
+def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     """Linear CKA of what is left of each Gram matrix once that of the inputs is regressed out.
 
     K − α K₀ with α = ⟨K₀, K⟩ / ⟨K₀, K₀⟩, K₀ the Gram matrix of the inputs, negative eigenvalues dropped, then
-    CKA. Rows and inputs are centred first, as linear CKA does; uncentred kernels, which the formula also
-    admits, would let the means decide.
+    CKA. `positive=False` keeps them: the cosine of the two remainders, which may be negative. Rows and inputs are
+    centred first, as linear CKA does; uncentred kernels, which the formula also admits, would let the means decide.
     """
     assert rows.inputs is not None
+    if not isinstance(positive, bool):
+        raise ValueError(f"deconfounded_cka(positive={positive!r}): True or False")
     given = rows.inputs.memo("centred gram", _linear)
+    if not positive:
+        k, l = (side.memo("remainder", lambda x: _remainder(_linear(x), given), "square") for side in (rows.x, rows.y))
+        return (k * l).sum() / (k.norm() * l.norm())
     # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
     f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y))
     return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
@@ -162,14 +167,20 @@ def _linear(x: Tensor) -> Tensor:
 
 def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
     """(n, r): F with F Fᵀ what the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
+    values, vectors = eigen(_remainder(k, given))
+    kept = values > RANK_TOLERANCE * k.diagonal().sum()
+    return vectors[:, kept] * values[kept].sqrt()
+
+
+def _remainder(k: Tensor, given: Tensor) -> Tensor:
+    """What the inputs' Gram matrix does not explain."""
     strength = given.square().sum()
     if not bool(strength > 0):
         raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
-    values, vectors = eigen(k - (given * k).sum() / strength * given)
-    kept = values > RANK_TOLERANCE * k.diagonal().sum()
-    if not bool(kept.any()):
+    rest = k - (given * k).sum() / strength * given
+    if not bool(rest.norm() > RANK_TOLERANCE * k.norm()):
         raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
-    return vectors[:, kept] * values[kept].sqrt()
+    return rest
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
