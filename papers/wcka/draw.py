@@ -20,9 +20,10 @@ NAMES = {
     "debiased_cka": "debiased CKA", "kernel_alignment": "CKA, uncentred", "wcka_uncentred": "wCKA, uncentred",
     "wcka_lit": "wCKA, lit pixels", "mean_cca": "mean CCA", "mutual_knn": "mutual kNN",
     "soft_correlation_match": "soft match", "weight_cosine_matched": "weights, matched",
+    "deconfounded_cka(positive=False)": "dCKA, unclipped",
 }  # fmt: skip
 PAPERS = ("normalized_bures", "linear_cka", "deconfounded_cka", "wcka")
-COLOURS = dict(zip(NAMES, [*(f"C{k}" for k in range(10)), "teal", "tan"], strict=True))
+COLOURS = dict(zip(NAMES, [*(f"C{k}" for k in range(10)), "teal", "tan", "black"], strict=True))
 KINDS = ("epoch", "seed", "architecture", "strategy")
 UNLIKE, ALIKE = "tab:blue", "tab:orange"
 set_style({"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7, "legend.frameon": False})
