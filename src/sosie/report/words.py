@@ -93,6 +93,18 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
 
 
+def note_on_weights(*records: dict[str, Any]) -> str:
+    """A sentence that names the models whose weights are random, by the provenance of results; "" if none is known."""
+    lines = dict.fromkeys(str(line) for record in records for line in record.get("models", ()))
+    names = [in_a_sentence(line.partition(": ")[0]) for line in lines if ", random weights" in line]
+    if not names:
+        return ""
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    if len(names) > 4:
+        listed = f"{names[0]}, {names[1]} and {len(names) - 2} more models"
+    return f"{listed} {'has' if len(names) == 1 else 'have'} random weights."
+
+
 def direction(closer: Closer) -> str:
     return "higher is more alike" if closer == "up" else "lower is more alike"
 
