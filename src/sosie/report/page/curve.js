@@ -67,8 +67,7 @@ function curveEnds(found) {
   }
   const numbers = held.filter((value) => value !== null);
   if (!state.stretched || !numbers.length) numbers.push(...found.ends);
-  let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const [low, high] = endsOf(numbers);
   return found.scale.closer === "up" ? [low, high] : [high, low];
 }
 

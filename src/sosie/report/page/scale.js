@@ -23,6 +23,14 @@ function inkOn(level) {
   return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
 }
 
+// The least and the largest of some numbers; where they are equal but for rounding, some room around them.
+function endsOf(numbers) {
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low > 1e-6 * size) return [low, high];
+  return size ? [low - size / 2, high + size / 2] : [-0.5, 0.5];
+}
+
 // Round numbers between two ends, about `count` of them.
 function ticksBetween(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);

@@ -97,9 +97,7 @@ function scoreCurve(found) {
   const at = (kind) => (i) => found.at(kind, i, 0);
   const held = found.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(kind)(i))).filter((v) => v !== null);
   const whole = found.measure.name.startsWith("log") ? held : [0, ...held];
-  let ends = [Math.min(...whole), Math.max(...whole)];
-  if (!held.length || ends[0] === ends[1]) ends = [(ends[0] || 0) - 0.5, (ends[0] || 0) + 0.5];
-  if (!held.length) ends = [0, 1];
+  const ends = held.length ? endsOf(whole) : [0, 1];
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const plan = curvePlan(found, width, ends);
     const svg = shape("svg", {
