@@ -46,8 +46,8 @@ def full_scale(values: Values) -> Scale:
     else:
         alike = _first(low, min([*_known(values.same), *found], default=0.0))
         far = _first(high, _round_up(max(found, default=alike + 1.0)))
-    if far == alike:
-        far = alike - 1.0 if values.closer == "up" else alike + 1.0
+    if abs(far - alike) <= ROUNDING * abs(alike):
+        far = alike - (abs(alike) or 1.0) if values.closer == "up" else alike + (abs(alike) or 1.0)
     # A value that rounding alone puts past the end of the scale does not count as clipped.
     beyond = any((v - alike) / (far - alike) > 1 + 1e-9 for v in found)
     return Scale(far, alike, beyond)

@@ -39,9 +39,9 @@ function ticksBetween(low, high, count) {
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-6); k * step <= high + step * 1e-6; k += 1) ticks.push(k * step);
   const digits = clamp(Math.ceil(-Math.log10(step) + (step / power === 2.5 ? 1 : 0) - 1e-9), 0, 12);
-  const tiny = (value) => (value === 0 ? "0" : Number(value.toPrecision(6)).toExponential());
-  const text = (value) => (Math.abs(value) >= 1e6 ? written(value) : value.toFixed(digits));
-  return ticks.map((value) => ({ value, text: digits > 5 ? tiny(value) : text(value) }));
+  const powers = digits > 5 || Math.max(Math.abs(low), Math.abs(high)) >= 1e6;
+  const text = (value) => (value === 0 ? "0" : Number(value.toPrecision(8)).toExponential());
+  return ticks.map((value) => ({ value, text: powers ? text(value) : value.toFixed(digits) }));
 }
 
 function colourBar(grid, ends, size) {
