@@ -86,6 +86,7 @@ def stitched(sites: list[str]) -> Iterator[Comparison]:
             "relative_accuracy": similarity(
                 value, doubt=False, bounds=(0.0, None), caveats=order, low=value, high=value
             ),
+            "agreement_b": similarity(value, doubt=False, bounds=(0.0, 1.0), caveats=order),
             "cross_entropy": similarity(
                 value, doubt=False, bounds=(0.0, None), closer="down", same=None, caveats=order
             ),
@@ -170,7 +171,7 @@ BROKEN = r"""async () => {
         if (bad) found.push(`${node.tagName} ${name}=${value.slice(0, 60)}`);
       }
     }
-    const odd = document.body.innerText.match(/\bNaN\b|\bInfinity\b|\bnull\b|\[object|\d\.\d{7,}/);
+    const odd = document.body.innerText.match(/\bNaN\b|\bInfinity\b|\bnull\b|\[object|\d\.\d{7,}|\d{9,}/);
     if (odd) found.push(`text: ${odd[0]}`);
     if (document.documentElement.scrollWidth > innerWidth) found.push("wider than the screen");
     for (const svg of document.querySelectorAll("main svg")) {

@@ -34,8 +34,8 @@ BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # letters a small curve takes, at most
 CURVE = "to the end"
 RULES = {
-    "up": "Settled: the first step from which on the similarity to the last state stays at or above the threshold.",
-    "down": "Settled: the first step from which on the distance to the last state stays at or below what the threshold "
+    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
+    "down": "Settled: the first step from which the distance to the last state stays at or below what the threshold "
     "leaves of the distance between the first state and the last (0.99: a hundredth).",
 }
 

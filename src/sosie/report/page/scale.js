@@ -65,6 +65,12 @@ function colourBar(grid, ends, size) {
   ]);
 }
 
+// In place of lines, where there is nothing to draw.
+function nothingDrawn({ left, width }, numbers) {
+  if (numbers.some((value) => value !== null)) return null;
+  return shape("text", { class: "label quiet", x: (left + width) / 2, y: 120, "text-anchor": "middle" }, "Every value is undefined.");
+}
+
 function anchorAt(at) {
   if (at < 0.02) return "start";
   return at > 0.98 ? "end" : "middle";

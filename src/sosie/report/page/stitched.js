@@ -58,6 +58,7 @@ function stitchedLines(does, says) {
       gridLines(plan),
       does.hasRange ? ribbon(plan, at(does, "low"), at(does, "high"), lineClass(0)) : null,
       ...all.map((found, k) => line(plan, at(found, "value"), lineClass(k))),
+      nothingDrawn(plan, all.flatMap((found) => does.a.sites.map((_, i) => at(found, "value")(i)))),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 }, "layers of A →"),
     ]);
@@ -111,7 +112,7 @@ function scatter(does, says) {
       class: "curve", role: "img", width, height, viewBox: `0 0 ${width} ${height}`,
       "aria-label": `${does.measure.name} against ${says.map(({ measure }) => measure.name).join(", ")}.`,
     }, [
-      gridLines(plan), ...under, ...dots,
+      gridLines(plan), ...under, ...dots, nothingDrawn(plan, dots.length ? [0] : []),
       axis({ x: 0, y: 12 }, `↑ ${does.measure.name}`),
       axis({ x: left, y: height - 6 }, shortened(`${says.map(({ measure }) => measure.name).join(", ")} →`, width - left - 8)),
     ]));

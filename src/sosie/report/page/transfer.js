@@ -107,6 +107,7 @@ function scoreCurve(found) {
       gridLines(plan),
       found.hasRange ? ribbon(plan, at("low"), at("high"), "line-depth") : null,
       line(plan, at("value"), "line-depth"),
+      nothingDrawn(plan, found.measure.value),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: 0, y: 12 }, `↑ ${found.measure.name}`),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },
