@@ -340,8 +340,12 @@ def test_random_weights_are_said_in_every_result_its_table_and_its_page(tmp_path
         assert both in " ".join(console.file.getvalue().split())
         assert both in sosie.write_report(result, tmp_path / "page.html").read_text("utf-8")
     transferred = sosie.transfer(a, "demo", sites="fc", size=64, **few)
-    for told in (transferred.provenance, cost(a, measures=["wcka"]).provenance):
+    for told in (transferred.provenance, cost(a, measures=["linear_cka"], probes=(8,), sites="fc").provenance):
         assert "random weights (seed 0)" in told["models"][0]
+    over_time = sosie.dynamics({0: a, 5: open_model(b).model})
+    assert over_time.provenance["models"][1:] == ["small_cnn(seed=0): step 0, random weights (seed 0)"]
+    page = sosie.write_report(over_time, tmp_path / "page.html").read_text("utf-8")
+    assert "small_cnn(seed=0) has random weights." in page
     modules = sosie.compare(*(open_model(spec).model for spec in (a, b)), "demo", sites_a="fc", sites_b="fc", **few)
     assert "random weights" not in str(modules.provenance), "nothing is known of a module's weights"
 

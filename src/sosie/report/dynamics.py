@@ -15,8 +15,8 @@ from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
 from .contents import packed
 from .page import render_page
-from .text import NARROWEST, _bullets, _number, _shown, print_whole, safe_text
-from .words import direction, extent, flat, in_a_sentence, shorten, visible
+from .text import NARROWEST, _bullets, _number, _shown, print_note, print_whole, safe_text
+from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
 
 _SCRIPTS = (
     "dom",
@@ -51,6 +51,7 @@ def print_dynamics(found: Dynamics, console: Console | None = None, *, full: boo
         if not found.two_runs:
             console.print(safe_text(console, RULES[found[measure].closer], "dim"))
         _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
+    print_note(console, note_on_weights(found.provenance))
 
 
 def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table:
@@ -160,6 +161,7 @@ def render_dynamics(found: Dynamics) -> str:
         data=_contents(found),
         scripts=_SCRIPTS,
         styles=("figures", "dynamics", "page"),
+        note=note_on_weights(found.provenance),
     )
 
 
