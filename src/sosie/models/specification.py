@@ -71,9 +71,9 @@ def open_model(spec: str, *, seed: int = 0) -> NamedModel:
       comes the normalisation that the library has for this model
     - `hf:folder`: what transformers' save_pretrained wrote, tokeniser included
 
-    `seed` and `normalise` are options of sosie's and of the libraries' models, as in `tiny10(seed=1,
-    normalise='cifar')`; other options go to the architecture. Files are looked for as given, then in the folders of
-    SOSIE_WEIGHTS. The global random state is left as found.
+    `seed` and `normalise` are options of sosie's and of the libraries' models, others go to the architecture:
+    `tiny10(seed=1, normalise='cifar')`. Files are looked for as given, then in the folders of SOSIE_WEIGHTS. The
+    global random state is left as found.
     """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a model specification is text such as 'tiny10@weights.safetensors', got {spec!r}")
