@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,11 +12,15 @@ import numpy as np
 import pytest
 import torch
 from nets import Tokens, cnn, inputs, mlp
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
+from sosie.engine import cost
 from sosie.measures import MEASURES
+from sosie.models import open_model
+from sosie.report import print_comparison
 
 OF_ROWS = {name: m for name, m in MEASURES.items() if not m.reads_outputs and not m.reads_weights}
 ALL = [name for name in OF_ROWS if name != "rtd" or find_spec("ripser")]
@@ -313,6 +319,35 @@ def test_the_door_with_specifications() -> None:
     c = sosie.compare("small_cnn(seed=0)", "small_cnn(seed=1)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"])
     assert c.matrix().shape == (1, 1)
     assert c.provenance["data"] == "demo"
+
+
+def test_random_weights_are_said_in_every_result_its_table_and_its_page(tmp_path: Path) -> None:
+    a, b, few = "small_cnn(seed=0)", "small_cnn(seed=1)", {"max_rows": 64}
+    both = "small_cnn-seed0 and small_cnn-seed1 have random weights."
+    sketches = [sosie.sketch(spec, "demo", sites="fc", size=64, **few) for spec in (a, b)]
+    results = [
+        sosie.compare(a, b, "demo", sites_a="fc", sites_b="fc", **few),
+        sosie.compare_outputs(a, b, "demo", **few),
+        sosie.compare_weights(a, b, measures=["weight_cosine"]),
+        sosie.compare(*sketches),
+        sosie.stitch_sites(a, b, "demo", sites_a="fc", sites_b="fc", **few),
+    ]
+    for result in results:
+        for k, line in enumerate(result.provenance["models"]):
+            assert re.fullmatch(rf"small_cnn-seed{k}: .* parameters, random weights \(seed {k}\).*", line)
+        console = Console(file=io.StringIO(), width=100)
+        print_comparison(result, console)
+        assert both in " ".join(console.file.getvalue().split())
+        assert both in sosie.write_report(result, tmp_path / "page.html").read_text("utf-8")
+    transferred = sosie.transfer(a, "demo", sites="fc", size=64, **few)
+    for told in (transferred.provenance, cost(a, measures=["linear_cka"], probes=(8,), sites="fc").provenance):
+        assert "random weights (seed 0)" in told["models"][0]
+    over_time = sosie.dynamics({0: a, 5: open_model(b).model})
+    assert over_time.provenance["models"][1:] == ["small_cnn(seed=0): step 0, random weights (seed 0)"]
+    page = sosie.write_report(over_time, tmp_path / "page.html").read_text("utf-8")
+    assert "small_cnn(seed=0) has random weights." in page
+    modules = sosie.compare(*(open_model(spec).model for spec in (a, b)), "demo", sites_a="fc", sites_b="fc", **few)
+    assert "random weights" not in str(modules.provenance), "nothing is known of a module's weights"
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sosie.models import NamedModel, Normalise, build_model, list_models, open_model
+from sosie.models import NamedModel, Normalise, build_model, list_models, open_model, weights_of
 
 SMALL = [name for name in list_models() if name in {"tiny10", "resnet20", "vit", "small_cnn", "efficientnet_lite0"}]
 
@@ -32,6 +32,21 @@ def test_a_bare_name_is_random_from_the_seed() -> None:
     assert other.name == "tiny10-seed1"
     assert same(one.model, again.model)
     assert not same(one.model, other.model)
+
+
+def test_where_weights_are_from_is_said_as_long_as_it_is_true(tmp_path: Path) -> None:
+    one = open_model("tiny10(seed=1)")
+    assert weights_of(one) == "random weights (seed 1)"
+    path = save(one.model, tmp_path / "t.safetensors")
+    assert weights_of(open_model(f"tiny10@{path}")) == "weights of t.safetensors"
+    file = tmp_path / "net.py"
+    file.write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 2)\n")
+    assert weights_of(open_model(f"{file}:make")) == "", "a factory may have loaded them"
+    assert weights_of(one.model) == ""
+    one.model(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert weights_of(one) == "random weights (seed 1)"
+    torch.optim.SGD(one.model.parameters(), 0.1).step()
+    assert weights_of(one) == "", "they were trained"
 
 
 def test_the_global_random_state_is_left_as_found(tmp_path: Path) -> None:

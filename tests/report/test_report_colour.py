@@ -61,3 +61,5 @@ def test_stretched_ends_come_from_the_data():
     up, down = similarity(value, False), similarity(value, False, closer="down", bounds=(0, 1), same=0.0)
     assert (data_scale(up).far, data_scale(up).alike) == (0.4, 0.6)
     assert (data_scale(down).far, data_scale(down).alike) == (0.6, 0.4)
+    for nearly in ([[1.0, 1 - 2**-53]], [[1.0, 1 - 2**-24]]):
+        assert data_scale(similarity(np.array(nearly), doubt=False)).far == 0, "apart by rounding alone"

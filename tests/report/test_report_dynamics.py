@@ -89,8 +89,8 @@ def test_the_page_shows_everything_and_loads_nothing(look: Any, width: int, sche
     seen = look(example(), width=width, color_scheme=scheme)
     text = seen.page.locator("main").inner_text()
     for word in (
-        "All layers at one time",
-        "Every time against every other",
+        "All layers at one step",
+        "Every step against every other",
         "Settled at 0.999",
         "step 20: NaN",
         "Provenance",

@@ -185,6 +185,10 @@ def test_the_sentence_says_what_was_found() -> None:
     side = Side("s", ("x", "y"), (1, 1), ((1,), (1,)))
     same = Comparison(side, side, {"m": values(np.eye(2))})
     assert "are the same at every depth" in summarise(same, "m").sentence
+    level = Comparison(side, side, {"m": values(np.full((2, 2), 0.5))})
+    assert "are equally alike at every depth (0.50)." in summarise(level, "m").sentence
+    huge = Comparison(side, side, {"m": values(np.full((2, 2), 1e300) * np.eye(2) * [1, 2])})
+    assert "most alike at y (2e+300) and least alike at x (1e+300)" in summarise(huge, "m").sentence
     lost = Comparison(side, side, {"m": values(np.full((2, 2), np.nan))})
     assert "undefined" in summarise(lost, "m").sentence
 

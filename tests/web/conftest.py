@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,9 @@ def client(zoo: Zoo) -> Any:
     return TestClient(create_app(zoo), base_url="http://127.0.0.1:8017")
 
 
-@pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with that zoo, which no test changes."""
-    zoo = new_zoo(tmp_path_factory.mktemp("served"))
-    (zoo.folder / "runs").mkdir()
-    a_run().save(zoo.folder / "runs" / "first.json")
+@contextmanager
+def served(zoo: Zoo) -> Iterator[str]:
+    """The address of a server with this zoo."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(zoo), log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -54,12 +52,29 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thread.join(10)
 
 
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server with that zoo, which no test changes."""
+    zoo = new_zoo(tmp_path_factory.mktemp("served"))
+    (zoo.folder / "runs").mkdir()
+    a_run().save(zoo.folder / "runs" / "first.json")
+    with served(zoo) as found:
+        yield found
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Zoo], str]]:
+    """`serve(zoo)` gives the address of a server with another zoo."""
+    with ExitStack() as stack:
+        yield lambda zoo: stack.enter_context(served(zoo))
+
+
 @pytest.fixture
 def look(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
     """`look("#/models", width=390)` opens a view; what the browser complained about is in `complaints`."""
     contexts = []
 
-    def opened(view: str, width: int = 1280, **options: Any) -> Any:
+    def opened(view: str, width: int = 1280, at: str = address, **options: Any) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -68,7 +83,7 @@ def look(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (page.complaints.append("dialog"), dialog.dismiss()))
         page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(address + view)
+        page.goto(at + view)
         page.wait_for_selector("main:not([aria-busy])")
         return page
 

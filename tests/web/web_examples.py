@@ -70,6 +70,27 @@ def a_run() -> Dynamics:
     return Dynamics("a run", "a run", "activations", ("first", "second", "third"), steps, steps, values)
 
 
+ODD_VALUES: dict[str, list[float]] = {
+    "all 1": [1.0],
+    "1 but for rounding": [1.0, 1 - 2**-53, 1 - 2**-24],
+    "no value": [np.nan],
+    "tiny": [1e-300, 4e-300],
+    "huge": [1e300, -3e300],
+    "negative": [-0.7, -0.2999999999],
+}
+
+
+def an_odd_run(sites: int, steps: int) -> Dynamics:
+    """A similarity and a distance of each kind of values that a scale has trouble with."""
+    values = {}
+    for name, numbers in ODD_VALUES.items():
+        value = np.resize(np.array(numbers), (sites, steps, steps))
+        values[name] = Values(value, 100, "Grams", "up", (None, 1.0), 1.0)
+        values[f"{name}, down"] = Values(value, 100, "Moments", "down", (0.0, None), 0.0)
+    named, times = tuple(f"layer{k}" * (1 + 20 * k) for k in range(sites)), tuple(range(steps))
+    return Dynamics("odd", "odd", "activations", named, times, times, values)
+
+
 def awaited(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run in a thread: a browser that is open has a loop in this one."""
     with ThreadPoolExecutor(1) as thread:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Chunk, answer_in, as_found, labels_of, model_arguments, read_npz, read_safetensors
-from ..models import NamedModel, open_model, with_name
+from ..models import NamedModel, open_model, weights_of, with_name
 from ..results import Side
 from ..stats import Answers, Reader
 from .one_shot import as_outputs
+from .provenance import describe_inputs, describe_model
 
 SITE = "output"
 
@@ -68,14 +69,13 @@ class ModelAnswering(Answering):
     model: nn.Module = field(kw_only=True)
     prepare: Callable[[Any], Any] | None = None
     inputs: Callable[[Any], Any] | None = None
+    weights: str = ""  # where they are from, if that is known
 
     def identity(self) -> object:
         return id(self.model), id(self.prepare)
 
     def describe(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        prepared = "" if self.prepare is None else f", prepared by {self.prepare!r}"
-        return f"{self.name}: {type(self.model).__name__}, {count:,} parameters{prepared}"
+        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
     def opened(self) -> AbstractContextManager[Any]:
         return as_found(self.model, self.device)
@@ -169,6 +169,7 @@ def open_answering(
     if isinstance(thing, (np.ndarray, Tensor)):
         name = name or "predictions"
         return SavedAnswering(name, Reader(name, kind), device, saved=as_outputs(thing, name))
+    weights = weights_of(thing)
     thing, own, prepare = with_name(thing, prepare)
     if not isinstance(thing, nn.Module):
         raise TypeError(
@@ -176,7 +177,8 @@ def open_answering(
             "'tiny10@weights.safetensors', or predictions (an array, {name: array}, .npz, .safetensors)"
         )
     name = name or own
-    return ModelAnswering(name, Reader(name, kind), device, model=thing, prepare=prepare, inputs=inputs)
+    reader = Reader(name, kind)
+    return ModelAnswering(name, reader, device, model=thing, prepare=prepare, inputs=inputs, weights=weights)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def open_classifier(
     found = open_answering(model, None, kind="auto", prepare=prepare, inputs=inputs, device=device)
     if not isinstance(found, ModelAnswering):
         raise TypeError(f"{found.name}: saved predictions have no parameters; give the model itself")
-    options = {"model": found.model, "prepare": found.prepare, "inputs": found.inputs}
+    options = {"model": found.model, "prepare": found.prepare, "inputs": found.inputs, "weights": found.weights}
     return Classifier(found.name, found.reader, found.device, **options)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..capture import SavedActivations, open_activations
-from ..models import NamedModel, open_model, with_name
+from ..models import NamedModel, open_model, weights_of, with_name
 from ..stats import is_statistics as is_statistics_file
 from .settings import Settings
 from .sketching.comparing import is_sketch
@@ -55,6 +55,7 @@ def source_of(
         thing = open_activations(thing)
     if isinstance(thing, SavedActivations):
         return SavedSource(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
+    weights = weights_of(thing)
     thing, name, prepare = with_name(thing, prepare)
     if not isinstance(thing, nn.Module):
         raise TypeError(
@@ -62,4 +63,4 @@ def source_of(
             "or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
             "holds the layers of one network against each other"
         )
-    return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device)
+    return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device, weights)

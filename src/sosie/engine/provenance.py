@@ -7,6 +7,7 @@ import platform
 from typing import Any
 
 import torch
+from torch import nn
 
 from .. import __version__
 
@@ -23,6 +24,17 @@ def provenance(**about: Any) -> dict[str, Any]:
         if value is not None:
             found[key] = _describe(value) if key in ("data", "test") else value
     return found
+
+
+def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "") -> str:
+    """One line; `weights` is what is known of them, see `models.weights_of`."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    parts = [type(model).__name__, f"{count:,} parameters", weights, inputs]
+    return f"{name}: {', '.join(filter(None, parts))}"
+
+
+def describe_inputs(prepare: Any) -> str:
+    return "inputs as given" if prepare is None else f"inputs prepared by {prepare!r}"
 
 
 def _describe(data: Any) -> str:

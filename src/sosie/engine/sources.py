@@ -29,6 +29,7 @@ from ..capture import (
 )
 from ..results import Side
 from .digest import Digest, digest_of
+from .provenance import describe_inputs, describe_model
 
 Sink = Callable[[str, Tensor], Any]
 PROBE = 2  # inputs that are run first, to learn the order, the shapes and the widths of the sites
@@ -61,6 +62,7 @@ class ModelSource:
     prepare: Callable[[Any], Any] | None = None
     inputs: Callable[[Any], Any] | None = None
     device: str | torch.device | None = None
+    weights: str = ""  # where they are from, if that is known
 
     def __post_init__(self) -> None:
         self._seen: Seen | None = None
@@ -77,9 +79,7 @@ class ModelSource:
         return id(self.model), repr(chosen), id(self.prepare)
 
     def describe(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        prepared = "" if self.prepare is None else f", prepared by {self.prepare!r}"
-        return f"{self.name}: {type(self.model).__name__}, {count:,} parameters{prepared}"
+        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
     @contextmanager
     def opened(self) -> Iterator[ModelSource]:

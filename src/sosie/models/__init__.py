@@ -20,7 +20,7 @@ from .normalise import Normalise, parse_normalisation
 from .registry import build_model, list_models
 from .resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from .small_cnn import small_cnn
-from .specification import NamedModel, open_model, with_name
+from .specification import NamedModel, open_model, weights_of, with_name
 from .tiny10 import tiny10
 from .tokenise import Tokenise
 from .vgg import vgg11, vgg11_bn
@@ -63,6 +63,7 @@ __all__ = [
     "vgg11",
     "vgg11_bn",
     "vit",
+    "weights_of",
     "with_atoms",
     "with_dynamic_tokens",
     "with_name",

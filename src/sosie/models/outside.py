@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,30 +21,62 @@ from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES
 LIBRARY_WEIGHTS = "DEFAULT"  # `torchvision:resnet18@DEFAULT`: the library's own weights, downloaded by it
 
 
-def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None]:
-    """A torchvision model: random, or with torchvision's default weights and their normalisation."""
+@dataclass(frozen=True)
+class LibraryModel:
+    """A model of a library's, with the normalisation that the library has for it."""
+
+    model: nn.Module
+    prepare: Normalise | None
+    given: str | None = None  # the option that asked for a part of the weights
+    new_head: bool = False  # for another number of classes than its weights have
+
+
+def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> LibraryModel:
+    """A torchvision model: random, or with torchvision's default weights."""
     models = import_library("torchvision", f"torchvision:{name}", part="models")
+    _refuse_weights(f"torchvision:{name}", options, ("weights", "pretrained"))
     try:
-        weights = models.get_model_weights(name).DEFAULT if pretrained else None
-        model = models.get_model(name, weights=weights, **options)
+        if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters and not pretrained:
+            options = {"weights_backbone": None, **options}  # torchvision would download some
+        model = models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"torchvision:{name}: {error}") from error
-    transform = weights.transforms() if weights is not None else None
+    backbone = options.get("weights_backbone")
+    given = None if backbone is None else f"weights_backbone={backbone!r}"
+    return LibraryModel(model, _torchvision_normalisation(models, name), given)
+
+
+def _torchvision_normalisation(models: ModuleType, name: str) -> Normalise | None:
+    """That of the default weights; none for a model that has no weights."""
+    try:
+        transform = models.get_model_weights(name).DEFAULT.transforms()
+    except (ValueError, AttributeError):
+        return None
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
-    return model, Normalise(tuple(mean), tuple(std)) if mean and std else None
+    return Normalise(tuple(mean), tuple(std)) if mean and std else None
 
 
-def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None]:
-    """A timm model: random, or with timm's weights and their normalisation."""
+def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> LibraryModel:
+    """A timm model: random, or with timm's weights."""
     timm = import_library("timm", f"timm:{name}")
+    _refuse_weights(f"timm:{name}", options, ("pretrained", "checkpoint_path"))
     try:
         model = timm.create_model(name, pretrained=pretrained, **options)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"timm:{name}: {error}") from error
     facts = getattr(model, "pretrained_cfg", None) or {}
-    if not pretrained or "mean" not in facts or "std" not in facts:
-        return model, None
-    return model, Normalise(tuple(facts["mean"]), tuple(facts["std"]))
+    known = "mean" in facts and "std" in facts and options.get("in_chans", len(facts["mean"])) == len(facts["mean"])
+    return LibraryModel(
+        model,
+        Normalise(tuple(facts["mean"]), tuple(facts["std"])) if known else None,
+        new_head=options.get("num_classes", facts.get("num_classes")) != facts.get("num_classes"),
+    )
+
+
+def _refuse_weights(wanted: str, options: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if name in options:
+            raise ValueError(f"{wanted}: weights are not an option ({name}): write {wanted}@{LIBRARY_WEIGHTS} or @file")
 
 
 def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | None]:

@@ -31,12 +31,17 @@ _CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTA
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1], tokeniser, or None."""
+    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1], tokeniser, or None.
+
+    `weights` says where the weights came from when the model was opened: `weights_of` says whether that is still true.
+    """
 
     model: nn.Module
     name: str
     prepare: Prepare | None
     spec: str
+    weights: str = ""
+    versions: tuple[int, ...] = ()  # of the parameters, which torch counts up at every change
 
 
 def with_name(thing: Any, prepare: Any = None) -> tuple[Any, str, Any]:
@@ -46,43 +51,56 @@ def with_name(thing: Any, prepare: Any = None) -> tuple[Any, str, Any]:
     return thing, type(thing).__name__, prepare
 
 
+def weights_of(thing: Any) -> str:
+    """Where the weights are from, as "random weights (seed 0)"; "" where that is not known, or no longer true."""
+    untouched = isinstance(thing, NamedModel) and thing.versions == _versions(thing.model)
+    return thing.weights if untouched else ""
+
+
+def _versions(model: nn.Module) -> tuple[int, ...]:
+    return tuple(-1 if p.is_inference() else p._version for p in model.parameters())
+
+
 def open_model(spec: str, *, seed: int = 0) -> NamedModel:
     """The model that a specification names, in eval mode.
 
     - `tiny10@weights.safetensors`: sosie's architecture; what the options leave open is read from the file
     - `resnet20(width=2, shortcut='B')`: options as Python literals; weights at random from `seed`
     - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
-    - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`
+    - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; with weights
+      comes the normalisation that the library has for this model
     - `hf:folder`: what transformers' save_pretrained wrote, tokeniser included
 
-    `seed` and `normalise` are options of all of sosie's, as in `tiny10(seed=1, normalise='cifar')`. Files are
-    looked for as given, then in the folders of SOSIE_WEIGHTS. The global random state is left as found.
+    `seed` and `normalise` are options of sosie's and of the libraries' models, others go to the architecture:
+    `tiny10(seed=1, normalise='cifar')`. Files are looked for as given, then in the folders of SOSIE_WEIGHTS. The
+    global random state is left as found.
     """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a model specification is text such as 'tiny10@weights.safetensors', got {spec!r}")
     spec = spec.strip()
     own, library = _FILE.fullmatch(spec), _LIBRARY.fullmatch(spec)
     if own:
-        model, name, prepare = _open_own(own["file"], own["rest"], seed)
+        model, name, prepare, weights = _open_own(own["file"], own["rest"], seed)
     elif library:
-        model, name, prepare = _open_library(library["library"], library["rest"], seed)
+        model, name, prepare, weights = _open_library(library["library"], library["rest"], seed)
     else:
-        model, name, prepare = _open_built_in(spec, seed)
-    return NamedModel(model.eval(), name, prepare, spec)
+        model, name, prepare, weights = _open_built_in(spec, seed)
+    return NamedModel(model.eval(), name, prepare, spec, weights, _versions(model))
 
 
-def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     call, weights = _split(spec)
     _refuse_bare_file(call)
     name, options = parse_call(call)
     entry, _ = find_architecture(name)
     seed = options.pop("seed", seed)
     stated = options.pop("normalise", None)
-    label = name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
+    label = _label(name, options)
     if weights is None:
         with seeded(seed):
             model = build_model(name, options)
-        return model, f"{label}-seed{seed}", parse_normalisation(str(stated)) if stated else None
+        prepare = parse_normalisation(str(stated)) if stated else None
+        return model, f"{label}-seed{seed}", prepare, _random(seed)
     path = find_file(weights, "SOSIE_WEIGHTS")
     state, metadata = read_weights(path)
     state = masked_weights(state)
@@ -90,10 +108,10 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     with seeded(seed):
         model = build_model(name, options, state)
     fit_weights(model, state, source=str(path))
-    return model, _short_name(label, path), _parse(stated or metadata.get("normalise"), path)
+    return model, _short_name(label, path), _parse(stated or metadata.get("normalise"), path), _from(path)
 
 
-def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     call, weights = _split(rest) if rest.strip() else ("", None)
     factory = load_factory(f"{file}:{call}")
     with seeded(seed):
@@ -103,29 +121,49 @@ def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare 
         got = f"({type(model).__name__}, {type(prepare).__name__})" if made is not model else type(made).__name__
         raise TypeError(f"{call} in {file} must return an nn.Module or (nn.Module, prepare), it returned {got}")
     if weights is None:
-        return model, f"{Path(file).stem}:{call}", prepare
+        return model, f"{Path(file).stem}:{call}", prepare, ""  # only the factory knows where they are from
     path = find_file(weights, "SOSIE_WEIGHTS")
     metadata = load_weights(model, path)
-    return model, _short_name(call, path), prepare or _parse(metadata.get("normalise"), path)
+    return model, _short_name(call, path), prepare or _parse(metadata.get("normalise"), path), _from(path)
 
 
-def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None]:
+def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     if library == "hf":
         with seeded(seed):
             model, prepare = open_hugging_face(rest)
-        return model, Path(rest).name or rest, prepare
+        return model, Path(rest).name or rest, prepare, _from(Path(rest))
     call, weights = _split(rest)
     name, options = parse_call(call)
+    seed = options.pop("seed", seed)
     stated = options.pop("normalise", None)
     pretrained = weights == LIBRARY_WEIGHTS
     with seeded(seed):
-        model, prepare = (open_torchvision if library == "torchvision" else open_timm)(name, options, pretrained)
-    if weights is None or pretrained:
-        chosen = parse_normalisation(str(stated)) if stated else prepare
-        return model, f"{library}-{call}" + ("" if pretrained else f"-seed{seed}"), chosen
+        found = (open_torchvision if library == "torchvision" else open_timm)(name, options, pretrained)
+    label = f"{library}-{_label(name, options)}"
+    if weights is None:
+        partly = "" if found.given is None else f" except {found.given}"
+        prepare = parse_normalisation(str(stated)) if stated else None
+        return found.model, f"{label}-seed{seed}", prepare, _random(seed) + partly
+    if pretrained:
+        partly = f" with a random head (seed {seed})" if found.new_head else ""
+        prepare = parse_normalisation(str(stated)) if stated else found.prepare
+        return found.model, label, prepare, f"{library}'s own weights{partly}"
     path = find_file(weights, "SOSIE_WEIGHTS")
-    metadata = load_weights(model, path)
-    return model, _short_name(name, path), _parse(stated or metadata.get("normalise"), path)
+    metadata = load_weights(found.model, path)
+    known = stated or metadata.get("normalise")
+    return found.model, _short_name(name, path), _parse(known, path) if known else found.prepare, _from(path)
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    return name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
+
+
+def _random(seed: int) -> str:
+    return f"random weights (seed {seed})"
+
+
+def _from(path: Path) -> str:
+    return f"weights of {path.name}"
 
 
 def _split(text: str) -> tuple[str, str | None]:

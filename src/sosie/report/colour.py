@@ -11,6 +11,7 @@ import numpy as np
 from ..results import Closer, Values
 
 STEPS = 33  # stops handed to page and plots; linear in between
+ROUNDING = 1e-6  # of the scale: what float32 does to a value
 _NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that is no negative finding
 
 # Lightness, chroma and hue (OKLCH) from unlike to alike: ink blue, teal, green, gold. Lightness only rises,
@@ -45,18 +46,18 @@ def full_scale(values: Values) -> Scale:
     else:
         alike = _first(low, min([*_known(values.same), *found], default=0.0))
         far = _first(high, _round_up(max(found, default=alike + 1.0)))
-    if far == alike:
-        far = alike - 1.0 if values.closer == "up" else alike + 1.0
+    if abs(far - alike) <= ROUNDING * abs(alike):
+        far = alike - (abs(alike) or 1.0) if values.closer == "up" else alike + (abs(alike) or 1.0)
     # A value that rounding alone puts past the end of the scale does not count as clipped.
-    beyond = any((v - alike) * (far - alike) > (far - alike) ** 2 * (1 + 1e-9) for v in found)
+    beyond = any((v - alike) / (far - alike) > 1 + 1e-9 for v in found)
     return Scale(far, alike, beyond)
 
 
 def data_scale(values: Values) -> Scale:
-    """The scale from the least to the most alike value found; the full one where all are equal."""
-    found = _finite(values.value)
-    if not found or min(found) == max(found):
-        return full_scale(values)
+    """The scale from the least to the most alike value found; the full one where all are equal but for rounding."""
+    found, full = _finite(values.value), full_scale(values)
+    if not found or max(found) - min(found) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, found)):
+        return full
     return _directed(min(found), max(found), values.closer)
 
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..results import Cost, Costs
-from .text import NARROWEST, print_whole, safe_text
-from .words import shorten, visible
+from .text import NARROWEST, print_note, print_whole, safe_text
+from .words import note_on_weights, shorten, visible
 
 _STEPS = ("", "k", "M", "G", "T", "P")
 
@@ -30,6 +30,7 @@ def print_costs(found: Costs, console: Console | None = None) -> None:
     print_whole(table, console)
     for text in sentences(found):
         console.print(safe_text(console, text, "dim"))
+    print_note(console, note_on_weights(found.provenance))
 
 
 def sentences(found: Costs) -> list[str]:

@@ -15,8 +15,8 @@ from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
 from .contents import packed
 from .page import render_page
-from .text import NARROWEST, _bullets, _number, _shown, print_whole, safe_text
-from .words import direction, extent, flat, in_a_sentence, shorten, visible
+from .text import NARROWEST, _bullets, _number, _shown, print_note, print_whole, safe_text
+from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
 
 _SCRIPTS = (
     "dom",
@@ -34,8 +34,8 @@ BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # letters a small curve takes, at most
 CURVE = "to the end"
 RULES = {
-    "up": "Settled: the first step from which on the similarity to the last state stays at or above the threshold.",
-    "down": "Settled: the first step from which on the distance to the last state stays at or below what the threshold "
+    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
+    "down": "Settled: the first step from which the distance to the last state stays at or below what the threshold "
     "leaves of the distance between the first state and the last (0.99: a hundredth).",
 }
 
@@ -51,6 +51,7 @@ def print_dynamics(found: Dynamics, console: Console | None = None, *, full: boo
         if not found.two_runs:
             console.print(safe_text(console, RULES[found[measure].closer], "dim"))
         _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
+    print_note(console, note_on_weights(found.provenance))
 
 
 def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table:
@@ -160,6 +161,7 @@ def render_dynamics(found: Dynamics) -> str:
         data=_contents(found),
         scripts=_SCRIPTS,
         styles=("figures", "dynamics", "page"),
+        note=note_on_weights(found.provenance),
     )
 
 

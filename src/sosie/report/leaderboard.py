@@ -81,8 +81,8 @@ def sentences(found: Leaderboard) -> list[str]:
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
-        f"{len(level)} of the {len(ranked) - 1} others cannot be told from it: resampling the training runs, the "
-        "interval of the difference holds 0 for every kind of pair."
+        f"{len(level) or 'None'} of the {len(ranked) - 1} others cannot be told from it: resampling the training runs, "
+        "the interval of the difference holds 0 for every kind of pair."
     )
     apart = [entry for entry in found if entry.auc == 1]
     fooled = [entry for entry in found if (entry.moved_in_vain or 0) >= 1]
@@ -90,9 +90,9 @@ def sentences(found: Leaderboard) -> list[str]:
     return [
         lead,
         *([tied] if len(ranked) > 1 else []),
-        f"{len(apart)} of {len(found)} tell consecutive checkpoints from untrained networks without overlap.",
-        f"Without a change to what the network does, {len(fooled)} of {len(tried)} could be moved as far as untrained "
-        "networks lie apart, or farther.",
+        f"{len(apart) or 'None'} of {len(found)} tell consecutive checkpoints from untrained networks without overlap.",
+        f"Without a change to what the network does, {len(fooled) or 'none'} of {len(tried)} could be moved as far "
+        "as untrained networks are apart, or farther.",
         setting,
         *_undefined(found),
         *_failed(found),

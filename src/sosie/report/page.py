@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ..results import Answer, Comparison, Comparisons, Dynamics, Leaderboard, write_atomically
 from .contents import contents, question, sentences, title
+from .words import note_on_weights
 
 _FOLDER = Path(__file__).with_name("page")
 _SCRIPTS = (
@@ -75,6 +76,7 @@ def render(result: Comparison | Comparisons) -> str:
         data=contents(result),
         scripts=_SCRIPTS,
         styles=("figures", "page"),  # the page's print rules come last
+        note=note_on_weights(*(each.provenance for each in ([result] if isinstance(result, Comparison) else result))),
     )
 
 
@@ -88,6 +90,7 @@ def render_page(
     data: dict[str, Any],
     scripts: Sequence[str],
     styles: Sequence[str],
+    note: str = "",
 ) -> str:
     """One self-contained file: the words (a `kind` of thing is what each of the others is about), data and scripts."""
     script = "\n".join(_read(f"{name}.js") for name in scripts)
@@ -102,6 +105,7 @@ def render_page(
         lead=lead,
         others=list(others),
         kind=kind,
+        note=note,
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'",
         data=as_script_data(data),

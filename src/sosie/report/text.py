@@ -26,7 +26,7 @@ from ..results import (
     written_p,
 )
 from .contents import sentences
-from .words import doubts, sentence, shorten, visible
+from .words import doubts, note_on_weights, sentence, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
@@ -43,6 +43,16 @@ def print_comparison(result: Comparison | Comparisons, console: Console | None =
     """
     console = console or Console()
     every = list(result) if isinstance(result, Comparisons) else [result]
+    _print_found(result, every, console, full)
+    print_note(console, note_on_weights(*(each.provenance for each in every)))
+
+
+def print_note(console: Console, text: str) -> None:
+    if text:
+        console.print(safe_text(console, text, "yellow"))
+
+
+def _print_found(result: Comparison | Comparisons, every: list[Comparison], console: Console, full: bool) -> None:
     if every and all(map(is_transfer, every)):
         from .transfer import print_transfer
 
@@ -260,7 +270,7 @@ def _print_models(result: Comparisons, console: Console, full: bool) -> None:
         return
     for comparison in result:
         console.print()
-        print_comparison(comparison, console, full=True)
+        _print_found(comparison, [comparison], console, full=True)
 
 
 def _models(result: Comparisons, measure: str, console: Console) -> Table:

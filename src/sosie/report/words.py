@@ -20,6 +20,7 @@ from ..results import (
     is_transfer,
     summarise,
     transfer_sentence_of_all,
+    two_decimals,
 )
 
 LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
@@ -85,12 +86,26 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
     up = found.pairs[pairs[0]][measure].closer == "up"
     ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
     first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
-    best, worst = (f"{matrix[pair]:.2f}" for pair in (ordered[0], ordered[-1]))
+    best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
     single = all(pair[measure].value.size == 1 for pair in found)
     mean = "mean over shifts" if any(map(is_shifted, found)) else "mean over layers at the same depth"
     over = "" if single else f", {mean}"
+    if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
+        return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
     text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
+
+
+def note_on_weights(*records: dict[str, Any]) -> str:
+    """A sentence that names the models whose weights are random, by the provenance of results; "" if none is known."""
+    lines = dict.fromkeys(str(line) for record in records for line in record.get("models", ()))
+    names = [in_a_sentence(line.partition(": ")[0]) for line in lines if ", random weights" in line]
+    if not names:
+        return ""
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    if len(names) > 4:
+        listed = f"{names[0]}, {names[1]} and {len(names) - 2} more models"
+    return f"{listed} {'has' if len(names) == 1 else 'have'} random weights."
 
 
 def direction(closer: Closer) -> str:

@@ -13,7 +13,7 @@ from .nested_files import read_nested, write_nested
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
 from .storage import DamagedFile, OtherFile, load, side_from_json
-from .summary import Summary, same_depth, summarise
+from .summary import Summary, same_depth, summarise, two_decimals
 from .tables import counted
 from .tensor_files import read_tensors
 from .transfer import (
@@ -80,6 +80,7 @@ __all__ = [
     "stars",
     "summarise",
     "transfer_sentence_of_all",
+    "two_decimals",
     "what_is_said",
     "what_it_does",
     "write_atomically",

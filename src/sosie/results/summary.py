@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,19 +109,23 @@ def _sentence(
     if np.isnan(diagonal[layers]).all():  # the whole has a value, and no layer has
         layers = list(range(len(diagonal)))
     most, least = (layers[int(f(sign * diagonal[layers]))] for f in (np.nanargmax, np.nanargmin))
+    high, low = two_decimals(diagonal[most]), two_decimals(diagonal[least])
     if measure in STITCHED and what_it_does(comparison) is not None:
         best, worst = (f"{b.sites[partner[k]]} on" for k in (most, least))
         if measure != what_it_does(comparison):
-            return f"By {measure}, best from {best} ({diagonal[most]:.2f}), worst from {worst} ({diagonal[least]:.2f})."
+            return f"By {measure}, best from {best} ({high}), worst from {worst} ({low})."
         return (
-            f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {diagonal[most]:.2f}) "
-            f"and worst from {worst} ({diagonal[least]:.2f})."
+            f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {high}) and worst from "
+            f"{worst} ({low})."
         )
     shifted = is_shifted(comparison)
     where = "under" if shifted else "at"
+    if np.isfinite(diagonal[layers]).sum() > 1 and math.isclose(diagonal[most], diagonal[least], rel_tol=1e-6):
+        everywhere = "under every shift" if shifted else "at every depth"
+        return f"By {measure}, {a.name} and {b.name} are equally alike {everywhere} ({high})."
     text = (
-        f"By {measure}, {a.name} and {b.name} are most alike {where} {a.sites[most]} ({diagonal[most]:.2f}) "
-        f"and least alike {where} {a.sites[least]} ({diagonal[least]:.2f})"
+        f"By {measure}, {a.name} and {b.name} are most alike {where} {a.sites[most]} ({high}) "
+        f"and least alike {where} {a.sites[least]} ({low})"
     )
     if shifted or in_order(comparison):
         return f"{text}."
@@ -129,6 +134,11 @@ def _sentence(
     aligned = sum(abs(p - q) <= slack for p, q in pairs)
     near = ", give or take one" if slack else ""
     return f"{text}; {aligned} of {len(pairs)} layers find their best match at the same depth{near}."
+
+
+def two_decimals(value: float) -> str:
+    """Or a power of ten, where two decimals would stand behind a long row of figures."""
+    return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _chance(values: Values, best_partner: dict[int, int | None]) -> str:

@@ -66,6 +66,8 @@ def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) ->
     first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (found[0], found[-1]))
     low, high = (f"{over_sites(c, measure):.3g}" for c in (found[0], found[-1]))
     where = f"On {next(iter(datas))}, " if alone else ""
+    if low == high and len(found) > 1:
+        return f"{where}all {len(found)} have the same {measure} ({low}, mean over layers)."
     if measure != MEAN_EMBEDDING:
         return f"{where}{measure} goes from {first} ({low}, mean over its layers) up to {last} ({high})."
     text = f"{where}{first} has the least to adapt ({measure} {low}, mean over its layers)"

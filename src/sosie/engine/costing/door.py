@@ -16,13 +16,13 @@ from ...capture.examples import example_input
 from ...capture.quiet import kept_random_state
 from ...data import open_data
 from ...measures import Measure, find
-from ...models import open_model, with_name
+from ...models import open_model, weights_of, with_name
 from ...models.atoms import atom_layers, recompose
 from ...progress import Progress
 from ...results import Cost, Costs
 from ...stats import Atoms
 from ..plan import MEMORY, parse_size
-from ..provenance import provenance
+from ..provenance import describe_model, provenance
 from .counting import counted
 from .running import FORWARD, MEASURE, ByAtoms, ByProbes, ByWeights, Run, Watched
 
@@ -69,7 +69,9 @@ def cost(
     streamed = [measure for measure in chosen if not measure.reads_weights]
     chunks = _inputs(a[0], data, max(probes), batch, input_shape, seed, place) if streamed else []
     at = sites if sites is not None else _common_layers(a[0], b[0]) or None
-    watched = tuple(Watched(model, at, rows, None if data is None else prepare, place) for model, _, prepare in (a, b))
+    watched = tuple(
+        Watched(model, at, rows, None if data is None else prepare, place) for model, _, prepare, _ in (a, b)
+    )
     budget = parse_size(memory) or MEMORY
     found: list[Cost] = []
     with Progress("costs", len(streamed) * len(probes) + len(chosen) - len(streamed), "rows") as bar:
@@ -87,7 +89,9 @@ def cost(
                 bar.advance()
     settings = {"sites": at if at is None or isinstance(at, str) else [str(site) for site in at]}
     about = provenance(
-        settings={**settings, "batch": batch, "seed": seed}, data="random inputs" if data is None else data
+        settings={**settings, "batch": batch, "seed": seed},
+        models=list(dict.fromkeys(describe_model(model, name, weights) for model, name, _, weights in (a, b))),
+        data="random inputs" if data is None else data,
     )
     kind = "allocated on the GPU" if _on_gpu(place) else "bytes of tensors"
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
@@ -139,11 +143,13 @@ def _check(measures: Sequence[Measure], probes: Sequence[int]) -> None:
         raise ValueError(f"probes: whole numbers of inputs, at least 4 each; got {list(probes)}")
 
 
-def _opened(thing: Any, seed: int) -> tuple[nn.Module, str, Any]:
-    model, name, prepare = with_name(open_model(thing, seed=seed) if isinstance(thing, str) else thing)
+def _opened(thing: Any, seed: int) -> tuple[nn.Module, str, Any, str]:
+    """The model, its name, how its inputs are prepared, and what is known of its weights."""
+    thing = open_model(thing, seed=seed) if isinstance(thing, str) else thing
+    model, name, prepare = with_name(thing)
     if not isinstance(model, nn.Module):
         raise TypeError(f"need a torch.nn.Module or a specification like 'alexnet(atoms=9)', got {name}")
-    return model, name, prepare
+    return model, name, prepare, weights_of(thing)
 
 
 def _inputs(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import as_found
-from ...models import NamedModel, open_model, with_name
+from ...models import NamedModel, open_model, weights_of, with_name
 from ...models.weights import masked_weights, read_weights
 from ...progress import track
 from ...train.recorder import Recorder
@@ -46,15 +46,17 @@ def _is_state(thing: Any) -> bool:
 
 def recorded(
     checkpoints: Checkpoints, stack: ExitStack, folder: str | os.PathLike[str] | None, *, data: Any, **options: Any
-) -> Run:
-    """All of them in one folder, which goes when the stack closes unless it was named."""
+) -> tuple[Run, list[str]]:
+    """All of them in one folder, which goes when the stack closes unless it was named; and what is known of weights."""
+    told: list[str] = []
     steps = _steps(checkpoints.given)
     place = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory())) / NAME
     probe: Probe | None = None
     kept: dict[str, Any] = {"sites": checkpoints.sites, "by_depth": not _sorted_by_name(checkpoints)}
     for step, name, thing in track(steps, "checkpoints", len(steps), ""):
         try:
-            model, given = _opened(thing, checkpoints.kind, options["prepare"])
+            model, given, weights = _opened(thing, checkpoints.kind, options["prepare"])
+            told += [f"{name}: step {step}, {weights}"] if weights else []
             if checkpoints.kind == "activations" and (probe is None or given is not options["prepare"]):
                 settings = {**options, "prepare": given, "max_rows": checkpoints.max_rows}
                 probe = probe.prepared(given) if probe is not None else Probe(data, settings.pop("rows"), **settings)
@@ -66,7 +68,7 @@ def recorded(
         except Exception as error:
             error.add_note(f"while reading checkpoint {name} (step {step})")
             raise
-    return open_run(place)
+    return open_run(place), told
 
 
 def _sorted_by_name(checkpoints: Checkpoints) -> bool:
@@ -99,17 +101,17 @@ def _name(thing: Any, step: int) -> str:
     return thing.name if isinstance(thing, NamedModel) else str(step)
 
 
-def _opened(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any]:
-    """A model or a state dict, and how its inputs are prepared."""
+def _opened(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
+    """A model or a state dict, how its inputs are prepared, and what is known of its weights."""
     if isinstance(thing, (str, os.PathLike)):
         if _without_model(thing, kind):
-            return masked_weights(read_weights(thing)[0]), None
+            return masked_weights(read_weights(thing)[0]), None, ""
         thing = open_model(str(thing))
     if _is_state(thing):
         if kind == "activations":
             raise TypeError("a state dict cannot be run on data: give models or specifications like small_cnn@file")
-        return thing, None
+        return thing, None, ""
     model, _, prepare = with_name(thing, prepare)
     if not isinstance(model, nn.Module):
         raise TypeError(f"a checkpoint is a model, a specification, a state dict or a file, got {type(model).__name__}")
-    return model, prepare
+    return model, prepare, weights_of(thing)

@@ -56,7 +56,8 @@ def dynamics(
         options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
         if other is not None and folder is not None:
             raise ValueError("folder= keeps the checkpoints of one run; leave it out where there are two")
-        runs = []
+        runs: list[Run] = []
+        weights: list[str] = []  # what is known of those of checkpoints
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
                 if given := [
@@ -69,13 +70,15 @@ def dynamics(
             elif is_checkpoints(thing):
                 kind = _kind(chosen, data)
                 checkpoints = Checkpoints(thing, kind, sites, device, max_rows or MAX_ROWS)
-                runs.append(recorded(checkpoints, stack, folder, **options))
+                run, told = recorded(checkpoints, stack, folder, **options)
+                runs.append(run)
+                weights += told
             else:
                 raise TypeError(
                     f"dynamics takes the folder of a recorder (with a run.json), a list of checkpoints or {{step: "
                     f"checkpoint}}, got {_named(thing)}"
                 )
-        return _between(runs, chosen, sites, budget, data)
+        return _between(runs, chosen, sites, budget, data, weights)
 
 
 def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> list[Measure] | None:
@@ -115,7 +118,9 @@ def _reads(measure: Measure) -> str:
     return "activations"
 
 
-def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any) -> Dynamics:
+def _between(
+    runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, weights: list[str]
+) -> Dynamics:
     a, b = runs[0], runs[-1]
     by_depth = all(each.about.by_depth for each in runs)
     names = _sites(a, b, sites)
@@ -133,6 +138,7 @@ def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget
     for measure in chosen:
         values[measure.name] = site_values(measure, a, b, names, budget, known)
     label = [each.name for each in (a, b)]
+    models = [*(each.about.model for each in dict.fromkeys(runs)), *weights]
     settings = {"stored as": a.about.dtype, "rows": a.about.rows or "none"}
     return Dynamics(
         label[0] if len(runs) == 1 or label[0] != label[1] else f"{label[0]} (A)",
@@ -143,7 +149,7 @@ def _between(runs: list[Run], measures: list[Measure] | None, sites: Any, budget
         tuple(b.steps),
         values,
         len(runs) == 2,
-        provenance(settings=settings, models=[each.about.model for each in dict.fromkeys(runs)], data=data),
+        provenance(settings=settings, models=models, data=data),
         by_depth,
     )
 

@@ -26,7 +26,7 @@ from ...capture import (
     unshared,
     watch,
 )
-from ...models import open_model, with_name
+from ...models import open_model, weights_of, with_name
 from ...progress import Progress
 from ..precision import products
 from ..sources import ModelSource
@@ -193,12 +193,13 @@ def source_of(
     """A model, or what the specification of one opens, as a source."""
     if isinstance(model, str):
         model = open_model(model)
+    weights = weights_of(model)
     model, name, prepare = with_name(model, prepare)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"cannot sketch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
         )
-    return GradientSource(model, name, sites, rows, prepare, inputs, device, predictive=predictive)
+    return GradientSource(model, name, sites, rows, prepare, inputs, device, weights, predictive=predictive)
 
 
 def read_through(

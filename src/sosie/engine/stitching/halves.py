@@ -15,7 +15,7 @@ from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
 from ...data import open_data
-from ...models import open_model, with_name
+from ...models import open_model, weights_of, with_name
 from ...models.joint import Joint
 
 CHUNK = 128  # inputs that both networks are run on at a time
@@ -31,6 +31,7 @@ class Half:
     cut: Cut
     prepare: Callable[[Any], Any] | None
     inputs: Callable[[Any], Any] | None
+    weights: str = ""  # where they are from, if that is known
 
     def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first = next(self.model.parameters(), None)
@@ -105,12 +106,13 @@ def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
     """A network that has yet to be cut."""
     if isinstance(model, (str, os.PathLike)):
         model = open_model(str(model))
+    weights = weights_of(model)
     model, name, prepare = with_name(model, prepare)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
         )
-    return Half(name, model, None, prepare, inputs)  # type: ignore[arg-type]
+    return Half(name, model, None, prepare, inputs, weights)  # type: ignore[arg-type]
 
 
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:

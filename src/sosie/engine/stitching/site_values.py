@@ -14,8 +14,7 @@ from ...measures import Measure
 from ...measures.joint import similarities
 from ...results import Caveat, Closer, Comparison, Side, Values
 from ...stats import Alignment, Covariances, JointSums, Neurons, UncentredAlignment
-from ..provenance import provenance
-from ..sources import ModelSource
+from ..provenance import describe_inputs, describe_model, provenance
 from .halves import Half
 from .pairing import Pair, SitePairs
 from .tally import Tally
@@ -78,7 +77,7 @@ def comparison_of(
         values[measure.name] = _measured(measure, sums, found, shared)
     about = provenance(
         settings=settings,
-        models=[ModelSource(half.model, half.name, prepare=half.prepare).describe() for half in halves],
+        models=[describe_model(half.model, half.name, half.weights, describe_inputs(half.prepare)) for half in halves],
         data=data,
         test=test,
         inputs=some.n,

@@ -14,8 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from ...capture import Linearised, NotLinear, Site, SiteError, as_found, check_linear, linearised, weighted_layers
 from ...capture.examples import shapes_for
-from ...models import open_model, with_name
+from ...models import open_model, weights_of, with_name
 from ...results import Side
+from ..provenance import describe_model
 
 
 @dataclass
@@ -31,6 +32,7 @@ class WeightSource:
     guessed: bool = False  # whether nothing said the shape of the input
     side: Side | None = None
     notes: tuple[str, ...] = field(default=())
+    weights: str = ""  # where they are from, if that is known
 
     @property
     def entries(self) -> int:
@@ -42,8 +44,7 @@ class WeightSource:
         return self.side
 
     def describe(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        return f"{self.name}: {type(self.model).__name__}, {count:,} parameters"
+        return describe_model(self.model, self.name, self.weights)
 
     def shaped(self, rows: Tensor) -> Tensor:
         """Rows of entries as inputs, where the model is."""
@@ -110,7 +111,7 @@ def open_weights(thing: Any, name: str | None, sites: Any, device: Any) -> Weigh
             f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
             f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
         )
-    return WeightSource(model, name, prepare, sites, device)
+    return WeightSource(model, name, prepare, sites, device, weights=weights_of(thing))
 
 
 def check_weights(source: WeightSource) -> None:

@@ -17,9 +17,8 @@ function mapFigure(points, by) {
     const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
     const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
     const margin = 28;
-    const span = Math.max(right - left, high - low) || 1;
-    // One scale for both axes: distances are what the map is for.
-    const each = Math.min((width - 2 * margin) / (right - left || span), 560 / (high - low || span));
+    // One scale for both axes: distances are what the map is for. Rounding (below 0.001) does not drive points apart.
+    const each = Math.min((width - 2 * margin) / Math.max(right - left, 0.01), 560 / Math.max(high - low, 0.01));
     const height = Math.max((high - low) * each, 40) + 2 * margin;
     const offset = (width - (right - left) * each) / 2;
     const place = (p) => [offset + (p.x - left) * each, height - margin - (p.y - low) * each];

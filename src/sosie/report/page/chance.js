@@ -83,6 +83,7 @@ function chanceCount(found) {
 function chanceKey(found) {
   const { measure, a, b } = found;
   if (!measure.correction) return null;
+  if (!measure.value.some((value, k) => value !== null && (measure.p_search ?? measure.p)[k] !== null)) return null;
   const count = chanceCount(found);
   const rule = `p > ${DATA.level}, ${measure.correction}`;
   if (!count) return `Every value with a p-value is distinguishable from chance (none has ${rule}).`;

@@ -24,6 +24,7 @@ function curve(found) {
       ...linesOf(found).map(({ kind, className }) => band(found, plan, kind, className)),
       ...chance(found, plan),
       ...linesOf(found).map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
+      nothingDrawn(plan, linesOf(found).flatMap(({ kind }) => found.a.sites.map((_, i) => valueAt(found, kind, i)))),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },
@@ -67,8 +68,7 @@ function curveEnds(found) {
   }
   const numbers = held.filter((value) => value !== null);
   if (!state.stretched || !numbers.length) numbers.push(...found.ends);
-  let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const [low, high] = endsOf(numbers);
   return found.scale.closer === "up" ? [low, high] : [high, low];
 }
 

@@ -76,7 +76,7 @@ function overTime(found) {
       class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
       "aria-label": `${found.measure.name} with the last state over time, a line for each layer; the table has the numbers`,
     }, [
-      gridOfTicks(plan), ...lines, cursor, timeLabels(plan, DATA.stepsA),
+      gridOfTicks(plan), ...lines, nothingDrawn(plan, found.measure.value), cursor, timeLabels(plan, DATA.stepsA),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 4 }, `step${DATA.twoRuns ? " of A" : ""} →`),
     ]);
     host.replaceChildren(svg);
@@ -141,7 +141,7 @@ function overLayers(found) {
     const svg = shape("svg", {
       class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
       "aria-label": `${found.measure.name} of two times, layer by layer`,
-    }, [gridOfTicks(plan), lines, footLabels(foot, { left: plan.left, top: 26 + HEIGHT, pitch, leaning: under.leaning })]);
+    }, [gridOfTicks(plan), lines, nothingDrawn(plan, found.measure.value), footLabels(foot, { left: plan.left, top: 26 + HEIGHT, pitch, leaning: under.leaning })]);
     host.replaceChildren(svg);
     host.follow();
     svg.addEventListener("pointermove", (event) => {

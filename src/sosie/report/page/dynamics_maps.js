@@ -68,5 +68,5 @@ function told(found, s) {
     const step = found.measure.settled[k][s];
     return `settled at ${threshold}: ${step === null ? "never" : `step ${DATA.stepsA[step]}`}`;
   });
-  return [`${DATA.sites[s]}: every time against every other`, ...settled].join(", ");
+  return [`${DATA.sites[s]}: every step against every other`, ...settled].join(", ");
 }

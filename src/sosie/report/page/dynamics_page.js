@@ -90,7 +90,7 @@ function panel(found) {
     section("How it was measured", method(found)),
     section("Caveats", found.measure.caveats.length
       ? element("ol", { class: "caveats" }, found.measure.caveats.map((text) => element("li", {}, named(text, "words"))))
-      : element("p", { class: "quiet" }, "None were recorded.")),
+      : element("p", { class: "quiet" }, "None.")),
   ]);
 }
 
@@ -100,9 +100,9 @@ function legend(className, text) {
 
 function layersFigure(found) {
   return element("figure", { class: "card" }, [
-    element("figcaption", {}, [element("h3", {}, "All layers at one time"), element("p", { class: "quiet legends" }, [
+    element("figcaption", {}, [element("h3", {}, "All layers at one step"), element("p", { class: "quiet legends" }, [
       legend("line-depth", element("span", { class: "between" }, "")),
-      legend("line-best", `against the last, ${DATA.stepsB.at(-1)}`),
+      legend("line-best", `against the last step, ${DATA.stepsB.at(-1)}`),
     ])]),
     overLayers(found),
   ]);
@@ -134,11 +134,12 @@ function mapsFigure(found) {
   } });
   stretch.checked = state.stretched;
   const lines = DATA.thresholds.map((threshold, k) => legend(`settled-key level-${k}`, `settled at ${threshold}`));
-  const note = `Bright is alike. Time runs down${DATA.twoRuns ? " for A, to the right for B" : " and to the right"}; ` +
-    "recorded steps lie at equal distances. Click a map to move both times." +
-    (found.measure.value.includes(null) ? " Hatched: undefined; the caveats say why." : "");
+  const why = found.measure.caveats.length ? "; the caveats say why" : "";
+  const note = `Bright is alike. Time runs down${DATA.twoRuns ? " for A and to the right for B" : " and to the right"}; ` +
+    "recorded steps are evenly spaced. Click a map to move both sliders." +
+    (found.measure.value.includes(null) ? ` Hatched: undefined${why}.` : "");
   return element("figure", { class: "card maps" }, [
-    element("figcaption", {}, [element("h3", {}, "Every time against every other"), element("p", { class: "key-note quiet" }, note),
+    element("figcaption", {}, [element("h3", {}, "Every step against every other"), element("p", { class: "key-note quiet" }, note),
       lines.length ? element("p", { class: "quiet legends" }, lines) : null]),
     bar,
     element("div", { class: "time-maps" }, DATA.sites.map((_, s) => timeMap(found, s))),
@@ -152,9 +153,9 @@ function settledTable(found) {
   return sortable([
     { title: DATA.byDepth ? "Depth" : "Place", number: true, key: (s) => s, cell: (s) => String(s + 1) },
     { title: "Site", key: (s) => s, cell: (s) => named(DATA.sites[s]) },
-    { title: "First state", number: true, key: first, cell: (s) => written(first(s), 3) },
+    { title: "At the first step", number: true, key: first, cell: (s) => written(first(s), 3) },
     ...(DATA.twoRuns ? [{
-      title: "Last state", number: true, key: (s) => found.toEnd(s, DATA.stepsA.length - 1),
+      title: "At the last step", number: true, key: (s) => found.toEnd(s, DATA.stepsA.length - 1),
       cell: (s) => written(found.toEnd(s, DATA.stepsA.length - 1), 3),
     }] : []),
     ...DATA.thresholds.map((threshold, k) => ({
@@ -166,11 +167,11 @@ function settledTable(found) {
 
 function method({ measure }) {
   const facts = [
-    ["What", `${DATA.what}, ${DATA.stepsA.length} recorded times${DATA.twoRuns ? ` of A, ${DATA.stepsB.length} of B` : ""}`],
+    ["What", `${DATA.what}, ${DATA.stepsA.length} recorded step${DATA.stepsA.length === 1 ? "" : "s"}${DATA.twoRuns ? ` of A, ${DATA.stepsB.length} of B` : ""}`],
     ["Statistic", measure.statistic],
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
-      : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
+      : `${measure.direction}; anything compared with itself has ${Number(measure.same.toPrecision(4))}`],
     ...(measure.rule ? [["Settled", measure.rule]] : []),
   ];
   return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [

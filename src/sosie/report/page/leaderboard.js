@@ -59,7 +59,7 @@ function ranking() {
     numbers("AUC", "auc", (k) => barred(rows[k].auc, small(rows[k].auc), 2 * ((rows[k].auc ?? 0.5) - 0.5))),
     numbers("Moved", "moved_in_vain", (k) => small(rows[k].moved_in_vain) || "–"),
     numbers("Noticed", "noticed", (k) => small(rows[k].noticed) || "–"),
-    numbers("Time a pair", "seconds", (k) => timed(rows[k].seconds)),
+    numbers("Time a pair", "seconds", (k) => timed(rows[k].seconds) || "–"),
   ];
   return element("div", { class: "ranking" }, sortable(columns, rows.map((_, k) => k), "Measures, best first"));
 }

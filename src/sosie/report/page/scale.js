@@ -23,6 +23,14 @@ function inkOn(level) {
   return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
 }
 
+// The least and the largest of some numbers; where they are equal but for rounding, some room around them.
+function endsOf(numbers) {
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low > 1e-6 * size) return [low, high];
+  return size ? [low - size / 2, high + size / 2] : [-0.5, 0.5];
+}
+
 // Round numbers between two ends, about `count` of them.
 function ticksBetween(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);
@@ -31,9 +39,9 @@ function ticksBetween(low, high, count) {
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-6); k * step <= high + step * 1e-6; k += 1) ticks.push(k * step);
   const digits = clamp(Math.ceil(-Math.log10(step) + (step / power === 2.5 ? 1 : 0) - 1e-9), 0, 12);
-  const tiny = (value) => (value === 0 ? "0" : Number(value.toPrecision(6)).toExponential());
-  const text = (value) => (Math.abs(value) >= 1e6 ? written(value) : value.toFixed(digits));
-  return ticks.map((value) => ({ value, text: digits > 5 ? tiny(value) : text(value) }));
+  const powers = digits > 5 || Math.max(Math.abs(low), Math.abs(high)) >= 1e6;
+  const text = (value) => (value === 0 ? "0" : Number(value.toPrecision(8)).toExponential());
+  return ticks.map((value) => ({ value, text: powers ? text(value) : value.toFixed(digits) }));
 }
 
 function colourBar(grid, ends, size) {
@@ -55,6 +63,12 @@ function colourBar(grid, ends, size) {
     shape("rect", { x: 0, y: 17, width: size, height: 10, rx: 2, fill: `url(#${id})` }),
     ...ticks,
   ]);
+}
+
+// In place of lines, where there is nothing to draw.
+function nothingDrawn({ left, width }, numbers) {
+  if (numbers.some((value) => value !== null)) return null;
+  return shape("text", { class: "label quiet", x: (left + width) / 2, y: 120, "text-anchor": "middle" }, "Every value is undefined.");
 }
 
 function anchorAt(at) {

@@ -58,6 +58,7 @@ function stitchedLines(does, says) {
       gridLines(plan),
       does.hasRange ? ribbon(plan, at(does, "low"), at(does, "high"), lineClass(0)) : null,
       ...all.map((found, k) => line(plan, at(found, "value"), lineClass(k))),
+      nothingDrawn(plan, all.flatMap((found) => does.a.sites.map((_, i) => at(found, "value")(i)))),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 }, "layers of A →"),
     ]);
@@ -86,14 +87,17 @@ function scatter(does, says) {
   const ends = unitEnds(pairs.map(([i, j]) => does.at("value", i, j)));
   const reach = unitEnds(says.flatMap((found) => pairs.map(([i, j]) => found.at("value", i, j))));
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
-    const [left, top, height] = [44, 28, CURVE + 74];
+    const ticks = ticksBetween(...ends, 5);
+    const left = Math.max(44, Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12);
+    const [top, height] = [28, CURVE + 74];
+    const share = (value) => (value - reach[0]) / (reach[1] - reach[0]);
     const [x, y] = [
-      (value) => left + ((width - left - 12) * (value - reach[0])) / (reach[1] - reach[0]),
+      (value) => left + (width - left - 12) * share(value),
       (value) => top + CURVE * (1 - (value - ends[0]) / (ends[1] - ends[0])),
     ];
-    const plan = { left, width: width - 4, y, ticks: ticksBetween(...ends, 5) };
+    const plan = { left, width: width - 4, y, ticks };
     const under = ticksBetween(...reach, 5).map(({ value, text }) =>
-      shape("text", { class: "label quiet", x: x(value), y: top + CURVE + 20, "text-anchor": "middle" }, text));
+      shape("text", { class: "label quiet", x: x(value), y: top + CURVE + 20, "text-anchor": anchorAt(share(value)) }, text));
     const dots = says.flatMap((found, k) => pairs.flatMap(([i, j]) => {
       const value = found.at("value", i, j);
       if (value === null) return [];
@@ -108,7 +112,7 @@ function scatter(does, says) {
       class: "curve", role: "img", width, height, viewBox: `0 0 ${width} ${height}`,
       "aria-label": `${does.measure.name} against ${says.map(({ measure }) => measure.name).join(", ")}.`,
     }, [
-      gridLines(plan), ...under, ...dots,
+      gridLines(plan), ...under, ...dots, nothingDrawn(plan, dots.length ? [0] : []),
       axis({ x: 0, y: 12 }, `↑ ${does.measure.name}`),
       axis({ x: left, y: height - 6 }, shortened(`${says.map(({ measure }) => measure.name).join(", ")} →`, width - left - 8)),
     ]));

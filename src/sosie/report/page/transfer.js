@@ -97,9 +97,7 @@ function scoreCurve(found) {
   const at = (kind) => (i) => found.at(kind, i, 0);
   const held = found.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(kind)(i))).filter((v) => v !== null);
   const whole = found.measure.name.startsWith("log") ? held : [0, ...held];
-  let ends = [Math.min(...whole), Math.max(...whole)];
-  if (!held.length || ends[0] === ends[1]) ends = [(ends[0] || 0) - 0.5, (ends[0] || 0) + 0.5];
-  if (!held.length) ends = [0, 1];
+  const ends = held.length ? endsOf(whole) : [0, 1];
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const plan = curvePlan(found, width, ends);
     const svg = shape("svg", {
@@ -109,6 +107,7 @@ function scoreCurve(found) {
       gridLines(plan),
       found.hasRange ? ribbon(plan, at("low"), at("high"), "line-depth") : null,
       line(plan, at("value"), "line-depth"),
+      nothingDrawn(plan, found.measure.value),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
       shape("text", { class: "label axis", x: 0, y: 12 }, `↑ ${found.measure.name}`),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },

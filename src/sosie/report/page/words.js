@@ -4,7 +4,7 @@ const SHOWN = 8; // caveats before the rest is folded away
 
 function caveats(found) {
   const all = found.measure.caveats;
-  if (!all.length) return element("p", { class: "quiet" }, "None were recorded.");
+  if (!all.length) return element("p", { class: "quiet" }, "None.");
   const items = all.map(({ text, reach }) =>
     element("li", {}, [named(text, "words"), " ", element("span", { class: "quiet reach" }, reach)]));
   const list = element("ol", { class: "caveats" }, items.slice(0, SHOWN));
@@ -36,12 +36,12 @@ function method(found) {
       : ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
     ["Range", measure.extent],
     ["Direction", measure.same === null ? measure.direction
-      : `${measure.direction}; a thing compared with itself has ${Number(measure.same.toPrecision(4))}`],
+      : `${measure.direction}; anything compared with itself has ${Number(measure.same.toPrecision(4))}`],
     ["Interval", given("low", "95 %, given for each pair", "none for this statistic")],
     ["Chance", given("null", `what ${CHANCE[pair.rule] ?? "the measure gives when rows are paired at random"}: mean ± spread, for each pair`, "not measured")],
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
-      "corrected for search: how often it gives one anywhere among the pairs"]] : []),
-    ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 what a thing compared with itself gives"]] : []),
+      "corrected for the search: how often it gives one anywhere among the pairs"]] : []),
+    ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 is what anything gives when compared with itself"]] : []),
     ...(pair.shifted ? [["Same shift", "both models answer the same changed inputs; elsewhere A answers those of the row and B those of the column"]]
       : pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
   ];
@@ -65,12 +65,12 @@ function provenance(pair) {
 function key(found) {
   const { measure, scale } = found;
   const parts = ["Bright is alike."];
-  if (found.calibrated) parts.push("Scores: 0 is what chance gives, 1 what a thing compared with itself gives.");
+  if (found.calibrated) parts.push("Scores: 0 is what chance gives, 1 is what anything gives when compared with itself.");
   if (scale.closer === "down") parts.push("Lower values are more alike here, so the scale runs backwards.");
   if (state.stretched) parts.push("Colours and curves are stretched to the values found here.");
   else if (scale.clipped) parts.push("Values beyond the end of the scale have the colour of its end.");
-  if (measure.value.includes(null)) parts.push("Hatched cells are undefined; the caveats say why.");
-  parts.push(`A frame or dot marks each row’s best match${found.calibrated ? ", by value" : ""}.`);
+  if (measure.value.includes(null)) parts.push(`Hatched cells are undefined${measure.caveats.length ? "; the caveats say why" : ""}.`);
+  if (measure.best.some((j) => j !== null)) parts.push(`A frame or dot marks each row’s best match${found.calibrated ? ", by value" : ""}.`);
   const chance = chanceKey(found);
   if (chance) parts.push(chance);
   return element("p", { class: "key-note quiet" }, parts.join(" "));

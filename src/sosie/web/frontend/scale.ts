@@ -40,12 +40,12 @@ export function colourBar(title: string, [far, alike]: Ends, width: number): SVG
   const stops = ramp.map((hex, k) => shape("stop", { offset: k / (ramp.length - 1), "stop-color": hex }));
   const text = (x: number, y: number, anchor: string, said: string, className = "label") =>
     shape("text", { class: className, x, y, "text-anchor": anchor }, said);
-  const middle = Number(((far + alike) / 2).toPrecision(3));
+  const short = (value: number) => String(Number(value.toPrecision(3)));
   return shape("g", {}, [
     shape("defs", {}, shape("linearGradient", { id }, stops)),
     text(0, 10, "start", "unlike", "label quiet"), text(width / 2, 10, "middle", title),
     text(width, 10, "end", "alike", "label quiet"),
     shape("rect", { x: 0, y: 17, width, height: 10, rx: 2, fill: `url(#${id})` }),
-    text(0, 42, "start", String(far)), text(width / 2, 42, "middle", String(middle)), text(width, 42, "end", String(alike)),
+    text(0, 42, "start", short(far)), text(width / 2, 42, "middle", short((far + alike) / 2)), text(width, 42, "end", short(alike)),
   ]);
 }

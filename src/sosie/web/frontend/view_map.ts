@@ -73,7 +73,8 @@ function lead(found: Points, n: number): string {
 
 function notes(found: Points): string {
   const some = found.points.length < found.total ? `${found.points.length.toLocaleString("en")} of them are shown. ` : "";
-  const stress = found.stress === null ? "" : `Two dimensions cannot show all distances (stress ${written(found.stress, 2)}${found.stress > 0.2 ? ": a rough sketch" : ""}). `;
+  const rough = found.stress !== null && found.stress > 0.2 ? ": a rough sketch" : "";
+  const stress = found.stress === null || found.stress < 0.005 ? "" : `Two dimensions cannot show all distances (stress ${written(found.stress, 2)}${rough}). `;
   return `${some}${stress}Drag to move; pinch, or click and scroll, to zoom; click a point to open it.`;
 }
 

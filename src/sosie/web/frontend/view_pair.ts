@@ -48,12 +48,12 @@ export async function pairView({ zoo, parts, query, signal, go }: Visit): Promis
 function sentence(found: Pair): Children {
   const best = found.value.map((row) => bestOf(row));
   const known = best.flatMap((j, i) => (j === null ? [] : [{ i, j, value: found.value[i][j]! }])).sort((x, y) => y.value - x.value);
-  if (!known.length) return "No layer of one can be compared with one of the other.";
+  if (!known.length) return "No layer of one can be compared with a layer of the other.";
   const [most, last] = [known[0], known.at(-1)!];
   const mean = known.reduce((sum, one) => sum + one.value, 0) / known.length;
   return [
     "Most alike are ", named(found.a.sites[most.i]), " and ", named(found.b.sites[most.j]), ` (${written(most.value)}). `,
-    ...(known.length > 1 ? ["The layer that fits worst is ", named(found.a.sites[last.i]), ` (${written(last.value)} at best); on average the best match has ${written(mean)}.`] : []),
+    ...(known.length > 1 ? ["The layer with the weakest best match is ", named(found.a.sites[last.i]), ` (${written(last.value)}); the mean over best matches is ${written(mean)}.`] : []),
   ];
 }
 

@@ -129,9 +129,9 @@ export function modelMap(points, start, options) {
         const all = options.sent ? [...points, options.sent] : points;
         const [xs, ys] = [all.map((p) => p.x), all.map((p) => p.y)];
         const [left, right, low, high] = [least(xs), most(xs), least(ys), most(ys)];
-        const scale = Math.min((width - 2 * MARGIN) / Math.max(right - left, 1e-9), (height - 2 * MARGIN) / Math.max(high - low, 1e-9));
-        const sane = Number.isFinite(scale) && right - left + high - low > 1e-12 ? scale : 1;
-        base = { scale: sane, x: width / 2 - (sane * (left + right)) / 2, y: height / 2 + (sane * (low + high)) / 2 };
+        // Rounding (below 0.001) does not drive points apart.
+        const scale = Math.min((width - 2 * MARGIN) / Math.max(right - left, 0.01), (height - 2 * MARGIN) / Math.max(high - low, 0.01));
+        base = { scale, x: width / 2 - (scale * (left + right)) / 2, y: height / 2 + (scale * (low + high)) / 2 };
         view = { ...base };
         moved();
     }

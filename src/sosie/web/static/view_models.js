@@ -28,7 +28,7 @@ export async function modelsView({ zoo, query, signal, go }) {
                     element("label", { class: "choice" }, [element("span", { class: "quiet" }, "Name"), text]),
                     ...filters(zoo, asked, (name, value) => go(to({ [name]: value }))), filtered ? link("#/models", "show all", "reset") : null,
                 ]),
-                page.rows.length ? table(page.rows) : element("p", { class: "quiet" }, "No model is like that."),
+                page.rows.length ? table(page.rows) : element("p", { class: "quiet" }, filtered ? "No model matches." : "There are no models yet."),
                 pages(page, ROWS, (start, text) => link(to(start ? { offset: String(start) } : {}), text)),
             ]),
             element("p", { class: "quiet" }, [
