@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nets import Tokens, cnn, inputs, mlp
+from nets import Skips, Tokens, cnn, inputs, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -413,3 +413,48 @@ def test_weights_in_a_folder(tmp_path: Path) -> None:
     spec = f"small_cnn@{tmp_path}/w/net.safetensors"
     c = sosie.compare(spec, "small_cnn(seed=3)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"])
     assert c.matrix()[0, 0] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch", [150, 64, 20])
+def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(batch: int) -> None:
+    a, b, x = Skips(0).double(), Skips(1).double(), inputs().double()
+    with torch.no_grad():
+        left, right = a.by_hand(x), b.by_hand(x)
+    sites = list(left)
+    c = sosie.compare(a, b, x.split(batch), sites_a=sites, sites_b=sites, measures="linear_cka", exact=True)
+    for i, site in enumerate(sites):
+        for j, other in enumerate(sites):
+            expected = sosie.measure("linear_cka", left[site], right[other])
+            assert c.matrix()[i, j] == pytest.approx(expected, abs=1e-9)
+    assert not a.skips
+    assert a(x[:5]).shape == (5, 3)
+    k = sosie.sketch(a, x.split(batch), sites=["middle"], size=None)
+    torch.testing.assert_close(k.site("middle").features.rows, left["middle"], check_dtype=False)
+    s = sosie.stitch_sites(a, b, x.split(batch), test=x, sites_a=["up"], sites_b=["up"])
+    assert s.matrix("linear_cka")[0, 0] == pytest.approx(c.matrix()[2, 2], abs=1e-5)
+    assert not a.skips
+    assert not b.skips
+
+
+def test_a_comparison_that_fails_leaves_nothing_of_its_forward_on_the_model() -> None:
+    model, x = Skips(), inputs()
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        sosie.compare(model, Skips(1), [x, x[:, :7], x])
+    with pytest.raises(ValueError, match="NaN"):
+        sosie.compare(model, Skips(1), [x, x / 0])
+    model.up.register_forward_pre_hook(_stop_at(150, calls := []))
+    for door in (sosie.compare, sosie.compare_outputs, sosie.sketch):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            door(model, *([Skips(1)] if door is not sosie.sketch else []), x.split(50))
+        assert not model.skips
+        assert model.calls == 0
+
+
+def _stop_at(inputs: int, calls: list[int]):
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        calls.append(len(args[0]))
+        if sum(calls) >= inputs:
+            raise KeyboardInterrupt
+
+    return hook

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, answer_in, as_found, labels_of, model_arguments, read_npz, read_safetensors
+from ..capture import (
+    Chunk,
+    answer_in,
+    as_found,
+    labels_of,
+    model_arguments,
+    read_npz,
+    read_safetensors,
+    restored_after_errors,
+)
 from ..models import NamedModel, open_model, with_name
 from ..results import Side
 from ..stats import Answers, Reader
@@ -77,8 +86,10 @@ class ModelAnswering(Answering):
         prepared = "" if self.prepare is None else f", prepared by {self.prepare!r}"
         return f"{self.name}: {type(self.model).__name__}, {count:,} parameters{prepared}"
 
-    def opened(self) -> AbstractContextManager[Any]:
-        return as_found(self.model, self.device)
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        with restored_after_errors(self.model), as_found(self.model, self.device):
+            yield self
 
     @property
     def home(self) -> torch.device | None:

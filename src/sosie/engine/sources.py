@@ -22,6 +22,7 @@ from ..capture import (
     count_inputs,
     cut,
     model_arguments,
+    restored_after_errors,
     rows_per_input,
     select,
     to_rows,
@@ -83,7 +84,11 @@ class ModelSource:
 
     @contextmanager
     def opened(self) -> Iterator[ModelSource]:
-        with as_found(self.model, self.device), watch(self.model, self.sites, sink=self._receive) as seen:
+        with (
+            restored_after_errors(self.model),
+            as_found(self.model, self.device),
+            watch(self.model, self.sites, sink=self._receive) as seen,
+        ):
             self._seen = seen
             try:
                 yield self
