@@ -9,6 +9,7 @@ from .keep import Keep
 from .leaks import LeakingCut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .masks import Masks, mask_of
+from .mixing import ends, mixing_note
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
@@ -55,12 +56,14 @@ __all__ = [
     "check_rule",
     "count_inputs",
     "cut",
+    "ends",
     "fresh_leaf",
     "input_numbers",
     "input_rows",
     "labels_of",
     "linearised",
     "mask_of",
+    "mixing_note",
     "model_arguments",
     "nearest",
     "open_activations",

@@ -19,7 +19,9 @@ from ..capture import (
     Chunk,
     answer_in,
     as_found,
+    ends,
     labels_of,
+    mixing_note,
     model_arguments,
     read_npz,
     read_safetensors,
@@ -48,6 +50,10 @@ class Answering(ABC):
 
     @abstractmethod
     def describe(self) -> str: ...
+
+    def mixing(self, batch: Any) -> str | None:
+        """Whether the inputs of a batch are mixed, in words; None: they are not, or it cannot be known any more."""
+        return None
 
     @abstractmethod
     def outputs(self, chunk: Chunk) -> Tensor: ...
@@ -100,6 +106,9 @@ class ModelAnswering(Answering):
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with: copies, on its device."""
         return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self.home)
+
+    def mixing(self, batch: Any) -> str | None:
+        return mixing_note(self.name, self.model, batch, lambda chunk: {SITE: ends(self.outputs(chunk))})
 
     def outputs(self, chunk: Chunk) -> Tensor:
         try:
