@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sosie.capture import Cut, LeakingCut, SilentSite, UnknownSite, answer_in, cuts
+from sosie.capture import Cut, LeakingCut, SilentSite, UnknownSite, answer_in, cuts, watch
+from sosie.capture.arguments import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
 
 from .cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithBuffer
-from .stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Twice
+from .stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 
 SIXTY_FOUR = torch.float64
 
@@ -90,7 +91,7 @@ TIGHT = [
 
 
 @pytest.mark.parametrize(("build", "options", "site", "side"), TIGHT, ids=lambda part: getattr(part, "__name__", None))
-def test_the_two_maps_make_the_whole_and_nothing_below_runs_twice(build, options, site, side):
+def test_the_two_maps_make_the_whole_and_the_task_map_runs_nothing_below(build, options, site, side):
     model, x = made(build, **options), images(3, side)
     cut = Cut(model, site, x)
     cut.check(x)
@@ -99,6 +100,10 @@ def test_the_two_maps_make_the_whole_and_nothing_below_runs_twice(build, options
         whole = model(x)
     with called(model) as lower:
         activation = cut.representation(x)
+        assert lower == counts  # the forward ends
+    lower.clear()
+    with called(model) as lower, pytest.raises(KeyboardInterrupt):
+        cut._run(_stop, CallArguments((x,), {}))
     with called(model) as upper:
         kept = activation.clone()
         answer = cut.task(activation)
@@ -162,6 +167,10 @@ def test_a_cut_that_leaks_is_refused_by_name(build, options, site, says, traced,
     with pytest.raises(TypeError, match="input"):
         cut.task(cut.representation(x))
     assert hooks_of(model) == 0
+
+
+def _stop(output):
+    raise KeyboardInterrupt
 
 
 def _no_graph(*args):
@@ -391,6 +400,39 @@ def test_the_model_is_left_as_found():
     assert "len" not in Twice.forward.__globals__
     with torch.inference_mode():
         torch.testing.assert_close(Cut(model, "layer2.0", x).task(cut.representation(x)), model(x))
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("site", ["down", "middle", "up", "last"])
+def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(site, traced, monkeypatch):
+    if not traced:
+        monkeypatch.setattr(cuts, "task_graph", _no_graph)
+    model, x = made(Skips), rows(5)
+    cut = Cut(model, site, x)
+    assert not model.skips
+    with watch(model, site) as seen:
+        whole = model(x)
+    for part in (slice(0, 5), slice(0, 2), slice(2, 5)):
+        torch.testing.assert_close(cut.representation(x[part]), seen[site][part])
+        assert not model.skips
+        torch.testing.assert_close(cut.task(cut.representation(x[part]), x[part]), whole[part])
+        assert not model.skips
+
+
+def test_a_trace_that_fails_in_the_middle_leaves_nothing_on_the_model():
+    class Decides(Skips):
+        def forward(self, x):
+            self.skips.append(self.down(x))
+            if self.skips[0].sum() > 1e9:
+                raise ValueError
+            return super().forward(x - self.skips.pop())
+
+    model, x = made(Decides), rows(5)
+    expected = model(x)
+    cut = Cut(model, "up", x)
+    assert "whole forward" in repr(cut)
+    assert not model.skips
+    torch.testing.assert_close(cut.task(cut.representation(x), x), expected)
 
 
 @pytest.mark.parametrize("traced", [True, False])

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sosie.capture import as_found
+from sosie.capture import as_found, restored_after_errors
+from sosie.capture.quiet import kept_attributes
 
 from .stand_ins import ResNet20
 
@@ -128,3 +129,66 @@ def test_the_device_is_put_back(half_frozen):
     assert {tensor.device.type for tensor in half_frozen.state_dict().values()} == {"cpu"}
     assert half_frozen.fc.weight.grad.device.type == "cpu"
     assert all(torch.equal(a, b) for a, b in zip(expected, torch.cuda.get_rng_state_all(), strict=True))
+
+
+class Keeps(nn.Module):
+    """Everything that a forward may leave on a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("total", torch.zeros(4))
+        self.calls, self.skips, self.by_name, self.seen = 0, [[]], {"plain": torch.zeros(4)}, set()
+
+    def forward(self, x):
+        self.calls += 1
+        self.skips[0].append(x)
+        self.by_name["new"] = x
+        self.by_name["plain"].add_(1)
+        self.seen.add(len(x))
+        self.last = x
+        self.total += x.detach().sum(0)
+        return self.norm(x)
+
+
+def kept(model):
+    held = model.calls, len(model.skips[0]), list(model.by_name), model.seen, "last" in vars(model)
+    return (*held, {k: v.tolist() for k, v in (model.state_dict() | {"plain": model.by_name["plain"]}).items()})
+
+
+def test_what_a_forward_leaves_on_a_model_is_put_back():
+    model, x = Keeps().train(), torch.randn(5, 4)
+    model(x[:3])
+    before, skips = kept(model), model.skips[0]
+    buffer, version = model.total, model.norm.weight._version
+    with kept_attributes(model):
+        model.eval()
+        model(x)
+        assert kept(model) != before
+        model.train()(x)
+    assert kept(model) == before
+    assert model.training
+    assert model.skips[0] is skips
+    assert model.total is buffer
+    assert model.norm.weight._version == version
+
+
+def test_nothing_is_written_where_nothing_changed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    answer = model(torch.randn(5, 4))  # its backward needs the running statistics as they are
+    with kept_attributes(model):
+        model(torch.randn(3, 4))
+    answer.sum().backward()
+    assert model[1].running_mean._version == nn.BatchNorm1d(4).running_mean._version
+
+
+def test_a_forward_that_breaks_off_leaves_nothing_on_the_model():
+    model, x = Keeps(), torch.randn(5, 4)
+    with restored_after_errors(model):
+        model(x)
+    assert (model.calls, len(model.skips[0])) == (1, 1)
+    before = kept(model)[:-1]
+    model.norm.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), restored_after_errors(model):
+        model(x)
+    assert kept(model)[:-1] == before

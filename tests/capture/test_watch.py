@@ -6,7 +6,7 @@ from torch import nn
 
 from sosie.capture import SilentSite, SiteError, unwrap, watch
 
-from .stand_ins import Bert, Makes, ModelOutput, Plain, ResNet20, ResNet50, Returns, Twice
+from .stand_ins import Bert, Makes, ModelOutput, Plain, ResNet20, ResNet50, Returns, Skips, Twice
 
 
 @pytest.fixture
@@ -148,39 +148,76 @@ def test_each_forward_starts_afresh(images):
         assert not torch.equal(seen["mix"], first)
 
 
-def test_run_stops_after_the_last_site_from_the_second_forward_on(images):
-    model = ResNet20().eval()
-    calls = []
-    model.layer3.register_forward_pre_hook(lambda module, args: calls.append(1))
-    with torch.no_grad(), watch(model, ["layer1.*"]) as seen:
-        for _ in range(3):
-            seen.run(images)
-        torch.testing.assert_close(seen["layer1.2"], model.layer1(torch.relu(model.bn1(model.conv1(images)))))
-        assert len(calls) == 1
-        model(images)
-        assert len(calls) == 2
-        assert len(seen) == 15
+def test_every_forward_ends():
+    torch.manual_seed(0)
+    model, parts = Skips(), torch.randn(3, 5, 4)
+    with torch.no_grad(), watch(model, ["middle", "up"]) as seen:
+        for x in parts:
+            seen.run(x)
+            torch.testing.assert_close(seen["middle"], model.middle(model.down(x)), rtol=0, atol=0)
+            assert not model.skips
+    with torch.no_grad(), watch(model, "down") as seen:
+        for x in parts:
+            seen.run(x)
+    assert not model.skips
+    assert model(parts[0][:2]).shape == (2, 3)
 
 
-def test_a_models_own_except_clause_does_not_catch_the_early_exit():
+def test_a_forward_ends_before_the_error_of_a_site_is_raised():
+    model, x = Skips(), torch.ones(3, 4)
+
+    def refuse(site, activation):
+        raise ValueError(f"no more of {site.label}")
+
+    with torch.no_grad(), watch(model, ["middle", "up"], sink=refuse) as seen:
+        with pytest.raises(ValueError, match="no more of middle"):
+            seen.run(x)
+        assert not model.skips
+        with pytest.raises(ValueError, match="no more of middle"):
+            model(x)
+        assert not model.skips
+        with pytest.raises(RuntimeError, match="no forward has finished"):
+            seen.values()
+
+
+def test_a_models_own_except_clause_does_not_catch_the_error_of_a_site():
     class Forgiving(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.inner = nn.Linear(4, 4)
 
         def forward(self, x):
             try:
-                x = self.inner(x)
+                return self.inner(x)
             except Exception:
-                x = x * 0
-            return self.last(x)
+                return x * 0
 
-    model, reached = Forgiving(), []
-    model.last.register_forward_pre_hook(lambda module, args: reached.append(1))
-    with torch.no_grad(), watch(model, "inner") as seen:
-        for _ in range(2):
-            seen.run(torch.ones(2, 4))
-    assert len(reached) == 1
+    def refuse(site, activation):
+        raise ValueError("refused it")
+
+    with (
+        torch.no_grad(),
+        watch(Forgiving(), "inner", sink=refuse) as seen,
+        pytest.raises(ValueError, match="refused"),
+    ):
+        seen.run(torch.ones(2, 4))
+
+
+def test_the_error_of_a_site_comes_before_one_that_the_model_raises_later():
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.inner(x)
+            raise RuntimeError("later")
+
+    def refuse(site, activation):
+        raise ValueError("sooner")
+
+    with torch.no_grad(), watch(Strict(), "inner", sink=refuse) as seen, pytest.raises(ValueError, match="sooner"):
+        seen.run(torch.ones(2, 4))
 
 
 def test_a_site_that_fires_only_sometimes_is_an_error():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nets import Tokens, cnn, inputs, mlp
+from nets import Skips, Tokens, cnn, inputs, mlp
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,11 +97,10 @@ def test_a_shuffled_loader_gives_both_models_the_same_batch() -> None:
 
 def test_a_model_with_itself_runs_once() -> None:
     model, calls = mlp(0), []
-    model.register_forward_hook(lambda *_: calls.append(1))
+    model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
     found = sosie.compare(model, model, inputs())
     assert np.diag(found.matrix()) == pytest.approx(np.ones(5), abs=1e-6)
-    # The probe and two chunks, one of which ends early: never twice a chunk.
-    assert len(calls) <= 3
+    assert calls == [2, 4, 4, 128, 22]  # the probe, whether inputs are mixed, two batches: never twice a batch
     assert found.side_a.name != found.side_b.name
 
 
@@ -230,7 +229,7 @@ def test_all_pairs_in_one_pass() -> None:
     calls = []
     models[0].register_forward_pre_hook(lambda *_: calls.append(1))
     found = sosie.compare(models, x)
-    assert len(calls) == 3  # the probe, and two batches of at most 128
+    assert len(calls) == 5  # the probe, whether inputs are mixed, and two batches of at most 128
     assert len(found) == 3
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(found[i, j].matrix() - sosie.compare(models[i], models[j], x).matrix()).max() < 1e-6
@@ -448,3 +447,111 @@ def test_weights_in_a_folder(tmp_path: Path) -> None:
     spec = f"small_cnn@{tmp_path}/w/net.safetensors"
     c = sosie.compare(spec, "small_cnn(seed=3)", "demo", max_rows=64, sites_a=["fc"], sites_b=["fc"])
     assert c.matrix()[0, 0] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch", [150, 64, 20])
+def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(batch: int) -> None:
+    a, b, x = Skips(0).double(), Skips(1).double(), inputs().double()
+    with torch.no_grad():
+        left, right = a.by_hand(x), b.by_hand(x)
+    sites = list(left)
+    c = sosie.compare(a, b, x.split(batch), sites_a=sites, sites_b=sites, measures="linear_cka", exact=True)
+    for i, site in enumerate(sites):
+        for j, other in enumerate(sites):
+            expected = sosie.measure("linear_cka", left[site], right[other])
+            assert c.matrix()[i, j] == pytest.approx(expected, abs=1e-9)
+    assert not a.skips
+    assert a(x[:5]).shape == (5, 3)
+    k = sosie.sketch(a, x.split(batch), sites=["middle"], size=None)
+    torch.testing.assert_close(k.site("middle").features.rows, left["middle"], check_dtype=False)
+    s = sosie.stitch_sites(a, b, x.split(batch), test=x, sites_a=["up"], sites_b=["up"])
+    assert s.matrix("linear_cka")[0, 0] == pytest.approx(c.matrix()[2, 2], abs=1e-5)
+    assert not a.skips
+    assert not b.skips
+
+
+def test_a_comparison_that_fails_leaves_nothing_of_its_forward_on_the_model() -> None:
+    model, x = Skips(), inputs()
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        sosie.compare(model, Skips(1), [x, x[:, :7], x])
+    with pytest.raises(ValueError, match="NaN"):
+        sosie.compare(model, Skips(1), [x, x / 0])
+    model.up.register_forward_pre_hook(_stop_at(150, calls := []))
+    for door in (sosie.compare, sosie.compare_outputs, sosie.sketch):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            door(model, *([Skips(1)] if door is not sosie.sketch else []), x.split(50))
+        assert not model.skips
+        assert model.calls == 0
+
+
+def _stop_at(inputs: int, calls: list[int]):
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        calls.append(len(args[0]))
+        if sum(calls) >= inputs:
+            raise KeyboardInterrupt
+
+    return hook
+
+
+def batch_norm(seed: int = 0) -> nn.Module:
+    """Normalised by the statistics of each batch."""
+    return nn.Sequential(*mlp(seed)[:3], nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3))
+
+
+def mixing(c: sosie.Comparison) -> set[str]:
+    return {caveat.text for values in c.values.values() for caveat in values.caveats if "of a batch" in caveat.text}
+
+
+def test_models_that_mix_the_inputs_of_a_batch_are_named_with_the_first_site() -> None:
+    a, b, x = batch_norm(), mlp(1), inputs()
+    c = sosie.compare(a, b, x.split(30), measures=["linear_cka", "mutual_knn"])
+    (text,) = mixing(c)
+    assert text.startswith("Sequential (A) mixes the inputs of a batch, at first at '3': ")
+    assert all(any(caveat.text == text for caveat in c[name].caveats) for name in c.measures)
+    other = sosie.compare(a, b, x.split(5), measures="linear_cka")
+    assert np.abs(other.matrix("linear_cka") - c.matrix("linear_cka"))[:3].max() < 1e-5
+    assert np.abs(other.matrix("linear_cka") - c.matrix("linear_cka"))[3].max() > 1e-3
+    assert len(mixing(sosie.compare(a, a, x.split(30)))) == 1
+    assert not mixing(sosie.compare(b, cnn_of_rows(), x.split(30)))
+
+
+def cnn_of_rows() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Dropout(), nn.Flatten())
+
+
+def test_of_several_models_only_the_pairs_of_one_that_mixes_are_doubted(tmp_path: Path) -> None:
+    x = inputs()
+    found = sosie.compare([mlp(0), batch_norm(), mlp(2)], x.split(30))
+    assert [bool(mixing(found[pair])) for pair in ((0, 1), (0, 2), (1, 2))] == [True, False, True]
+    path = tmp_path / "part.safetensors"
+    sosie.compare(batch_norm(), mlp(1), x.split(30), resume=path)
+    assert len(mixing(sosie.compare(path))) == 1
+
+
+def test_mixing_is_noticed_in_outputs_sketches_and_stitches() -> None:
+    a, b, x = batch_norm(), mlp(1), inputs()
+    (text,) = mixing(sosie.compare_outputs(a, b, x.split(30)))
+    assert "Sequential (A) mixes the inputs of a batch, at first at 'output'" in text
+    assert not mixing(sosie.compare_outputs(b, mlp(2), x.split(30)))
+    k = [sosie.sketch(model, x.split(30), sites=["2", "4"], size=64) for model in (a, b)]
+    (text,) = mixing(sosie.compare(*k))
+    assert "mixes the inputs of a batch, at first at '4'" in text
+    (text,) = mixing(sosie.stitch_sites(a, b, x.split(30), test=x, sites_a=["2", "4"], sites_b=["2", "4"]))
+    assert "Sequential (A) mixes the inputs of a batch, at first at '4'" in text
+
+
+@pytest.mark.parametrize("rows", ["flatten", "mean", "cls", "last", "positions"])
+def test_tokens_of_padded_batches_are_not_mixed(rows: str) -> None:
+    ids = torch.randint(1, 20, (12, 5), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(5) < torch.arange(12)[:, None] % 4 + 2).long()
+    data = [{"input_ids": ids, "attention_mask": mask}]
+    if rows == "flatten":
+        data[0]["attention_mask"] = torch.ones_like(mask)
+    assert not mixing(sosie.compare(Tokens(0), Tokens(1), data, rows=rows, measures="linear_cka"))
+
+
+def test_a_first_batch_too_small_to_tell_is_said() -> None:
+    model = mlp(0)
+    (text,) = mixing(sosie.compare(model, model, inputs().split(2)))
+    assert "not known whether inputs of a batch are mixed: the first batch has 2 of them" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from weight_nets import conv, dense
 
 import sosie
@@ -156,3 +156,23 @@ def test_matching_and_maps_guess_one_input() -> None:
         expected = 28 if layer.in_channels == 1 else 224 if layer.stride[0] > 1 else 32
         assert guessed == (layer.in_channels, expected, expected)
         assert candidates(layer, "A", None)[0][0] == guessed
+
+
+def test_shapes_that_were_only_tried_leave_nothing_on_the_model() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 2, 3), nn.Linear(2 * 26 * 26, 3)
+            self.skips: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.skips.append(self.conv(x))
+            x = self.head(self.skips[0].flatten(1))
+            self.skips.clear()
+            return x
+
+    model = Keeps()
+    assert example_input(model).shape == (2, 3, 28, 28)
+    assert not model.skips
+    assert sosie.compare_weights(model, Keeps(), measures="wcka").side_a.sites
+    assert not model.skips

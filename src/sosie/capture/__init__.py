@@ -9,10 +9,11 @@ from .keep import Keep
 from .leaks import LeakingCut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .masks import Masks, mask_of
+from .mixing import ends, mixing_note
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
-from .quiet import as_found
+from .quiet import as_found, restored_after_errors
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
@@ -55,12 +56,14 @@ __all__ = [
     "check_rule",
     "count_inputs",
     "cut",
+    "ends",
     "fresh_leaf",
     "input_numbers",
     "input_rows",
     "labels_of",
     "linearised",
     "mask_of",
+    "mixing_note",
     "model_arguments",
     "nearest",
     "open_activations",
@@ -68,6 +71,7 @@ __all__ = [
     "read_npz",
     "read_safetensors",
     "recut",
+    "restored_after_errors",
     "rows_per_input",
     "select",
     "to_rows",

@@ -14,7 +14,7 @@ from .arguments import CallArguments
 from .leaks import changed_outputs, is_mask, leaking, other_content
 from .names import Names, unwrap
 from .outputs import activation_in, answer_in, path_to_tensor, replaced, tensors_in
-from .quiet import as_found, evaluating, full_precision
+from .quiet import as_found, evaluating, full_precision, kept_attributes
 from .sites import SilentSite, Site, SiteError, UnknownSite, find_name, nearest
 from .structure import BadBatch
 from .task_graph import TaskGraph, task_graph
@@ -57,18 +57,17 @@ class Cut:
             self._one_row = self._graph is None and self._one_row_is_enough(example)
 
     def representation(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The activation at the site; nothing above it runs."""
+        """The activation at the site. The forward ends all the same: a model may put right at its end what it keeps."""
+        found: Tensor | str = ""
 
-        def stop(output: Any) -> None:
-            raise _Reached(self, output)
+        def take(output: Any) -> None:
+            nonlocal found
+            found = activation_in(output)
+            if self._overwrites and isinstance(found, Tensor):
+                found = found.clone()
 
-        try:
-            with self._evaluating():
-                self._run(stop, CallArguments(args, kwargs))
-        except _Reached as reached:
-            if reached.cut is not self:
-                raise
-            found = activation_in(reached.output)
+        with self._evaluating():
+            self._run(take, CallArguments(args, kwargs))
         if isinstance(found, str):
             raise SiteError(f"site {self.site.label!r} {found}")
         return found
@@ -158,7 +157,8 @@ class Cut:
 
     def _traced(self, activation: Tensor, example: CallArguments) -> TaskGraph | None:
         try:
-            graph = task_graph(self._root, (self._name, self._call_number), activation.clone(), example)
+            with kept_attributes(self._root):
+                graph = task_graph(self._root, (self._name, self._call_number), activation.clone(), example)
             right = all(self._agrees(graph, call) for call in (example, example.inputs(0, example.count() - 1)))
         except Exception:  # a forward that cannot be traced may fail in any way, and there is another
             return None
@@ -184,7 +184,8 @@ class Cut:
             return False  # each input has its own
         rows = [example.inputs(i, i + 1) for i in (0, example.count() - 1)]
         try:
-            return all(_same_outputs(self._substituted(activation, row), whole) for row in rows)
+            with kept_attributes(self._root):
+                return all(_same_outputs(self._substituted(activation, row), whole) for row in rows)
         except Exception:  # a forward that remembers how many inputs it began with
             return False
 
@@ -197,13 +198,6 @@ class Cut:
     def __repr__(self) -> str:
         how = "a graph" if self._graph is not None else "the whole forward"
         return f"<Cut of {type(self._root).__name__} at {self.site.label}: task map by {how}>"
-
-
-class _Reached(BaseException):
-    """Ends a forward at the site; no Exception, so that a model's own `except Exception` cannot catch it."""
-
-    def __init__(self, cut: Cut, output: Any) -> None:
-        self.cut, self.output = cut, output
 
 
 def _one_site(names: Names, text: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from .quiet import as_found
+from .quiet import as_found, kept_attributes
 
 SIDES = {1: (16, 64, 256, 1024), 2: (32, 28, 64, 96, 128, 224, 256), 3: (8, 16, 32)}  # tried in turn, by axes of space
 TOKENS = 8
@@ -40,7 +40,7 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     for shape in shapes:
         found = _normal((BATCH, *shape), like, generator)
         try:
-            with as_found(model):
+            with kept_attributes(model), as_found(model):
                 model(found)
             return found
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a forward says of a wrong shape

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..random_state import SEEDING
 from .names import modules_of, parameters_of
@@ -107,6 +108,89 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
             model.to(home)  # not only what was moved: a forward may have cached buffers on the device
         for parameter, own in data:
             parameter.data = own
+
+
+_EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # flags, hooks, parameters, buffers, children
+_LARGE = 64 * 2**20  # bytes of a tensor from which it is not copied: weights that a quantiser keeps as buffers
+
+
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Afterwards what forwards leave on a model is as before, for forwards that are only tried.
+
+    Put back: the attributes of its modules; the lists, dicts and sets among them, with those inside; and the numbers in
+    buffers and in other tensors there that are no parameters. Objects of other kinds are not looked into.
+    """
+    found = _Holdings(model)
+    try:
+        yield
+    finally:
+        found.put_back()
+
+
+@contextmanager
+def restored_after_errors(model: nn.Module) -> Iterator[None]:
+    """Attributes, lists, dicts and sets as before if an exception, or Ctrl-C, ends a forward in its middle."""
+    found = _Holdings(model, numbers=False)
+    try:
+        yield
+    except BaseException:
+        found.put_back()
+        raise
+
+
+class _Holdings:
+    """The containers and tensors of a model, each with what was in it."""
+
+    def __init__(self, model: nn.Module, *, numbers: bool = True) -> None:
+        self._numbers = numbers
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
+        self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._seen: set[int] = set()
+        for module in modules_of(model):
+            self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
+            self._keep(vars(module).get("_buffers"))
+
+    def _keep_dict(self, own: dict[Any, Any], but: frozenset[str] = frozenset()) -> None:
+        content = {key: value for key, value in own.items() if key not in but}
+        self._dicts.append((own, content, but))
+        for value in content.values():
+            self._keep(value)
+
+    def _keep(self, value: Any) -> None:
+        if not isinstance(value, (Tensor, dict, list, tuple, set, deque)) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
+            if self._numbers and plain and value.nbytes < _LARGE:
+                self._tensors.append((value, value.detach().clone()))
+        elif isinstance(value, dict):
+            self._keep_dict(value)
+        else:
+            if not isinstance(value, tuple):
+                self._others.append((value, list(value)))
+            for item in value:
+                self._keep(item)
+
+    def put_back(self) -> None:
+        """Only what changed: other threads may be reading the model, and autograd counts what is written."""
+        with torch.inference_mode():  # which may write to a tensor of either kind
+            for tensor, numbers in self._tensors:
+                if not torch.equal(tensor, numbers):
+                    tensor.copy_(numbers)
+        for own, content, but in self._dicts:
+            for key in [key for key in own if key not in content and key not in but]:
+                del own[key]
+            for key, value in content.items():
+                if key not in own or own[key] is not value:
+                    own[key] = value
+        for other, items in self._others:
+            now = list(other)
+            if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+                other.clear()
+                (other.update if isinstance(other, set) else other.extend)(items)
 
 
 @contextmanager

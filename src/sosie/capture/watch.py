@@ -28,7 +28,8 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> I
     """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
 
     `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
-    of the activation; it gets the live tensor, before any later in-place operation, and must not change it.
+    of the activation; it gets the live tensor, before any later in-place operation, and must not change it. What it
+    raises ends the watch's part in the forward, and is raised when the forward is over: the model itself always ends.
     Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
     path and compiled code, both of which pass hooks by, are off inside the block.
     """
@@ -63,19 +64,16 @@ class Seen:
     # The forward
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """One forward that fills this watch only, and from the second on stops once the last site has fired.
-
-        What the model does after its last site (the rest of its forward, hooks of its own) then never runs.
-        """
+        """One forward that fills this watch only."""
         if not self._handles:
             raise RuntimeError("this watch is over: call run() inside its with block")
         token = _RUNNING.set(self)
         try:
             self._root(*args, **kwargs)
-        except _AllFired as stop:
-            if stop.seen is not self:
-                raise
-            self._complete = True
+        except Exception as error:
+            if self._failure is not None and error is not self._failure:
+                raise self._failure from error
+            raise
         finally:
             self._active = False
             _RUNNING.reset(token)
@@ -93,6 +91,7 @@ class Seen:
 
     def _start(self) -> None:
         self._active, self._complete = True, False
+        self._failure: Exception | None = None  # of a site; raised when the forward is over
         self._calls = dict.fromkeys(self._wanted, 0)
         self._values: dict[str, Any] = {}
         if self._sites is None:
@@ -112,8 +111,12 @@ class Seen:
                 return  # a call from outside the model's own forward, or another watch's run
             self._calls[name] += 1
             call = self._calls[name]
-            if wanted.calls is None or call in wanted.calls:
-                self._record(name, call, output)
+            if self._failure is None and (wanted.calls is None or call in wanted.calls):
+                try:
+                    self._record(name, call, output)
+                except Exception as error:
+                    # A model that keeps something on itself during its forward would be left in the middle of it.
+                    self._failure = error
 
         return fire
 
@@ -130,8 +133,6 @@ class Seen:
         site = self._site(label, activation, name=name, call=call)
         with _without_autocast(activation.device.type):
             self._values[label] = self._sink(site, activation)
-        if self._sites is not None and _RUNNING.get() is self and len(self._values) == len(self._sites):
-            raise _AllFired(self)
 
     def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
         if self._sites is None:
@@ -150,6 +151,8 @@ class Seen:
         if not self._active:
             return
         self._active = False
+        if self._failure is not None:
+            raise self._failure
         if self._sites is None:
             self._check_first_forward()
             self._sites = self._found
@@ -220,13 +223,6 @@ class Seen:
     def __repr__(self) -> str:
         state = "no forward yet" if self._sites is None else f"{len(self._sites)} sites"
         return f"<Seen {type(self._root).__name__}: {state}>"
-
-
-class _AllFired(BaseException):
-    """Ends a forward early; no Exception, so that a model's own `except Exception` cannot catch it."""
-
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, answer_in, as_found, labels_of, model_arguments, read_npz, read_safetensors
+from ..capture import (
+    Chunk,
+    answer_in,
+    as_found,
+    ends,
+    labels_of,
+    mixing_note,
+    model_arguments,
+    read_npz,
+    read_safetensors,
+    restored_after_errors,
+)
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..results import Side
 from ..stats import Answers, Reader
@@ -40,6 +51,10 @@ class Answering(ABC):
 
     @abstractmethod
     def describe(self) -> str: ...
+
+    def mixing(self, batch: Any) -> str | None:
+        """Whether the inputs of a batch are mixed, in words; None: they are not, or it cannot be known any more."""
+        return None
 
     @abstractmethod
     def outputs(self, chunk: Chunk) -> Tensor: ...
@@ -77,8 +92,10 @@ class ModelAnswering(Answering):
     def describe(self) -> str:
         return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
-    def opened(self) -> AbstractContextManager[Any]:
-        return as_found(self.model, self.device)
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        with restored_after_errors(self.model), as_found(self.model, self.device):
+            yield self
 
     @property
     def home(self) -> torch.device | None:
@@ -89,6 +106,9 @@ class ModelAnswering(Answering):
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with: copies, on its device."""
         return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self.home)
+
+    def mixing(self, batch: Any) -> str | None:
+        return mixing_note(self.name, self.model, batch, lambda chunk: {SITE: ends(self.outputs(chunk))})
 
     def outputs(self, chunk: Chunk) -> Tensor:
         try:

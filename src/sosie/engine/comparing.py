@@ -153,6 +153,7 @@ def _compare(
         stream = Stream.of(data, sources)
         looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
+        mixing = {k: sources[k].mixing(stream.first) for k in looks}
         known = None if stream.total is None else min(stream.total, settings.max_rows or stream.total)
         each = rows_per_input([sources[k] for k in looks])
         inputs = any("inputs" in measure.needs for measure in settings.measures)
@@ -173,9 +174,16 @@ def _compare(
         ranks.agree(lambda: {**made_with, **_about_parts(stream, sides, plan)})
         totals = {pair: Totals(rows=settings.first_row * each) for pair in pairs}
 
+        def told(*pair: int) -> tuple[str, ...]:
+            notes = (mixing[k] for k in dict.fromkeys(twins[i] for i in pair))
+            return tuple(note for note in notes if note is not None)
+
         def partials() -> dict[Pair, Partial]:
             run.look_at_all()
-            return {(i, j): _partial(totals[i, j], (sides[i], sides[j]), run, settings, made_with) for i, j in pairs}
+            return {
+                (i, j): _partial(totals[i, j], (sides[i], sides[j]), run, settings, made_with, told(i, j))
+                for i, j in pairs
+            }
 
         skip = ranks.once(lambda: checkpoint.restore(totals, partials, most=settings.max_rows))
         chunks = stream.chunks(
@@ -231,7 +239,12 @@ def _plan(sides: Sequence[Side], rows: int | None, settings: Settings, *, pairs:
 
 
 def _partial(
-    total: Totals, sides: tuple[Side, Side], run: Pass, settings: Settings, made_with: dict[str, str]
+    total: Totals,
+    sides: tuple[Side, Side],
+    run: Pass,
+    settings: Settings,
+    made_with: dict[str, str],
+    mixing: tuple[str, ...],
 ) -> Partial:
     total.settle()
     short = settings.max_rows is not None and total.inputs < settings.max_rows
@@ -247,6 +260,7 @@ def _partial(
         strained=run.strained(),
         made_with=made_with,
         doubt=settings.doubt,
+        mixing=mixing,
     )
 
 

@@ -93,7 +93,10 @@ def compare_outputs(
                 settings["max_rows"] = str(max_rows)
             models = [source.describe() for source in sources]
             about = provenance(settings=settings, models=models, data=data, processes=ranks.several)
-            found = {pair: _comparison(grid, asked.sides(*pair), chosen, doubts, about) for pair, grid in sums.items()}
+            found = {
+                pair: _comparison(grid, asked.sides(*pair), chosen, [*doubts, *asked.mixing(*pair)], about)
+                for pair, grid in sums.items()
+            }
             return found[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), found)
 
         return ranks.once(result)
@@ -111,6 +114,7 @@ class _Asked:
     ranks: Alone
     _labelled: bool = field(default=False, init=False)
     _place: torch.device | None = field(default=None, init=False)
+    _mixing: dict[int, str | None] = field(default_factory=dict, init=False)  # of each model, in words
 
     def __post_init__(self) -> None:
         identities = [source.identity() for source in self.sources]
@@ -169,6 +173,11 @@ class _Asked:
                 raise ValueError(f"{names}, inputs from {chunk.start} on: {error}") from error
         return parts
 
+    def mixing(self, *pair: int) -> list[str]:
+        """What there is to say about models that mix the inputs of a batch."""
+        notes = (self._mixing.get(k) for k in dict.fromkeys(self.twins[i] for i in pair))
+        return [note for note in notes if note is not None]
+
     def about_shifts(self) -> dict[str, str]:
         if not self.stimuli.shifts:
             return {}
@@ -181,6 +190,8 @@ class _Asked:
         if data is not None:
             stream = Stream.reading(data)
             self.ranks.agree(lambda: self._about_parts(stream))
+            first = self.stimuli.unchanged(stream.first)
+            self._mixing = {k: self.sources[k].mixing(first) for k in dict.fromkeys(self.twins)}
             most = stream.total if stream.total is None else min(stream.total, self.max_rows or stream.total)
             most = most if most is None else -(-most // self.ranks.share.of)
             return stream.chunks(block=None, max_rows=self.max_rows, share=self.ranks.share), most

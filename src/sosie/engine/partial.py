@@ -34,6 +34,7 @@ class Partial:
     made_with: dict[str, str] = field(default_factory=dict)  # digests of models, first batch and settings
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
     doubt: Doubt = NO_DOUBT
+    mixing: tuple[str, ...] = ()  # models that mix the inputs of a batch, in words
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
@@ -64,6 +65,7 @@ class Partial:
         kind = self.kinds[name]
         if self.shortage:
             yield Caveat(self.shortage)
+        yield from map(Caveat, self.mixing)
         if name in self.notes and not self.statistics[kind].exact:
             yield Caveat(self.notes[name])
         if kind == "grams":
@@ -97,6 +99,7 @@ class Partial:
             rows=self.rows + other.rows,
             shortage=None,
             strained={**self.strained, **other.strained},
+            mixing=tuple(dict.fromkeys(self.mixing + other.mixing)),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -112,6 +115,7 @@ class Partial:
             notes=self.notes,
             made_with=self.made_with,
             doubt=asdict(self.doubt),
+            mixing=self.mixing,
         )
 
     @classmethod
@@ -130,6 +134,7 @@ class Partial:
                 notes=dict(about["notes"]),
                 made_with=dict(about["made_with"]),
                 doubt=Doubt(**about["doubt"]),
+                mixing=tuple(about.get("mixing", ())),  # older files have none
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error

@@ -21,7 +21,10 @@ from ..capture import (
     as_found,
     count_inputs,
     cut,
+    ends,
+    mixing_note,
     model_arguments,
+    restored_after_errors,
     rows_per_input,
     select,
     to_rows,
@@ -46,6 +49,7 @@ class Source(Protocol):
     def digest(self) -> str: ...
     def opened(self) -> AbstractContextManager[Any]: ...
     def look(self, batch: Any) -> Side: ...
+    def mixing(self, batch: Any) -> str | None: ...
     def per_input(self) -> dict[str, int]: ...
     def counts(self) -> dict[str, Tensor]: ...
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]: ...
@@ -83,7 +87,11 @@ class ModelSource:
 
     @contextmanager
     def opened(self) -> Iterator[ModelSource]:
-        with as_found(self.model, self.device), watch(self.model, self.sites, sink=self._receive) as seen:
+        with (
+            restored_after_errors(self.model),
+            as_found(self.model, self.device),
+            watch(self.model, self.sites, sink=self._receive) as seen,
+        ):
             self._seen = seen
             try:
                 yield self
@@ -94,6 +102,15 @@ class ModelSource:
         """Run the first few inputs of a batch to learn the sites."""
         count = min(PROBE, count_inputs(batch))
         return _side(self, Chunk(cut(batch, 0, count), 0, count), lambda: self._watched().sites)
+
+    def mixing(self, batch: Any) -> str | None:
+        """Whether the inputs of a batch are mixed, in words; None: they are not."""
+
+        def read(chunk: Chunk) -> dict[str, Tensor]:
+            found = self.read(chunk, lambda site, rows: ends(rows, self._counts.get(site)))
+            return dict(zip((site.label for site in self._watched().sites), found, strict=True))
+
+        return mixing_note(self.name, self.model, batch, read)
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -189,6 +206,9 @@ class SavedSource:
 
     def look(self, batch: Any) -> Side:
         return _side(self, Chunk(None, 0, min(PROBE, self.saved.n)), lambda: self._sites)
+
+    def mixing(self, batch: Any) -> str | None:
+        return None  # not known any more
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}

@@ -45,7 +45,7 @@ class Stimuli:
         """The chunk under every shift, each attack on every model."""
         if not self.shifts:
             return {AS_THEY_ARE: chunk}
-        images = self._images(chunk)
+        images = self._images(chunk.batch)
         index = torch.arange(chunk.start, chunk.start + chunk.count)
         found: dict[Key, Chunk] = {}
         for shift in self.shifts:
@@ -60,8 +60,12 @@ class Stimuli:
                 found[shift.label, k] = replace(chunk, batch=changed)
         return found
 
-    def _images(self, chunk: Chunk) -> Tensor:
-        images = without_labels(chunk.batch) if self.inputs is None else self.inputs(chunk.batch)
+    def unchanged(self, batch: Any) -> Any:
+        """What the models are given of a batch under no shift."""
+        return self._images(batch) if self.shifts else batch
+
+    def _images(self, batch: Any) -> Tensor:
+        images = without_labels(batch) if self.inputs is None else self.inputs(batch)
         if isinstance(images, (tuple, list)) and len(images) == 1:
             images = images[0]
         if not isinstance(images, Tensor) or not images.is_floating_point():

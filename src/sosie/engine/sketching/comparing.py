@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...measures import Measure, find
-from ...results import Comparison, Comparisons, Side
+from ...results import Caveat, Comparison, Comparisons, Side
 from ...stats import DebiasedAlignment, NotShared, Resketch, Sketch, SketchPair, check_seed, is_statistics
 from ..provenance import provenance
 from .evaluation import Evaluation, is_signed
@@ -124,6 +124,8 @@ def _compared(
     sides = _apart(a.side, b.side)
     losses = None if a.output == b.output else (a.output, b.output)
     values = Evaluation(pair, sides, kernel, draws, seed, shared, losses).values(measures)
+    mixing = tuple(Caveat(str(text)) for text in dict.fromkeys([a.about.get("mixing"), b.about.get("mixing")]) if text)
+    values = {name: replace(found, caveats=found.caveats + mixing) for name, found in values.items()}
     settings: dict[str, Any] = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared}
     settings["gradients of"] = " and ".join(dict.fromkeys([a.output, b.output]))
     models = [*a.about.get("models", []), *b.about.get("models", [])]

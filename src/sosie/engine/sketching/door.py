@@ -74,6 +74,7 @@ def sketch(
     with source.opened():
         stream = Stream.of(data, [source])
         side = source.look(stream.first)
+        mixing = source.mixing(stream.first)
         each = rows_per_input([source])
         known = None if stream.total is None else min(stream.total, max_rows or stream.total)
         forms = plan_forms(
@@ -90,7 +91,7 @@ def sketch(
         digest = source.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
-    about = provenance(settings=settings, models=[source.describe()], data=data)
+    about = provenance(settings=settings, models=[source.describe()], data=data, mixing=mixing)
     return Sketch(
         side=side,
         size=size,

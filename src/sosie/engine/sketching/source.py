@@ -21,6 +21,7 @@ from ...capture import (
     as_found,
     fresh_leaf,
     model_arguments,
+    restored_after_errors,
     select,
     to_rows,
     unshared,
@@ -54,6 +55,7 @@ class GradientSource(ModelSource):
     @contextmanager
     def opened(self) -> Iterator[GradientSource]:
         with ExitStack() as stack:
+            stack.enter_context(restored_after_errors(self.model))
             stack.enter_context(as_found(self.model, self.device))
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)  # no gradients but those of the sites; as_found puts it back

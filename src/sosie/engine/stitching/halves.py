@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ...capture import Batches, Chunk, Cut, Masks, NoData, Site, answer_in, model_arguments, recut
+from ...capture import (
+    Batches,
+    Chunk,
+    Cut,
+    Masks,
+    NoData,
+    Site,
+    answer_in,
+    as_found,
+    ends,
+    mixing_note,
+    model_arguments,
+    recut,
+    to_rows,
+    watch,
+)
 from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
@@ -57,6 +72,21 @@ class Half:
     def answer(self, batch: Any) -> Tensor:
         args, kwargs = self.call(batch)
         return answer_of(self.model(*args, **kwargs))
+
+    def mixing(self, sites: Sequence[Site], batch: Any) -> str | None:
+        """Whether the network mixes the inputs of a batch, in words; None: it does not."""
+
+        def read(chunk: Chunk) -> dict[str, Tensor]:
+            def receive(site: Site, activation: Tensor) -> Tensor:
+                return ends(to_rows(activation, "flatten", site=site, inputs=chunk.count))
+
+            args, kwargs = self.call(chunk.batch)
+            with watch(self.model, [site.label for site in sites], sink=receive) as seen:
+                seen.run(*args, **kwargs)
+            return dict(seen.items())
+
+        with as_found(self.model):
+            return mixing_note(self.name, self.model, batch, read)
 
 
 class Stitched(nn.Module):

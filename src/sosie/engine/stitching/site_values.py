@@ -52,6 +52,7 @@ def comparison_of(
     tallies: dict[Pair, Tally],
     measures: Sequence[Measure],
     *,
+    mixing: Sequence[str | None],
     settings: dict[str, str],
     data: Any,
     test: Any,
@@ -64,6 +65,7 @@ def comparison_of(
         shared.append(
             Caveat(f"left out, since something goes around these sites of {halves[1].name}: {', '.join(found.leaking)}")
         )
+    shared += [Caveat(text) for text in dict.fromkeys(mixing) if text]
     values = {}
     some = next(iter(tallies.values()))
     known = some.numbers()

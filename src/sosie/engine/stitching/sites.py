@@ -84,6 +84,7 @@ def stitch_sites(
     halves = open_network(model_a, prepare_a, inputs), open_network(model_b, prepare_b, inputs)
     tell_apart(halves)
     found = find_pairs(halves, (sites_a, sites_b), pairs, first, resize)
+    mixing = [half.mixing(sites, first) for half, sites in zip(halves, (found.a, found.b), strict=True)]
     sums = sums_of_pairs(halves, found, batches, precision, max_rows)
     if isinstance(way, TaskLoss):
         affine_of = _trained(way, sums, halves, found, first, kept, validation, loss)
@@ -94,7 +95,7 @@ def stitch_sites(
     settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
     if max_rows is not None:
         settings["max_rows"] = str(max_rows)
-    return comparison_of(halves, found, sums, tallies, chosen, settings=settings, data=data, test=test)
+    return comparison_of(halves, found, sums, tallies, chosen, mixing=mixing, settings=settings, data=data, test=test)
 
 
 def sums_of_pairs(

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...capture import Linearised, NotLinear, Site, SiteError, as_found, check_linear, linearised, weighted_layers
+from ...capture import (
+    Linearised,
+    NotLinear,
+    Site,
+    SiteError,
+    as_found,
+    check_linear,
+    linearised,
+    restored_after_errors,
+    weighted_layers,
+)
 from ...capture.examples import shapes_for
 from ...models import open_model, weights_of, with_name
 from ...results import Side
@@ -55,6 +65,7 @@ class WeightSource:
     def opened(self, sink: Any) -> Iterator[Linearised]:
         chosen = weighted_layers(self.model) if self.sites is None else self.sites
         with (
+            restored_after_errors(self.model),
             as_found(self.model, self.device),
             linearised(self.model, chosen, sink, prepare=self.prepare) as run,
         ):
