@@ -12,7 +12,7 @@ from .masks import Masks, mask_of
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
-from .quiet import as_found
+from .quiet import as_found, borrowed
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
@@ -51,6 +51,7 @@ __all__ = [
     "UnknownSite",
     "answer_in",
     "as_found",
+    "borrowed",
     "check_linear",
     "check_rule",
     "count_inputs",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-import numpy as np
 import torch
 from torch import nn
 
-from ..random_state import SEEDING
+from ..process_state import held, kept_random_state
 from .names import modules_of, parameters_of
 
 
@@ -21,13 +18,15 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
 
     Put back, after an exception too: each submodule's training flag, each parameter's requires_grad and
     storage, the device, and the random states of torch (CPU, CUDA), NumPy's global generator and Python.
+    The random states stay where they are if another thread lives, which would draw the same numbers again.
     Gradients are off through no_grad and not inference_mode: what a forward caches in a buffer must be able
-    to enter a later backward.
+    to enter a later backward. Another thread that wants one of the models meanwhile waits.
     """
     found = [models] if isinstance(models, nn.Module) else list(models)
     unique = list({id(model): model for model in found}.values())
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
+        stack.enter_context(borrowed(unique))
         stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
         modules = [stack.enter_context(_flags(model)) for model in unique]
         if target is not None:
@@ -39,10 +38,18 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
         yield
 
 
+def borrowed(models: Iterable[nn.Module], *, refusal: str | None = None) -> AbstractContextManager[None]:
+    """Models with all that they share with others, in this thread alone: see `held`."""
+    every = [(model, modules_of(model)) for model in models]
+    return held(
+        [part for model, modules in every for part in (*modules, *parameters_of(model, modules))], refusal=refusal
+    )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
-    with _flags(model) as modules:
+    with borrowed([model]), _flags(model) as modules:
         _evaluate(model, modules)
         yield
 
@@ -51,23 +58,6 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
     """Eval mode; a model that is in it is left alone: setting hundreds of flags takes a good part of a millisecond."""
     if any(module.training for module in modules):
         model.eval()
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products in float32 with all their digits on a GPU too (TF32 keeps three); afterwards as before."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    switches: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = False
-        yield
-    finally:
-        for switch, flag in zip(switches, before, strict=True):
-            switch.allow_tf32 = flag
 
 
 @contextmanager
@@ -107,19 +97,3 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
             model.to(home)  # not only what was moved: a forward may have cached buffers on the device
         for parameter, own in data:
             parameter.data = own
-
-
-@contextmanager
-def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
-    with SEEDING:
-        of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
-        of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        with SEEDING:  # not while another thread draws the weights of a model
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
-            torch.set_rng_state(of_torch)
-            if of_cuda is not None:
-                torch.cuda.set_rng_state_all(of_cuda)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..process_state import full_precision
 from .arguments import CallArguments
 from .batches import Chunk
 from .layer_gradients import Rule, Use, each_gradient, inputs_at_a_time, rules_of, sum_of_squares
 from .names import unwrap
 from .outputs import answer_in
-from .quiet import full_precision
 from .structure import cut
 from .watch import every_module_called
 

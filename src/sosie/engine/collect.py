@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..capture import Chunk, input_rows
+from ..process_state import products
 from ..progress import Progress
 from ..results import Side
 from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved, on_device
 from .inspect import Inspector
 from .plan import Kind, Plan
-from .precision import allows_tf32, products
+from .precision import allows_tf32
 from .sources import Source
 from .spread import Alone
 from .stream import check_positions

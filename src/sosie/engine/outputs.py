@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Chunk
+from ..capture import Chunk, borrowed
 from ..data.shifts import open_shifts
 from ..measures import MEASURES, Measure, find
 from ..progress import Progress
@@ -124,6 +124,8 @@ class _Asked:
         totals: dict[Pair, Grid] = {}
         task = f"comparing the outputs of {names}"
         with ExitStack() as stack:
+            models = [source.model for source in self.sources if isinstance(source, ModelAnswering)]
+            stack.enter_context(borrowed(models))
             for k in dict.fromkeys(self.twins):
                 stack.enter_context(self.sources[k].opened())
             chunks, expected = self._chunks(data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sosie.factory import find_file, load_factory, parse_call
-from sosie.random_state import SEEDING
 
 from .normalise import parse_normalisation
 from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvision
@@ -160,14 +162,15 @@ def _short_name(call: str, path: Path) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from this seed inside; torch's, NumPy's and Python's random states are as before afterwards."""
+    """Draw from this seed inside; torch's, NumPy's and Python's random states are as before afterwards.
+
+    In this thread alone: torch's global generator is not touched, since another thread may draw from it. NumPy's and
+    Python's have to be, for those few models whose weights come from them.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with SEEDING, torch.random.fork_rng(devices=devices):
+    with _SEEDING, _OwnGenerator(seed):
         python, array = random.getstate(), np.random.get_state()
-        # torch.manual_seed would also queue a seed for devices that are not set up yet
-        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         try:
@@ -175,3 +178,29 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(array)
+
+
+_SEEDING = threading.RLock()
+
+
+class _OwnGenerator(TorchDispatchMode):
+    """What this thread would draw from torch's global generator comes from one of its own: the same numbers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._make = functools.cache(lambda device: torch.Generator(device).manual_seed(seed))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            given = next((each.device for each in args if isinstance(each, torch.Tensor)), kwargs.get("device"))
+            device = torch.device("cpu" if given is None else given)
+            if device.type != "meta" and _takes_generator(func.overloadpacket):
+                return func.overloadpacket(*args, **{**kwargs, "generator": self._make(device)})
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _takes_generator(packet: Any) -> bool:
+    schemas = (getattr(packet, name)._schema for name in packet.overloads())
+    return any(argument.name == "generator" for schema in schemas for argument in schema.arguments)

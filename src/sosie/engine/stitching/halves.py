@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...capture import Batches, Chunk, Cut, Masks, NoData, Site, answer_in, model_arguments, recut
-from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
 from ...data import open_data
 from ...models import open_model, with_name
 from ...models.joint import Joint
+from ...process_state import kept_random_state
 
 CHUNK = 128  # inputs that both networks are run on at a time
 TRIED = 2  # inputs that a cut is tried on: whether it leaks shows on two

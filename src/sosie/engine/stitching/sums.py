@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...capture import as_found
 from ...models.joint import Form, Joint
+from ...process_state import products
 from ...progress import Progress
 from ...stats import JointMaker, JointSums
-from ..precision import products
 from .halves import Half, chunks_of, refuse_padding
 
 Precision = Literal["float32", "float64"]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...capture import Rule, Site, as_found, check_rule, watch
 from ...measures import Measure, find
+from ...process_state import without_autocast
 from ...stats import UncentredAlignment
 from ..attached import Attached
 from ..checks import tell_types
@@ -24,7 +25,7 @@ from . import columns as chosen
 from . import weights
 from .checks import Target, check_measure, check_models
 from .columns import Column, Pair, Pairs
-from .likeness import Values, aligns, as_gram, values, without_autocast
+from .likeness import Values, aligns, as_gram, values
 
 
 class Penalty(Attached):
