@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sosie
 from sosie.capture import as_found, watch
 from sosie.models import open_model
+from sosie.models.specification import seeded
 from sosie.train import Penalty
 
 PATIENCE = 60  # seconds after which a thread counts as hanging
@@ -276,8 +277,6 @@ def test_weights_are_those_of_the_seed_while_another_thread_draws() -> None:
     lambda: torch.multinomial(torch.ones(9), 4), lambda: nn.LSTM(3, 4).weight_hh_l0.detach(),
 ])  # fmt: skip
 def test_a_seed_gives_the_numbers_that_torchs_global_generator_gives(draw: Callable[[], torch.Tensor]) -> None:
-    from sosie.models.specification import seeded
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         wanted = draw()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..capture import Chunk, answer_in, as_found, labels_of, model_arguments, read_npz, read_safetensors
 from ..models import NamedModel, open_model, with_name
+from ..process_state import products
 from ..results import Side
 from ..stats import Answers, Reader
 from .one_shot import as_outputs
@@ -58,7 +59,8 @@ class Answering(ABC):
         if self.side is None:
             shape, dtype = tuple(outputs.shape[1:]), str(outputs.dtype).removeprefix("torch.")
             self.side = Side(self.name, (SITE,), (int(np.prod(shape)),), (shape,), (dtype,))
-        return self.reader.read(outputs.to(meeting_place or _can_count(outputs.device)))
+        with products():
+            return self.reader.read(outputs.to(meeting_place or _can_count(outputs.device)))
 
 
 @dataclass

@@ -151,8 +151,9 @@ class Pass:
 
         found = self.sources[k].read(chunk, sink)
         check_positions([self.sources[k]])
-        sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
-        self._inspect(k, sides)
+        with products():
+            sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
+            self._inspect(k, sides)
         return sides
 
     def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:

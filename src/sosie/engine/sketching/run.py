@@ -83,6 +83,7 @@ class Run:
         self._drawn.add_unsigned(self._sums[1], ones)
         self._drawn.add(self._sums[2], numbers)
 
+    @products()
     def finish(self) -> dict[str, Any]:
         """The fields of a sketch that the pass has filled, all on one device."""
         if self._sums is None:

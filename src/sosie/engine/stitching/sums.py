@@ -38,7 +38,8 @@ def sums_at_joint(
         for chunk in chunks_of(data, max_rows):
             (a, of_a), (b, of_b) = lower.tokens(chunk.batch), upper.tokens(chunk.batch)
             keep = no_padding(joint, of_a, of_b)
-            part = joint_part(maker, {0: joint.shaped(a)}, {0: b}, [(0, 0)], joint.target, keep)
+            with products():
+                part = joint_part(maker, {0: joint.shaped(a)}, {0: b}, [(0, 0)], joint.target, keep)
             total = part if total is None else total.merge(part)
             bar.advance(chunk.count)
     if total is None:

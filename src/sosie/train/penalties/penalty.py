@@ -113,10 +113,11 @@ class Penalty(Attached):
     # The value
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
-        if self.measure.reads_weights:
-            columns, pairs, found = self._of_weights()
-        else:
-            with without_autocast(_device(shown[0][0].value)):
+        first = self._first if self.measure.reads_weights else shown[0][0].value
+        with without_autocast("cpu" if first is None else _device(first)):
+            if self.measure.reads_weights:
+                columns, pairs, found = self._of_weights()
+            else:
                 columns, pairs = self._columns(shown)
                 directed, times = self.target is not None, self._times(len(pairs))
                 found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
