@@ -20,6 +20,7 @@ import sosie
 from sosie.capture import as_found, watch
 from sosie.models import open_model
 from sosie.models.specification import seeded
+from sosie.process_state import _MATMUL
 from sosie.train import Penalty
 
 PATIENCE = 60  # seconds after which a thread counts as hanging
@@ -198,6 +199,19 @@ def test_the_last_to_leave_allows_compiled_code_again() -> None:
     assert stance() == "force_eager"
     second.__exit__(None, None, None)
     assert stance() == before
+
+
+def test_of_two_precisions_of_products_the_most_exact_counts() -> None:
+    matmul = torch.backends.cuda.matmul  # a setting that a machine without a GPU has too
+    before = matmul.fp32_precision
+    coarse, exact = _MATMUL.at("tf32"), _MATMUL.at("ieee")
+    coarse.__enter__()
+    assert matmul.fp32_precision == "tf32"
+    exact.__enter__()
+    coarse.__exit__(None, None, None)
+    assert matmul.fp32_precision == "ieee", "the second still needs it"
+    exact.__exit__(None, None, None)
+    assert matmul.fp32_precision == before
 
 
 # Random numbers

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import sosie
+from sosie.capture.squared_gradients import SquaredGradients
+from sosie.engine import task2vec
 from sosie.measures import MEASURES
 
 BFLOAT16 = 2.0**-8
@@ -140,6 +142,20 @@ def test_a_sketch_under_autocast_is_of_what_the_model_gives() -> None:
     kept = found.sites[0].features.rows
     torch.testing.assert_close(kept.double(), rows, atol=1e-5, rtol=0)
     np.testing.assert_allclose(value, 1, atol=1e-9)
+
+
+def test_squared_gradients_go_by_their_rules_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though autograd's gradients, against which they are tried, are products of bfloat16."""
+
+    def not_needed(*_: Any) -> None:
+        raise AssertionError("torch.func was asked, which is slow")
+
+    monkeypatch.setattr(SquaredGradients, "_by_function", not_needed)
+    model, x = net(0), numbers(40, 12)
+    expected = task2vec(model, x, exact=True).vector
+    with half():
+        found = task2vec(model, x, exact=True).vector
+    assert float((found - expected).norm()) < 4 * BFLOAT16 * float(expected.norm())
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "debiased_cka", "procrustes_angle", "mean_cca"])

@@ -143,7 +143,9 @@ class SquaredGradients:
         largest = max(sizes)
         found = set()
         for name, gap, norm in zip(names, gaps, sizes, strict=True):
-            dtype = self._parameters[name].dtype
+            dtype, device = self._parameters[name].dtype, self._parameters[name].device.type
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)  # in which autograd's side of it was multiplied
             # Where a gradient cancels to nothing (a bias that a norm takes away), rounding is all there is.
             rounding = 8 * torch.finfo(dtype).eps * largest
             if not gap <= max(AGREE.get(dtype, AGREE_IN_HALF) * norm, rounding):
