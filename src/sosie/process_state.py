@@ -123,10 +123,11 @@ def held(parts: Iterable[object], *, refusal: str | None = None) -> Iterator[Non
 
 # Random numbers
 
-# Threads that draw no random numbers: of progress bars (rich, tqdm), of torch's loaders, and of a notebook.
+# Threads that draw no random numbers, by parts of their names: of progress bars (rich, tqdm), of torch's loaders and
+# compiler, of asyncio, and of a notebook.
 _DRAW_NOTHING = (
-    "_RefreshThread", "TMonitor", "QueueFeederThread", "_pin_memory_loop", "IOPub", "Heartbeat", "Control",
-    "HistorySavingThread", "_watch_pipe_fd",
+    "_RefreshThread", "TMonitor", "QueueFeederThread", "_pin_memory_loop", "_read_thread", "asyncio-waitpid", "IOPub",
+    "Heartbeat", "Control", "HistorySavingThread", "_watch_pipe_fd",
 )  # fmt: skip
 
 
@@ -154,8 +155,11 @@ def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
 
 def _is_alone() -> bool:
     """Whether no other thread lives that may draw random numbers."""
-    others = (each for each in threading.enumerate() if each is not threading.current_thread())
-    return all(any(name in f"{type(each).__name__} {each.name}" for name in _DRAW_NOTHING) for each in others)
+    return all(_draws_nothing(each) for each in threading.enumerate() if each is not threading.current_thread())
+
+
+def _draws_nothing(thread: threading.Thread) -> bool:
+    return any(part in f"{type(thread).__name__} {thread.name}" for part in _DRAW_NOTHING)
 
 
 # Products
