@@ -26,31 +26,31 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
     unique = list({id(model): model for model in found}.values())
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
-        stack.enter_context(borrowed(unique))
+        parts = [_parts(model) for model in unique]
+        stack.enter_context(_held(parts))
         stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
-        modules = [stack.enter_context(_flags(model)) for model in unique]
+        for each in parts:
+            stack.enter_context(_flags(*each))
         if target is not None:
             for model in unique:
                 stack.enter_context(_placement(model, target))
-        for model, parts in zip(unique, modules, strict=True):
-            _evaluate(model, parts)
+        for model, (modules, _) in zip(unique, parts, strict=True):
+            _evaluate(model, modules)
         stack.enter_context(torch.no_grad())
         yield
 
 
 def borrowed(models: Iterable[nn.Module], *, refusal: str | None = None) -> AbstractContextManager[None]:
     """Models with all that they share with others, in this thread alone: see `held`."""
-    every = [(model, modules_of(model)) for model in models]
-    return held(
-        [part for model, modules in every for part in (*modules, *parameters_of(model, modules))], refusal=refusal
-    )
+    return _held([_parts(model) for model in models], refusal)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
-    with borrowed([model]), _flags(model) as modules:
-        _evaluate(model, modules)
+    parts = _parts(model)
+    with _held([parts]), _flags(*parts):
+        _evaluate(model, parts[0])
         yield
 
 
@@ -60,14 +60,25 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
         model.eval()
 
 
-@contextmanager
-def _flags(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Afterwards each flag as before. Gives the model's modules, which take a while to go through."""
+def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Its modules, which take a while to go through, and its parameters."""
     modules = modules_of(model)
+    return modules, parameters_of(model, modules)
+
+
+def _held(
+    parts: Iterable[tuple[list[nn.Module], list[nn.Parameter]]], refusal: str | None = None
+) -> AbstractContextManager[None]:
+    return held([each for modules, parameters in parts for each in (*modules, *parameters)], refusal=refusal)
+
+
+@contextmanager
+def _flags(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Afterwards each flag as before."""
     training = [(module, module.training) for module in modules]
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters_of(model, modules)]
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters]
     try:
-        yield modules
+        yield
     finally:
         for module, flag in training:
             if module.training != flag:

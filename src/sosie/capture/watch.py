@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..process_state import Shared, attention_in_parts, without_autocast
+from ..process_state import Shared, attention_in_parts, held, without_autocast
 from .keep import Keep
 from .layout import is_channels_last
 from .names import Names, is_compiled, modules_of, unwrap
 from .outputs import activation_in
-from .quiet import borrowed
 from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
 Sink = Callable[[Site, Tensor], Any]
@@ -237,7 +236,7 @@ def every_module_called(model: nn.Module) -> Iterator[None]:
     """The model in this thread alone, without what passes hooks by: compiled code, and attention's fused path."""
     modules = modules_of(model)
     with ExitStack() as stack:
-        stack.enter_context(borrowed([model]))
+        stack.enter_context(held(modules))
         if any(map(is_compiled, modules)) and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(_EAGER)
         attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
