@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from paired import correlated_rows
+
+from sosie import process_state
 
 torch.set_num_threads(1)
 FLAGS = [
@@ -34,6 +37,15 @@ def chromium() -> Iterator[Any]:
         browser = running.chromium.launch(executable_path=binary, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that earlier tests left behind (of browsers, servers, schedulers) do not keep the random state from being
+    put back: they draw nothing.
+    """
+    left, draws_nothing = set(threading.enumerate()), process_state._draws_nothing
+    monkeypatch.setattr(process_state, "_draws_nothing", lambda thread: thread in left or draws_nothing(thread))
 
 
 @pytest.fixture

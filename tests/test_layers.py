@@ -14,15 +14,15 @@ import sosie
 ROOT = Path(sosie.__file__).parent
 # Who may import whom: everything below one's own number; `results` and `progress` are at the bottom.
 LAYERS = {
-    "progress": 0, "factory": 0, "random_state": 0, "linalg": 0, "results": 0, "models": 0, "data": 0,
+    "progress": 0, "factory": 0, "process_state": 0, "linalg": 0, "results": 0, "models": 0, "data": 0,
     "capture": 1, "stats": 1, "measures": 2, "train": 3, "engine": 4, "zoo": 5, "report": 5, "web": 6, "cli": 7,
 }  # fmt: skip
 # Neighbours that a layer-0 part may use: files that are theirs to share, never each other's insides.
 BESIDE = {
-    "linalg": {"factory"},
-    "models": {"linalg", "results", "factory", "random_state"},
-    "data": {"results", "factory"},
-    "capture": {"linalg", "results", "random_state"},
+    "linalg": {"factory", "process_state"},
+    "models": {"linalg", "results", "factory", "process_state"},
+    "data": {"results", "factory", "process_state"},
+    "capture": {"linalg", "results", "process_state"},
     "stats": {"linalg", "results"},
     "report": {"results"},
 }

@@ -13,7 +13,7 @@ from .mixing import ends, mixing_note
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
-from .quiet import as_found, restored_after_errors
+from .quiet import as_found, borrowed, restored_after_errors
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
@@ -52,6 +52,7 @@ __all__ = [
     "UnknownSite",
     "answer_in",
     "as_found",
+    "borrowed",
     "check_linear",
     "check_rule",
     "count_inputs",

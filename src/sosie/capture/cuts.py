@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..process_state import full_precision
 from .arguments import CallArguments
 from .leaks import changed_outputs, is_mask, leaking, other_content
 from .names import Names, unwrap
 from .outputs import activation_in, answer_in, path_to_tensor, replaced, tensors_in
-from .quiet import as_found, evaluating, full_precision, kept_attributes
+from .quiet import as_found, evaluating, kept_attributes
 from .sites import SilentSite, Site, SiteError, UnknownSite, find_name, nearest
 from .structure import BadBatch
 from .task_graph import TaskGraph, task_graph
@@ -124,12 +125,12 @@ class Cut:
             calls += 1
             return at_site(output) if calls == self._call_number else None
 
-        handle = self._module.register_forward_hook(fire)
-        try:
-            with every_module_called(self._root):
+        with every_module_called(self._root):
+            handle = self._module.register_forward_hook(fire)
+            try:
                 output = self._root(*call.args, **call.kwargs)
-        finally:
-            handle.remove()
+            finally:
+                handle.remove()
         if calls < self._call_number:
             raise SilentSite(f"the forward of this input did not come by {self.site.label!r}")
         return output

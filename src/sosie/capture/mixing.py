@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..process_state import kept_random_state
 from .batches import Chunk
-from .quiet import kept_attributes, kept_random_state
+from .quiet import kept_attributes
 from .structure import count_inputs, cut, join
 
 TRIED = 4  # inputs of the first batch that the model is run on, twice

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..random_state import SEEDING
+from ..process_state import held, kept_random_state
 from .names import modules_of, parameters_of
 
 
@@ -22,29 +20,39 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
 
     Put back, after an exception too: each submodule's training flag, each parameter's requires_grad and
     storage, the device, and the random states of torch (CPU, CUDA), NumPy's global generator and Python.
+    The random states stay where they are if another thread lives, which would draw the same numbers again.
     Gradients are off through no_grad and not inference_mode: what a forward caches in a buffer must be able
-    to enter a later backward.
+    to enter a later backward. Another thread that wants one of the models meanwhile waits.
     """
     found = [models] if isinstance(models, nn.Module) else list(models)
     unique = list({id(model): model for model in found}.values())
     target = None if device is None else torch.device(device)
     with ExitStack() as stack:
+        parts = [_parts(model) for model in unique]
+        stack.enter_context(_held(parts))
         stack.enter_context(kept_random_state(cuda=target is not None and target.type == "cuda"))
-        modules = [stack.enter_context(_flags(model)) for model in unique]
+        for each in parts:
+            stack.enter_context(_flags(*each))
         if target is not None:
             for model in unique:
                 stack.enter_context(_placement(model, target))
-        for model, parts in zip(unique, modules, strict=True):
-            _evaluate(model, parts)
+        for model, (modules, _) in zip(unique, parts, strict=True):
+            _evaluate(model, modules)
         stack.enter_context(torch.no_grad())
         yield
+
+
+def borrowed(models: Iterable[nn.Module], *, refusal: str | None = None) -> AbstractContextManager[None]:
+    """Models with all that they share with others, in this thread alone: see `held`."""
+    return _held([_parts(model) for model in models], refusal)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
-    with _flags(model) as modules:
-        _evaluate(model, modules)
+    parts = _parts(model)
+    with _held([parts]), _flags(*parts):
+        _evaluate(model, parts[0])
         yield
 
 
@@ -54,31 +62,25 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
         model.eval()
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products in float32 with all their digits on a GPU too (TF32 keeps three); afterwards as before."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    switches: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = False
-        yield
-    finally:
-        for switch, flag in zip(switches, before, strict=True):
-            switch.allow_tf32 = flag
-
-
-@contextmanager
-def _flags(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Afterwards each flag as before. Gives the model's modules, which take a while to go through."""
+def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Its modules, which take a while to go through, and its parameters."""
     modules = modules_of(model)
+    return modules, parameters_of(model, modules)
+
+
+def _held(
+    parts: Iterable[tuple[list[nn.Module], list[nn.Parameter]]], refusal: str | None = None
+) -> AbstractContextManager[None]:
+    return held([each for modules, parameters in parts for each in (*modules, *parameters)], refusal=refusal)
+
+
+@contextmanager
+def _flags(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Afterwards each flag as before."""
     training = [(module, module.training) for module in modules]
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters_of(model, modules)]
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters]
     try:
-        yield modules
+        yield
     finally:
         for module, flag in training:
             if module.training != flag:
@@ -191,19 +193,3 @@ class _Holdings:
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
                 other.clear()
                 (other.update if isinstance(other, set) else other.extend)(items)
-
-
-@contextmanager
-def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
-    with SEEDING:
-        of_cuda = torch.cuda.get_rng_state_all() if cuda or torch.cuda.is_initialized() else None
-        of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        with SEEDING:  # not while another thread draws the weights of a model
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
-            torch.set_rng_state(of_torch)
-            if of_cuda is not None:
-                torch.cuda.set_rng_state_all(of_cuda)

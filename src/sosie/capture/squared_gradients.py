@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..process_state import full_precision, products
 from .arguments import CallArguments
 from .batches import Chunk
 from .layer_gradients import Rule, Use, each_gradient, inputs_at_a_time, rules_of, sum_of_squares
 from .names import unwrap
 from .outputs import answer_in
-from .quiet import full_precision
 from .structure import cut
 from .watch import every_module_called
 
@@ -91,7 +91,8 @@ class SquaredGradients:
 
     def _square(self, name: str, uses: list[Use], count: int) -> None:
         if name not in self.elsewhere:
-            self._add(name, sum_of_squares(uses, self._parameters[name], count))
+            with products():
+                self._add(name, sum_of_squares(uses, self._parameters[name], count))
 
     def _add(self, name: str, squares: Tensor) -> None:
         self.sums[name] += squares.to(self.sums[name].device)
@@ -108,7 +109,8 @@ class SquaredGradients:
 
         def take(name: str, uses: list[Use], count: int) -> None:
             try:
-                found[name] = _wide(each_gradient(uses, 0, count, count))
+                with products():
+                    found[name] = _wide(each_gradient(uses, 0, count, count))
             except (RuntimeError, ValueError):
                 self.elsewhere.add(name)  # this layer's shapes do not tell the inputs apart
 
@@ -141,7 +143,9 @@ class SquaredGradients:
         largest = max(sizes)
         found = set()
         for name, gap, norm in zip(names, gaps, sizes, strict=True):
-            dtype = self._parameters[name].dtype
+            dtype, device = self._parameters[name].dtype, self._parameters[name].device.type
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)  # in which autograd's side of it was multiplied
             # Where a gradient cancels to nothing (a bias that a norm takes away), rounding is all there is.
             rounding = 8 * torch.finfo(dtype).eps * largest
             if not gap <= max(AGREE.get(dtype, AGREE_IN_HALF) * norm, rounding):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..process_state import Shared, attention_in_parts, held, without_autocast
 from .keep import Keep
 from .layout import is_channels_last
 from .names import Names, is_compiled, modules_of, unwrap
@@ -31,7 +32,8 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> I
     of the activation; it gets the live tensor, before any later in-place operation, and must not change it. What it
     raises ends the watch's part in the forward, and is raised when the forward is over: the model itself always ends.
     Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
-    path and compiled code, both of which pass hooks by, are off inside the block.
+    path and compiled code, both of which pass hooks by, are off inside the block. Another thread that wants the model
+    meanwhile waits.
     """
     seen = Seen(model, sites, sink)
     with ExitStack() as stack:
@@ -131,7 +133,7 @@ class Seen:
             self._no_activation[label] = activation
             return
         site = self._site(label, activation, name=name, call=call)
-        with _without_autocast(activation.device.type):
+        with without_autocast(activation.device.type):
             self._values[label] = self._sink(site, activation)
 
     def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
@@ -227,23 +229,19 @@ class Seen:
 
 @contextmanager
 def every_module_called(model: nn.Module) -> Iterator[None]:
-    """Turn off what passes hooks by: compiled code, and attention's fused path, which also nests tensors."""
+    """The model in this thread alone, without what passes hooks by: compiled code, and attention's fused path."""
     modules = modules_of(model)
     with ExitStack() as stack:
+        stack.enter_context(held(modules))
         if any(map(is_compiled, modules)) and hasattr(torch.compiler, "set_stance"):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_EAGER)
         attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
         if any(isinstance(module, attention) for module in modules):
-            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
+            stack.enter_context(attention_in_parts)
         yield
 
 
-def _without_autocast(device: str) -> Any:
-    """Under autocast a product in the sink would come out in bfloat16."""
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
+_EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
 def _why_silent(wanted: Wanted, calls: int) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..factory import parse_call
+from ..process_state import held, kept_random_state
 from .draws import in_sphere, normals, uniforms
 
 Norm = Literal["inf", "2"]
@@ -109,7 +110,7 @@ class Attack:
         self._check_inputs(x, index)
         if self.needs_labels and y is not None:
             _check_labels(x, y, index)
-        with _as_found(model, x), torch.inference_mode(False), torch.enable_grad():
+        with _as_found(model), torch.inference_mode(False), torch.enable_grad():
             clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
             if self.kind == "gaussian":
                 return clean + self.radius * self._noise(normals, clean, seed, index)
@@ -234,11 +235,11 @@ def _nearest(names: list[str]) -> str:
 
 
 @contextmanager
-def _as_found(model: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[None]:
-    """The model in evaluation mode; afterwards its flags and torch's random state as before."""
+def _as_found(model: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The model in evaluation mode; afterwards its flags and the random state as before."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    flags = [module.training for module in modules]
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with held(modules), kept_random_state():
+        flags = [module.training for module in modules]
         try:
             if isinstance(model, nn.Module):
                 model.eval()

@@ -28,6 +28,7 @@ from ..capture import (
     restored_after_errors,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
+from ..process_state import products
 from ..results import Side
 from ..stats import Answers, Reader
 from .one_shot import as_outputs
@@ -74,7 +75,8 @@ class Answering(ABC):
         if self.side is None:
             shape, dtype = tuple(outputs.shape[1:]), str(outputs.dtype).removeprefix("torch.")
             self.side = Side(self.name, (SITE,), (int(np.prod(shape)),), (shape,), (dtype,))
-        return self.reader.read(outputs.to(meeting_place or _can_count(outputs.device)))
+        with products():
+            return self.reader.read(outputs.to(meeting_place or _can_count(outputs.device)))
 
 
 @dataclass

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..capture import Chunk, input_rows
+from ..process_state import products
 from ..progress import Progress
 from ..results import Side
 from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved, on_device
 from .inspect import Inspector
 from .plan import Kind, Plan
-from .precision import allows_tf32, products
+from .precision import allows_tf32
 from .sources import Source
 from .spread import Alone
 from .stream import check_positions
@@ -150,8 +151,9 @@ class Pass:
 
         found = self.sources[k].read(chunk, sink)
         check_positions([self.sources[k]])
-        sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
-        self._inspect(k, sides)
+        with products():
+            sides = {kind: maker.side([parts[kind] for parts in found], start) for kind, maker in makers.items()}
+            self._inspect(k, sides)
         return sides
 
     def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Rule, check_rule, cut
+from ..capture import Rule, borrowed, check_rule, cut
 from ..measures import Measure, find
 from ..results import Comparison, Comparisons, DamagedFile, Side
 from ..stats import BLOCK
@@ -148,6 +148,7 @@ def _compare(
     pairs = list(itertools.combinations(range(len(sources)), 2))
     checkpoint = Checkpoint(resume, pairs, on_the_way=not ranks.several)
     with ExitStack() as stack:
+        stack.enter_context(borrowed([source.model for source in sources if isinstance(source, ModelSource)]))
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
         stream = Stream.of(data, sources)

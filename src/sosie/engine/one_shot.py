@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..linalg import total_squares
 from ..measures import MEASURES, Measure, find, settled
+from ..process_state import products
 from ..results import Side
 from ..stats import OutputSums, Reader, Sample
 from .caveats import of_widths
@@ -21,6 +22,7 @@ from .weights.given import of_weights
 SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
 
 
+@products()
 def measure(
     name: str | Measure,
     x: Any,
@@ -75,7 +77,7 @@ def measure(
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
     sides = (Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y)))
     if doubts := dict.fromkeys(caveat.text for caveat in of_widths(chosen, sample, *sides)):
-        warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=2)
+        warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=3)  # past what `products` puts around this
     return value
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Chunk
+from ..capture import Chunk, borrowed
 from ..data.shifts import open_shifts
 from ..measures import MEASURES, Measure, find
+from ..process_state import products
 from ..progress import Progress
 from ..results import Comparison, Comparisons, Side
 from ..stats import Answers, OutputSums, moved, on_device
@@ -128,6 +129,8 @@ class _Asked:
         totals: dict[Pair, Grid] = {}
         task = f"comparing the outputs of {names}"
         with ExitStack() as stack:
+            models = [source.model for source in self.sources if isinstance(source, ModelAnswering)]
+            stack.enter_context(borrowed(models))
             for k in dict.fromkeys(self.twins):
                 stack.enter_context(self.sources[k].opened())
             chunks, expected = self._chunks(data)
@@ -159,18 +162,24 @@ class _Asked:
             answers[k, key] = answer = source.answer(stimulus, self._place)
             found = answer.values if answer.predicted is None else answer.predicted
             self._place = self._place or (None if found is None else found.device)
+        return self._join(answers, labels, chunk.start)
+
+    @products()
+    def _join(
+        self, answers: dict[tuple[int, Key], Answers], labels: torch.Tensor | None, start: int
+    ) -> dict[Pair, Grid]:
         parts: dict[Pair, Grid] = {}
         for i, j in itertools.combinations(range(len(self.sources)), 2):
             a, b = self.twins[i], self.twins[j]
             sites = self.stimuli.sites((a, b)).items()
             try:
                 parts[i, j] = {
-                    (site_a, site_b): OutputSums.join(answers[a, s], answers[b, t], labels, start=chunk.start)
+                    (site_a, site_b): OutputSums.join(answers[a, s], answers[b, t], labels, start=start)
                     for (site_a, s), (site_b, t) in itertools.product(sites, sites)
                 }
             except ValueError as error:
                 names = f"{self.sources[i].name} and {self.sources[j].name}"
-                raise ValueError(f"{names}, inputs from {chunk.start} on: {error}") from error
+                raise ValueError(f"{names}, inputs from {start} on: {error}") from error
         return parts
 
     def mixing(self, *pair: int) -> list[str]:
@@ -284,6 +293,7 @@ def _add(totals: dict[Pair, Grid], parts: Mapping[Pair, Grid]) -> None:
         totals[pair] = part if grid is None else {s: sums.merge(moved(part[s], like=sums)) for s, sums in grid.items()}
 
 
+@products()
 def _comparison(
     grid: Grid,
     sides: tuple[Side, Side],

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..measures import find
+from ..process_state import products
 from ..results import Caveat, Comparison, DamagedFile, Side, Values, side_from_json
 from ..stats import Sample, Statistic, load_statistics, save_statistics
 from . import caveats
 from .doubt import NO_DOUBT, Doubt
 from .evaluate import evaluate
 from .plan import Kind
-from .precision import products
 
 
 @dataclass(frozen=True)

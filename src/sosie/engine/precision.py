@@ -1,11 +1,6 @@
-"""The precision of our own float32 matrix products on a GPU, borrowed for as long as they take."""
+"""The precision of our own float32 matrix products on a GPU."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 
 PRECISIONS = ("tf32", "float32", "float64")
 
@@ -21,21 +16,3 @@ def allows_tf32(precision: str | None) -> bool:
     Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
     """
     return precision in (None, "tf32")
-
-
-@contextmanager
-def products(*, tf32: bool = False) -> Iterator[None]:
-    """TF32 or full float32 products on a GPU; the user's setting is put back, and a CPU's is not touched.
-
-    Moments and sampled rows get float32 always: their parts must match to the last digit.
-    """
-    if not torch.cuda.is_initialized():
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "tf32" if tf32 else "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before

@@ -8,14 +8,16 @@ side by side.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import torch
+
+from ..process_state import Shared
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -34,48 +36,17 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-class _Limit:
-    """How many have asked for one core: threads come and go in any order, so only the last puts back what was."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._asked = 0
-        self._limited: Any = None
-        if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-            # A fork waits for the lock, so that no child starts with one that nobody will release.
-            os.register_at_fork(
-                before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
-            )
-
-    def take(self) -> None:
-        with self._lock:
-            if not self._asked:
-                self._limited = _blas().limit(limits=1, user_api="blas")
-            self._asked += 1
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._asked -= 1
-            if not self._asked:
-                self._limited.restore_original_limits()
+_ONE_THREAD = Shared(lambda: _blas().limit(limits=1, user_api="blas"))
 
 
-_LIMIT = _Limit()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[Any]:
     """NumPy's and SciPy's linear algebra on one core each time it is called; as before afterwards."""
-    _LIMIT.take()
-    try:
-        yield
-    finally:
-        _LIMIT.give_back()
+    return _ONE_THREAD
 
 
 def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T, None, None]:
     """`map(function, given)` in as many workers as torch may use threads, each of them on one core; in order."""
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads()  # each thread has a number of its own, so each puts its own back
     workers = min(threads, MOST_WORKERS, os.cpu_count() or 1)
     if workers == 1:
         yield from map(function, given)

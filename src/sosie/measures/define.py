@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ..factory import parse_call
+from ..linalg import widened
+from ..process_state import without_autocast
 from ..stats import (
     Alignment,
     Atoms,
@@ -91,15 +93,19 @@ class Measure:
     ) -> Tensor:
         """The value for two sets of paired rows; differentiable where the measure is.
 
+        Computed in float32 at least, under autocast too.
+
         `labels` and `kind` are for measures that read outputs: see `sosie.measure`.
         """
-        if self.reads_outputs:
-            return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
-        if issubclass(self.reads, LinearMaps):
-            return self(linear_maps(x, y, self.reads))
-        if self.reads is Atoms:
-            return self(Atoms(x.flatten(1)[None], y.flatten(1)[None])).squeeze()
-        return self.from_sample(Sample.of(x, y, inputs=inputs))
+        with without_autocast(y.device.type):
+            if self.reads_outputs:
+                return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
+            x, y = widened(x), widened(y)
+            if issubclass(self.reads, LinearMaps):
+                return self(linear_maps(x, y, self.reads))
+            if self.reads is Atoms:
+                return self(Atoms(x.flatten(1)[None], y.flatten(1)[None])).squeeze()
+            return self.from_sample(Sample.of(x, y, inputs=inputs))
 
     @property
     def reads_outputs(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sosie.factory import find_file, load_factory, parse_call
-from sosie.random_state import SEEDING
 
 from .normalise import parse_normalisation
 from .outside import LIBRARY_WEIGHTS, open_hugging_face, open_timm, open_torchvision
@@ -114,7 +116,7 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
 def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     call, weights = _split(rest) if rest.strip() else ("", None)
     factory = load_factory(f"{file}:{call}")
-    with seeded(seed):
+    with _globally_seeded(seed):
         made = factory()
     model, prepare = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module) or not (prepare is None or callable(prepare)):
@@ -198,11 +200,49 @@ def _short_name(call: str, path: Path) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from this seed inside; torch's, NumPy's and Python's random states are as before afterwards."""
+    """What this thread would draw from torch's global generators comes from its own, with this seed: the same numbers.
+
+    The global ones are not touched, from which another thread may draw meanwhile.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
+    with _OwnGenerators(seed):
+        yield
+
+
+class _OwnGenerators(TorchDispatchMode):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._of = functools.cache(lambda device: torch.Generator(device).manual_seed(seed))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            given = next((each.device for each in args if isinstance(each, torch.Tensor)), kwargs.get("device"))
+            device = torch.device("cpu" if given is None else given)
+            if device.type != "meta" and _takes_generator(func.overloadpacket):
+                return func.overloadpacket(*args, **{**kwargs, "generator": self._of(device)})
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _takes_generator(packet: Any) -> bool:
+    schemas = (getattr(packet, name)._schema for name in packet.overloads())
+    return any(argument.name == "generator" for schema in schemas for argument in schema.arguments)
+
+
+_SEEDING = threading.RLock()
+
+
+@contextmanager
+def _globally_seeded(seed: int) -> Iterator[None]:
+    """The same for a user's own function, which may draw from NumPy and Python too, and set a seed itself.
+
+    So the global states are set, one model after the other, and put back; another thread's draws meanwhile, if any,
+    are of this seed.
+    """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with SEEDING, torch.random.fork_rng(devices=devices):
+    with _SEEDING, torch.random.fork_rng(devices=devices):
         python, array = random.getstate(), np.random.get_state()
         # torch.manual_seed would also queue a seed for devices that are not set up yet
         torch.default_generator.manual_seed(seed)

@@ -11,11 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..capture import Site, SiteError
+from ..capture import Site, SiteError, borrowed
 from .taps import Shown, Taps
 
 Term = Callable[..., Tensor]
 LOOKS = 50  # due steps between looks at the values on a GPU: each look waits for it
+IN_USE = (
+    "a penalty is attached to this model in another thread, which trains it: run it there, or after the penalty's with "
+    "block"
+)
 
 
 class Attached(AbstractContextManager["Attached"]):
@@ -25,7 +29,8 @@ class Attached(AbstractContextManager["Attached"]):
     order, and gives a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of so
     many is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch;
     None: all. What the model overwrites later (a ReLU in place) is seen as it was. Under torch.compile attach before
-    the model is first called. After the block the model is as it was, also when an error ended it.
+    the model is first called. After the block the model is as it was, also when an error ended it; inside it another
+    thread that would compare the model is refused.
     """
 
     def __init__(
@@ -98,6 +103,8 @@ class Attached(AbstractContextManager["Attached"]):
     def __enter__(self) -> Self:
         if self._attached:
             raise RuntimeError("this penalty is attached already")
+        self._hold = borrowed([taps.model for taps in self._taps], refusal=IN_USE)
+        self._hold.__enter__()
         self._attached, self._bad = True, None
         self._first = _first_parameter(self._models)
         for taps in self._taps:
@@ -111,6 +118,8 @@ class Attached(AbstractContextManager["Attached"]):
         self._attached, self._first = False, None
         for taps in self._taps:
             taps.close()
+        self._hold.__exit__(None, None, None)
+        del self._hold  # which could not be copied
         if kind is None:
             self._look((self.step - 1) // self.every)
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..process_state import Shared
 from ..progress import Progress
 from .adversarial import Prepare
 from .augment import Augment
@@ -178,3 +179,6 @@ def _fastest_algorithms() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+_FASTEST = Shared(_fastest_algorithms)

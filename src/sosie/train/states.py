@@ -30,6 +30,7 @@ from ..capture import (
     without_labels,
 )
 from ..models.atoms import AtomConv2d
+from ..process_state import products
 from .checks import tell_types
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
@@ -85,7 +86,8 @@ def weights_of(model: Model, sites: Any = None) -> dict[str, Tensor]:
             if name and last == "weight" and tensor.ndim > 1:
                 found[name] = tensor
             elif last == "atoms" and f"{name}.coefficients" in parameters:
-                found[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], tensor)
+                with products():
+                    found[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], tensor)
     if sites is None:
         if not found:
             raise ValueError("the model has no layer with a matrix of weights; name parameters as sites")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...process_state import attention_in_parts
 from ..outputs import tensors_in
 from ..quiet import as_found
 from .algebra import Axis, fix, leaf, leaves, repeated
@@ -51,7 +50,7 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     tensors = named_weights(model)
     for tensor in tensors.values():
         known.set(tensor, [leaf(size) for size in tensor.shape])
-    with as_found(model), _without_fast_paths(), _Reader(known, model) as reader:
+    with as_found(model), attention_in_parts, _Reader(known, model) as reader:
         for tensor in tensors_in(inputs):
             known.set(tensor, [leaf(size, INPUT) for size in tensor.shape])
         outputs = model(*inputs)
@@ -92,17 +91,6 @@ def _grouped(model: nn.Module, of: dict[str, tuple[Axis, ...]], order: dict[int,
             if odd and axis.size > 1 and name in parameters:
                 fixed[label] = str(odd[0])
     return WeightAxes(of, {name: axis for axis, name in groups.items()}, fixed)
-
-
-@contextmanager
-def _without_fast_paths() -> Iterator[None]:
-    """Attention step by step: its fused form would be one operation that nothing is known of."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _Reader(TorchDispatchMode):

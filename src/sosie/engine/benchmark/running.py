@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ...measures import MEASURES
+from ...process_state import products
 from ...progress import Progress
 from ...results import Closer, Entry, Leaderboard
 from ..provenance import provenance
@@ -27,6 +28,7 @@ from .values import values_of
 TRIED = 3  # networks that are manipulated, and that tell which way is closer
 
 
+@products()
 def run_benchmark(
     measures: Any = None,
     *,

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ...capture import Chunk, Rule, cut, recut
 from ...capture.examples import example_input
-from ...capture.quiet import kept_random_state
 from ...data import open_data
 from ...measures import Measure, find
 from ...models import open_model, weights_of, with_name
 from ...models.atoms import atom_layers, recompose
+from ...process_state import kept_random_state
 from ...progress import Progress
 from ...results import Cost, Costs
 from ...stats import Atoms
@@ -197,7 +197,7 @@ def _first(chunks: Sequence[Chunk], count: int) -> list[Chunk]:
 
 def _plain(model: nn.Module) -> nn.Module:
     """A copy with whole kernels in place of atoms."""
-    with kept_random_state(cuda=False):  # a new layer draws numbers before it is given its own
+    with kept_random_state():  # a new layer draws numbers before it is given its own
         return recompose(model)
 
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...capture import Chunk, Rule, as_found, model_arguments, to_rows, watch
+from ...capture import Chunk, Rule, as_found, borrowed, model_arguments, to_rows, watch
 from ...measures import Measure
+from ...process_state import products
 from ...results import Comparison
 from ...stats import BLOCK, Alignment, Atoms, Lottery, MomentMaker, Moments, Sample, SampleMaker
 from ..pairwise import check_widths, view_of
 from ..plan import Widths, make_plan
-from ..precision import products
 from ..weights import compare_weights
 
 FORWARD, MEASURE = "forward", "measure"  # the parts of a run
@@ -85,6 +85,7 @@ class ByProbes:
     def __call__(self, part: Part = not_counted) -> Tensor:
         pairs: list[_Pair] = []
         with ExitStack() as stack:
+            stack.enter_context(borrowed([self.a.model, self.b.model]))
             read_a, read_b = (stack.enter_context(watched.opened()) for watched in (self.a, self.b))
             for chunk in self.chunks:
                 with part(FORWARD):

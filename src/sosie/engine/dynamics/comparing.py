@@ -11,6 +11,7 @@ import torch
 
 from ...capture import Rule
 from ...measures import Measure, find
+from ...process_state import products
 from ...results import Caveat, Dynamics, Values
 from ...stats import Atoms, LinearMaps, TensorPair
 from ...train.run_folder import Run, chosen_sites, is_run, open_run
@@ -118,6 +119,7 @@ def _reads(measure: Measure) -> str:
     return "activations"
 
 
+@products()
 def _between(
     runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, weights: list[str]
 ) -> Dynamics:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...capture import BETA, RULES, Chunk, Loss, Rule, labels_of, predictive_of
+from ...process_state import products
 from ...results import Side
 from ...stats import KERNELS, Sketch
 from ..stream import Stream
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     max_rows: int | None
 
 
+@products()
 def classify(
     sketch: Sketch | str | os.PathLike[str], kernel: str = "hadamard", *, alpha: float | None = None
 ) -> Classifiers:

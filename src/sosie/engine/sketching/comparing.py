@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...measures import Measure, find
+from ...process_state import products
 from ...results import Caveat, Comparison, Comparisons, Side
 from ...stats import DebiasedAlignment, NotShared, Resketch, Sketch, SketchPair, check_seed, is_statistics
 from ..provenance import provenance
@@ -113,6 +114,7 @@ def compare_unpaired(
     return _compared(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
 
 
+@products()
 def _compared(
     a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
 ) -> Comparison:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...capture import Rule
+from ...process_state import products
 from ...stats import Sketch
 from ...train import accuracy, fit
 from .door import sketch
@@ -67,18 +68,19 @@ def linear_probe(
     if unknown := sorted(set(asked.tolist()) - set(labels.tolist())):
         raise ValueError(f"the test set has classes that the data do not: {', '.join(map(str, unknown[:5]))}")
     found = {}
-    for site in seen.side.sites:
-        train, held = _standard(_rows(seen, site), _rows(new, site), site)
-        classes = int(labels.max()) + 1
-        head = nn.utils.skip_init(nn.Linear, train.shape[1], classes, dtype=train.dtype, device=train.device)
-        for weights in head.parameters():
-            nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
-        if epochs is None:
-            train, held = train.double(), held.double()  # a line search ends too early in float32
-            _converge(head.double(), train, labels, penalty, site)
-        else:
-            fit(head, train, labels, epochs=epochs, seed=seed, batch=batch, rate=rate, task=f"probing {site}")
-        found[site] = accuracy(head, held, asked)
+    with products():
+        for site in seen.side.sites:
+            train, held = _standard(_rows(seen, site), _rows(new, site), site)
+            classes = int(labels.max()) + 1
+            head = nn.utils.skip_init(nn.Linear, train.shape[1], classes, dtype=train.dtype, device=train.device)
+            for weights in head.parameters():
+                nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
+            if epochs is None:
+                train, held = train.double(), held.double()  # a line search ends too early in float32
+                _converge(head.double(), train, labels, penalty, site)
+            else:
+                fit(head, train, labels, epochs=epochs, seed=seed, batch=batch, rate=rate, task=f"probing {site}")
+            found[site] = accuracy(head, held, asked)
     return found
 
 

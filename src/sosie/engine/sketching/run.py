@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...capture import Chunk, input_numbers, labels_of
+from ...process_state import products
 from ...results import Side
 from ...stats import Buckets, Drawn, SiteForm, SiteMaker, Spans, Takes
 from ...stats.storage import on_device
-from ..precision import products
 from .source import GradientSource
 
 MOST_CLASSES = 2**15  # whole numbers from there on are no labels; a column for each would take too much
@@ -83,6 +83,7 @@ class Run:
         self._drawn.add_unsigned(self._sums[1], ones)
         self._drawn.add(self._sums[2], numbers)
 
+    @products()
     def finish(self) -> dict[str, Any]:
         """The fields of a sketch that the pass has filled, all on one device."""
         if self._sums is None:

@@ -28,8 +28,8 @@ from ...capture import (
     watch,
 )
 from ...models import open_model, weights_of, with_name
+from ...process_state import matmul_precision, without_autocast
 from ...progress import Progress
-from ..precision import products
 from ..sources import ModelSource
 from ..stream import Stream
 
@@ -103,7 +103,7 @@ class GradientSource(ModelSource):
 
     def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
         """Every site's rows of features and, unless there is no need of them, of gradients."""
-        with products():
+        with matmul_precision("ieee"):
             if gradients is None:
                 self.read(chunk, features)
             else:
@@ -141,7 +141,7 @@ class GradientSource(ModelSource):
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
         home = self._home()
         # Under autocast what is made of the gradients would come out in half precision.
-        with torch.autocast("cpu" if home is None else home.type, enabled=False):
+        with without_autocast("cpu" if home is None else home.type):
             pulls = self.predictive.pull(answer, chunk.batch, mask)
             for part, _ in pulls:
                 if not part.requires_grad or not self._leaves:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...process_state import products
 from ...results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Side, Values
 from ...stats import NotShared, Sketch
 from .comparing import is_sketch, open_sketch
@@ -76,6 +77,7 @@ class _One:
     scores: tuple[Scores, ...]
 
     @classmethod
+    @products()
     def of(cls, made: Sketch) -> _One:
         scores = tuple(
             scores_of(site, made.n, exact=made.exact, label=label)

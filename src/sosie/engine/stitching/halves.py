@@ -26,12 +26,12 @@ from ...capture import (
     to_rows,
     watch,
 )
-from ...capture.quiet import kept_random_state
 from ...capture.rows import token_mask
 from ...capture.structure import count_inputs, join
 from ...data import open_data
 from ...models import open_model, weights_of, with_name
 from ...models.joint import Joint
+from ...process_state import kept_random_state
 
 CHUNK = 128  # inputs that both networks are run on at a time
 TRIED = 2  # inputs that a cut is tried on: whether it leaks shows on two

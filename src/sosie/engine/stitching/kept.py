@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...capture import cut, labels_of
-from ...capture.quiet import kept_random_state
 from ...capture.structure import count_inputs, join, rebuild
 from ...models.joint import Form, Joint
+from ...process_state import kept_random_state
 from ...progress import Progress
 from .halves import CHUNK, Half, chunks_of
 

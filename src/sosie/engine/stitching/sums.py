@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...capture import as_found
 from ...models.joint import Form, Joint
+from ...process_state import products
 from ...progress import Progress
 from ...stats import JointMaker, JointSums
-from ..precision import products
 from .halves import Half, chunks_of, refuse_padding
 
 Precision = Literal["float32", "float64"]
@@ -38,7 +38,8 @@ def sums_at_joint(
         for chunk in chunks_of(data, max_rows):
             (a, of_a), (b, of_b) = lower.tokens(chunk.batch), upper.tokens(chunk.batch)
             keep = no_padding(joint, of_a, of_b)
-            part = joint_part(maker, {0: joint.shaped(a)}, {0: b}, [(0, 0)], joint.target, keep)
+            with products():
+                part = joint_part(maker, {0: joint.shaped(a)}, {0: b}, [(0, 0)], joint.target, keep)
             total = part if total is None else total.merge(part)
             bar.advance(chunk.count)
     if total is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...measures import MEASURES, Measure, find
+from ...process_state import products
 from ...results import TENSORS, Array, Comparison, Comparisons, MadeWhenAsked, at_layers, layers
 from ...stats import Atoms, LinearMaps
 from ..plan import MEMORY, parse_size
@@ -26,6 +27,7 @@ from .sources import WeightSource, check_weights, open_weights
 DEFAULT = "wcka"
 
 
+@products()  # a forward is how weights are read here, and the caller's autocast is not for it
 def compare_weights(
     model_a: Any,
     model_b: Any = None,

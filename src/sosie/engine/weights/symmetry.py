@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...capture import as_found
 from ...capture.axes import Axis, WeightAxes, named_weights, order_of, weight_axes
 from ...capture.outputs import tensors_in
+from ...models.specification import seeded
 
 # Of how far answers to different inputs lie apart: rounding of sums in another order stays far below.
 SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
@@ -70,8 +71,7 @@ def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Chan
 
 
 def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
-    with as_found(model):
-        torch.manual_seed(0)
+    with as_found(model), seeded(0):
         return [tensor for tensor in tensors_in(model(example)) if tensor.is_floating_point()]
 
 

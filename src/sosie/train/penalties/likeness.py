@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch import Tensor
 from ...capture import Rule, to_rows
 from ...linalg import centred_rows, inner_products, sized_gram, sized_grams, widened
 from ...measures import Measure
+from ...process_state import without_autocast
 from ...stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
 from ...stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
 from .columns import Column, Pair
@@ -58,13 +57,6 @@ def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
     rows = flat(activation)
     with without_autocast(rows.device.type):
         return sized_gram(rows, centre=centre)
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """To enter the context takes longer than to ask whether there is a need to."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 def flat(activation: Tensor) -> Tensor:

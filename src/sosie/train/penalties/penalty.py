@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...capture import Rule, Site, as_found, check_rule, watch
 from ...measures import Measure, find
+from ...process_state import without_autocast
 from ...stats import UncentredAlignment
 from ..attached import Attached
 from ..checks import tell_types
@@ -24,7 +25,7 @@ from . import columns as chosen
 from . import weights
 from .checks import Target, check_measure, check_models
 from .columns import Column, Pair, Pairs
-from .likeness import Values, aligns, as_gram, values, without_autocast
+from .likeness import Values, aligns, as_gram, values
 
 
 class Penalty(Attached):
@@ -112,10 +113,11 @@ class Penalty(Attached):
     # The value
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
-        if self.measure.reads_weights:
-            columns, pairs, found = self._of_weights()
-        else:
-            with without_autocast(_device(shown[0][0].value)):
+        first = self._first if self.measure.reads_weights else shown[0][0].value
+        with without_autocast("cpu" if first is None else _device(first)):
+            if self.measure.reads_weights:
+                columns, pairs, found = self._of_weights()
+            else:
                 columns, pairs = self._columns(shown)
                 directed, times = self.target is not None, self._times(len(pairs))
                 found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ...capture import as_found, unwrap
 from ...capture.names import Names
+from ...process_state import Shared, attention_in_parts
 from .layers import layers_of, mask_of, weight_of
 
 
@@ -66,7 +66,7 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
     )
     device = next((p.device.type for p in core.parameters()), "cpu")
     # Without autocast, which multiplies copies of the weights that could not be told from other tensors.
-    with as_found(core), _attention_in_parts(), torch.autocast(device, enabled=False), counter:
+    with as_found(core), attention_in_parts, _PLAIN_ATTENTION, torch.autocast(device, enabled=False), counter:
         core(*args, **kwargs)
     rows: list[dict[str, Any]] = [
         {
@@ -104,16 +104,8 @@ def _noting(formula: Callable[..., int], tally: dict[tuple[int, int], _Layer]) -
     return noted
 
 
-@contextmanager
-def _attention_in_parts() -> Iterator[None]:
-    """As plain products: torch's counter does not see those of the fused transformer layer and of flash on a CPU."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+# As plain products: torch's counter does not see those of the fused transformer layer and of flash on a CPU.
+_PLAIN_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def _where(tensor: Tensor) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from ...capture import Chunk
 from ...engine.arriving import Arriving
 from ...engine.digest import Digest
-from ...engine.precision import products
 from ...engine.sources import ModelSource
 from ...linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened
+from ...process_state import products
 from .probe import Probe
 
 ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal

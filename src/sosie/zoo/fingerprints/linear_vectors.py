@@ -16,6 +16,7 @@ from torch import Tensor
 from ...capture import model_arguments
 from ...engine.weights.probing import FEWEST, probe
 from ...engine.weights.sources import WeightSource, check_weights
+from ...process_state import products
 from .probe import Probe
 from .projection import unit
 
@@ -33,6 +34,7 @@ class LinearVectors:
     notes: tuple[str, ...]
 
 
+@products()  # a forward is how weights are read here, and the caller's autocast is not for it
 def linear_vectors(source: WeightSource, given: Probe, *, seed: int, inputs: int = INPUTS) -> LinearVectors:
     """ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations."""
     check_weights(source)
