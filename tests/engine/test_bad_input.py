@@ -237,3 +237,45 @@ def test_numbers_whose_products_float64_cannot_hold_are_refused(scale: float) ->
 def test_up_to_there_a_scale_does_not_matter(name: str, scale: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     assert sosie.measure(name, x * scale, y * scale) == pytest.approx(sosie.measure(name, x, y), rel=1e-9)
+
+
+ODD_ARRAYS = {
+    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array with .* leave"),
+    "long double": (np.ones((40, 6), dtype=np.longdouble), "more digits than torch has: round it with"),
+    "objects": (np.array([[1.0, None]] * 40, dtype=object), r"Python objects \(NoneType, float\)"),
+    "structured": (np.ones(40, dtype=[("u", float), ("v", float)]), "structured array with the fields u, v"),
+    "dates": (np.ones((40, 6), dtype="M8[D]"), "must hold numbers, got an array of datetime64"),
+    "text": (np.full((40, 6), "1"), "must hold numbers, got an array of <U1"),
+    "complex": (np.ones((40, 6), dtype=complex), "complex"),
+}
+
+
+@pytest.mark.parametrize(("array", "says"), ODD_ARRAYS.values(), ids=ODD_ARRAYS)
+@pytest.mark.parametrize("name", ["linear_cka", "output_rmse", "weight_cosine"])
+def test_arrays_that_would_lose_their_meaning_are_refused(array: np.ndarray, says: str, name: str) -> None:
+    plain = np.random.default_rng(1).normal(size=(40, 6))
+    for given in ((array, plain), (plain, array)):
+        with pytest.raises((TypeError, ValueError), match=says):
+            sosie.measure(name, *given)
+
+
+def test_missing_values_of_a_table_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    plain = np.random.default_rng(1).normal(size=(40, 6))
+    table = pandas.DataFrame(plain)
+    assert sosie.measure("linear_cka", table, plain) == pytest.approx(1)
+    table.iloc[3, 2] = None
+    with pytest.raises(ValueError, match="x has 1 values that are NaN"):
+        sosie.measure("linear_cka", table, plain)
+    with pytest.raises(TypeError, match="leave out missing values"):
+        sosie.measure("linear_cka", table.astype("Float64").astype(object), plain)
+
+
+def test_masked_arrays_are_refused_wherever_they_enter() -> None:
+    masked, _ = ODD_ARRAYS["masked"]
+    with pytest.raises(ValueError, match="'a' is a masked array"):
+        sosie.compare({"a": masked}, {"a": np.asarray(masked)})
+    with pytest.raises(ValueError, match="an array of the data is a masked array"):
+        sosie.compare(nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), masked)
+    whole = np.ma.masked_array(np.asarray(masked), mask=False)
+    assert sosie.measure("linear_cka", whole, whole) == pytest.approx(1), "nothing is masked"

@@ -18,7 +18,7 @@ from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
 from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
 from .squared_gradients import SquaredGradients
-from .structure import BadBatch, count_inputs, cut, input_rows
+from .structure import BadBatch, count_inputs, cut, input_rows, number_array
 from .watch import Seen, Sink, watch
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "mask_of",
     "model_arguments",
     "nearest",
+    "number_array",
     "open_activations",
     "predictive_of",
     "read_npz",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..capture import number_array
 from ..linalg import total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
@@ -101,9 +102,9 @@ def as_outputs(given: Any, label: str) -> Tensor:
     """An array of answers as a tensor of its own type: whole numbers stay whole."""
     if isinstance(given, Tensor):
         return given.detach()
-    array = np.asarray(given)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    array = number_array(given, label)
+    if array.dtype.kind == "c":
+        raise TypeError(f"{label} must hold real numbers, got an array of {array.dtype}")
     if array.ndim == 0:
         raise ValueError(f"{label} must be (n,) or (n, …), got a single number")
     return _tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False))
@@ -115,9 +116,7 @@ def list_measures() -> list[dict[str, Any]]:
 
 
 def _from_array(given: Any, label: str) -> Tensor:
-    array = np.asarray(given)
-    if array.dtype.kind not in "biufc":
-        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    array = number_array(given, label)
     return _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
 
 

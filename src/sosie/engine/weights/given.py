@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...capture import number_array
 from ...linalg import chain_products
 from ...measures import Measure, settled
 from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
@@ -73,7 +74,7 @@ def _map(given: Any, label: str) -> Tensor:
 
 
 def _tensor(given: Any, label: str) -> Tensor:
-    found = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
+    found = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(number_array(given, label)))
     if found.is_complex():
         raise TypeError(f"{label} is complex ({found.dtype}); compare real and imaginary parts")
     found = found.double()
