@@ -229,12 +229,12 @@ def test_numbers_whose_products_float64_cannot_hold_are_refused(scale: float) ->
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     for given in ((x * scale, y), (y, x * scale)):
         with pytest.raises(ValueError, match=r"divide [xy] by that"):
-            sosie.measure("mean_cca", *given)
+            sosie.measure("raw_procrustes_distance", *given)
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "mean_cca", "mutual_knn", "debiased_cka"])
-@pytest.mark.parametrize("scale", [1e65, 1e-65])
-def test_up_to_there_a_scale_does_not_matter(name: str, scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e65, 1e-65, 1e80, 1e-80, 1e200, 1e-200])
+def test_a_scale_does_not_matter_to_what_is_invariant_to_it(name: str, scale: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     assert sosie.measure(name, x * scale, y * scale) == pytest.approx(sosie.measure(name, x, y), rel=1e-9)
 
@@ -279,3 +279,41 @@ def test_masked_arrays_are_refused_wherever_they_enter() -> None:
         sosie.compare(nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), masked)
     whole = np.ma.masked_array(np.asarray(masked), mask=False)
     assert sosie.measure("linear_cka", whole, whole) == pytest.approx(1), "nothing is masked"
+
+
+@pytest.mark.parametrize("scale", [2.0**66, 2.0**-83])
+def test_activations_whose_squares_float32_cannot_hold(scale: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(300, 8, generator=random), torch.randn(300, 8, generator=random)
+    y = x @ torch.randn(8, 8, generator=random) + noise
+    names = ["linear_cka", "debiased_cka", "kernel_alignment", "mean_cca", "rbf_cka", "raw_procrustes_distance"]
+    asked: list[dict[str, object]] = [
+        {"measures": names},
+        {"measures": names[:3], "memory": 1000, "null": "permutation", "draws": 20},
+        {"measures": names[:3], "exact": True},
+    ]
+    for options in asked:
+        plain = sosie.compare({"a": x}, {"b": y}, **options).rows()
+        found = sosie.compare({"a": scale * x}, {"b": scale * y}, **options).rows()
+        for one, other in zip(plain, found, strict=True):
+            unit = scale if one["measure"] == "raw_procrustes_distance" else 1
+            for key in ("value", "low", "high", "null", "p"):
+                truth = one.get(key)
+                assert (other.get(key) is None) == (truth is None)
+                if truth is not None:
+                    assert other[key] / unit == pytest.approx(truth, rel=1e-5, abs=1e-7), (one["measure"], key)
+            assert one["caveats"] == other["caveats"]
+
+
+def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    for scale in (1e150, 1e-150):
+        with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+            sosie.compare({"a": x * scale}, {"a": y})
+
+
+@pytest.mark.parametrize("name", ["weight_cosine", "weight_distance", "stable_rank_difference", "spectrum_distance"])
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_weights_of_any_scale(name: str, scale: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 6))
+    assert sosie.measure(name, scale * x, scale * y) == pytest.approx(sosie.measure(name, x, y), rel=1e-12)

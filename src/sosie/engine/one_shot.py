@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..capture import number_array
-from ..linalg import total_squares
+from ..linalg import near_one, total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
 from ..stats import OutputSums, Reader, Sample
@@ -58,14 +58,15 @@ def measure(
         if inputs is not None:
             raise TypeError(f"{chosen.name} takes no inputs")
         return of_weights(chosen, x, y)
-    rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
+    any_scale = "scale" in chosen.invariant
+    rows_x, rows_y = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
     if inputs is not None and "inputs" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no inputs")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    given = None if inputs is None else _rows(inputs, "inputs").to(rows_x.device)
+    given = None if inputs is None else _rows(inputs, "inputs", True).to(rows_x.device)
     sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
     for label, rows in (("x", rows_x), ("y", rows_y)):
         if not _varies(rows):
@@ -126,7 +127,8 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(array if plain else array.copy())
 
 
-def _rows(given: Any, label: str) -> Tensor:
+def _rows(given: Any, label: str, any_scale: bool) -> Tensor:
+    """In float64; where the measure does not depend on it, of a scale that leaves room for products of four."""
     rows = given.detach() if isinstance(given, Tensor) else _from_array(given, label)
     if rows.ndim != 2:
         hint = "reshape(-1, 1)" if rows.ndim == 1 else "flatten it to (rows, features)"
@@ -140,6 +142,8 @@ def _rows(given: Any, label: str) -> Tensor:
     if not math.isfinite(total) and (bad := int((~torch.isfinite(rows)).sum())):
         raise ValueError(f"{label} has {bad} values that are NaN or infinite")
     if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
+        if any_scale:
+            return near_one(rows)
         raise ValueError(
             f"the largest number in {label} is {float(rows.abs().max()):.0e}: products of four such leave what float64 "
             f"holds; divide {label} by that"

@@ -17,10 +17,13 @@ from .products import (
     column_squares,
     cross_product,
     for_numpy,
+    lacks_room,
+    near_one,
     product,
     row_squares,
     self_product,
     total_squares,
+    with_room,
 )
 from .spectra import (
     ENOUGH_DIGITS,
@@ -72,9 +75,11 @@ __all__ = [
     "gram_stack",
     "inner_products",
     "inverse_root",
+    "lacks_room",
     "live_gram",
     "lock_of",
     "most_similar",
+    "near_one",
     "nuclear_norm",
     "once",
     "permuted_moments",
@@ -94,5 +99,6 @@ __all__ = [
     "unit",
     "whitening",
     "widened",
+    "with_room",
     "without_diagonal",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments, cross_product, once, self_product
+from ..linalg import JointMoments, cross_product, once, self_product, with_room
 from . import closed_forms
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
 
@@ -172,7 +172,7 @@ class Moments:
         for rows in (x, y):
             maker = MomentMaker()
             sites = [rows] if isinstance(rows, Tensor) else rows
-            sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
+            sides.append(maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)]))
         return cls.join(*sides)
 
     @classmethod

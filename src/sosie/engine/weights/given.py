@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture import number_array
-from ...linalg import chain_products
+from ...linalg import chain_products, near_one
 from ...measures import Measure, settled
 from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
 from .kernels import vanishes
@@ -36,6 +36,10 @@ def of_weights(chosen: Measure, x: Any, y: Any) -> float:
             return float(settled(chosen(_atoms(chosen, a, b)), chosen))
         if a.shape != b.shape:
             raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+        if "scale" in chosen.invariant:
+            a, b = near_one(a), near_one(b)
+        else:
+            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
         value = float(settled(chosen(TensorPair(a, b.to(a.device))), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
