@@ -9,6 +9,7 @@ from nets import inputs, mlp
 from torch import Tensor, nn
 
 import sosie
+import sosie.stats
 from sosie.capture import NoData, UnknownSite
 from sosie.results import Comparison
 
@@ -317,3 +318,58 @@ def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
 def test_weights_of_any_scale(name: str, scale: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 8, 6))
     assert sosie.measure(name, scale * x, scale * y) == pytest.approx(sosie.measure(name, x, y), rel=1e-12)
+
+
+def with_one_large_direction(n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, 6))
+    y = x @ random.normal(size=(6, 5)) + random.normal(size=(n, 5))
+    return x + 1e5 * random.normal(size=(n, 1)), y
+
+
+def caveats_of(x: np.ndarray, y: np.ndarray, name: str = "mean_cca") -> list[str]:
+    return sosie.compare({"a": x}, {"b": y}, measures=[name]).rows()[0]["caveats"]
+
+
+@pytest.mark.parametrize(
+    "name", ["mean_cca", "cca_r2", "pwcca", "regression_r2", "gaussian_information", "shape_angle"]
+)
+def test_directions_that_are_dropped_are_told(name: str) -> None:
+    x, y = with_one_large_direction(2200)
+    told = "5 of 6 directions dropped at condition "
+    assert any(each.startswith(told) for each in caveats_of(x.astype(np.float32), y, name))
+    sampled = "rests on a sample of 2048 of 2200 rows: sums of products do not carry all directions at condition "
+    assert any(each.startswith(sampled) for each in caveats_of(x, y, name))
+    few = caveats_of(x[:300], y[:300], name)
+    assert not any("condition" in each for each in few), "all rows are at hand, and carry them"
+    with pytest.warns(UserWarning, match=told):
+        sosie.measure(name, x.astype(np.float32), y)
+
+
+def test_sampled_rows_stand_in_for_sums_that_lose_directions() -> None:
+    x, y = with_one_large_direction(2200)
+    for name in ("mean_cca", "regression_r2", "pwcca", "shape_angle"):
+        found = sosie.compare({"a": x}, {"b": y}, measures=[name]).matrix(name)[0, 0]
+        assert found == pytest.approx(sosie.measure(name, x, y), abs=0.02)
+
+
+def test_without_rows_the_sums_say_what_they_lose() -> None:
+    x, y = with_one_large_direction(300)
+    moments = sosie.stats.Moments.of(torch.from_numpy(x), torch.from_numpy(y))
+    loss = moments.scatters[0][0].loss(1e-6)
+    assert (loss.count, loss.of) == (5, 6)
+    assert 1e5 < loss.condition < 1e6
+
+
+@pytest.mark.parametrize("n", [40, 300, 2200])
+@pytest.mark.parametrize("digits", ["float32", "float64"])
+def test_directions_that_the_data_do_not_have_are_no_loss(n: int, digits: str) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, 8)).astype(digits)
+    y = (x[:, :5] + random.normal(size=(n, 5))).astype(digits)
+    made = [x[:, :2], np.full((n, 2), 3.0), x @ random.normal(size=(8, 6)).astype(digits) + 5, 100 * x[:, :1] + 50]
+    more = np.concatenate([x, *made], axis=1).astype(digits)
+    found = sosie.compare({"a": more, "b": x}, {"b": y}, measures=["mean_cca", "regression_r2"])
+    assert not any("condition" in caveat or "sample" in caveat for row in found.rows() for caveat in row["caveats"])
+    for name in ("mean_cca", "regression_r2"):
+        assert found.matrix(name)[0] == pytest.approx(found.matrix(name)[1], abs=1e-4)

@@ -251,6 +251,16 @@ def test_hard_numbers_give_the_same_answer(measure: Measure, disturb: str) -> No
     assert float(value_of(measure, x, y)) == pytest.approx(truth, abs=slack)
 
 
+@pytest.mark.parametrize("measure", [m for m in OF_ROWS if "linear" in m.invariant], ids=lambda m: m.name)
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+def test_invariant_to_maps_that_are_nearly_singular(measure: Measure, size: float, pair: tuple[Tensor, Tensor]) -> None:
+    x, y = pair
+    far = x + size * x.sum(1, keepdim=True)
+    truth = float(value_of(measure, x, y))
+    assert float(value_of(measure, far, y)) == pytest.approx(truth, abs=1e-7)
+    assert float(value_of(measure, y, far)) == pytest.approx(float(value_of(measure, y, x)), abs=1e-7)
+
+
 @measures
 @pytest.mark.parametrize(("digits", "scale"), [("32", 1e20), ("32", 1e-25), ("64", 1e150), ("64", 1e-150)])
 def test_no_scale_is_too_large_or_small(measure: Measure, digits: str, scale: float) -> None:

@@ -15,7 +15,7 @@ from ..linalg import near_one, total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..results import Side
 from ..stats import OutputSums, Reader, Sample
-from .caveats import of_widths
+from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
 from .weights.given import of_weights
 
@@ -75,8 +75,9 @@ def measure(
         value = float(settled(chosen.from_sample(sample), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
-    sides = (Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y)))
-    if doubts := dict.fromkeys(caveat.text for caveat in of_widths(chosen, sample, *sides)):
+    sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
+    found = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
+    if doubts := dict.fromkeys(caveat.text for caveat in found):
         warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=2)
     return value
 

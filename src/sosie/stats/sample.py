@@ -256,6 +256,12 @@ class Sample:
         a, b = ([site.scatter for site in side] for side in self._coordinates)
         return a, b
 
+    def basis(self, i: int = 0) -> Tensor:
+        """(n, k): orthonormal columns that span what the neurons of site i of A span, centred; no gradients."""
+        scatter = self._coordinates[0][i].scatter
+        assert isinstance(scatter, from_rows.RowScatter)
+        return scatter.basis
+
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
         return from_rows.covariances(self._coordinates[0][i], self._coordinates[1][j])
