@@ -108,7 +108,11 @@ class Scatter:
 
     @once
     def _whitening(self) -> tuple[Tensor, bool]:
-        return whitening(self.correlation, self.tolerance)
+        varies = self.correlation.diagonal() > 0
+        if self.correlation.requires_grad or bool(varies.all()):
+            return whitening(self.correlation, self.tolerance)
+        found, everywhere = whitening(self.correlation[varies][:, varies], self.tolerance)
+        return found.new_zeros(len(found), len(varies)).index_copy(1, varies.nonzero()[:, 0], found), everywhere
 
     def loss(self, rounding: float) -> Loss:
         """Directions that scaling and whitening the neurons drops; smaller ones than `rounding` are none."""
@@ -126,7 +130,7 @@ class Scatter:
 
     @property
     def whitener(self) -> Tensor:
-        """(r, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
+        """(k, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
         return self._whitening[0]
 
     @once
