@@ -31,7 +31,9 @@ def _directions(c: Covariances) -> Tensor:
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
 
-    1 for any two sites that have at least as many neurons as there are rows, less one.
+    1 for any two sites that have at least as many neurons as there are rows, less one. A direction counts down to 1e-5
+    of the largest, as standard deviations of neurons that are scaled to one size; down to 1e-12 where the rows are at
+    hand and carry more digits than float32's. A caveat says where one that the data have is dropped.
     """
     most = _directions(c)
     return nuclear_norm(c.whitened, most) / most
