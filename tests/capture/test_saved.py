@@ -105,6 +105,10 @@ def test_bfloat16_and_big_endian_are_read(tmp_path):
         ({"a": np.array([[1], [{}]], dtype=object)}, "array of objects.*unpickling"),
         ({"a": np.ones((3, 2), dtype=int)}, "holds int64; activations are floating-point"),
         ({"a": np.ones((0, 2))}, "holds no inputs"),
+        ({"a": np.ones((3, 2), dtype=np.longdouble)}, "more digits than torch has"),
+        ({"a": np.ones((3, 2), dtype="m8[s]")}, "holds timedelta64"),
+        ({"a": np.ones((3, 2), dtype=[("u", float)])}, "activations are floating-point"),
+        ({"a": np.ones((3, 2), dtype=complex)}, "holds complex128; activations are floating-point"),
     ],
 )
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -9,6 +9,7 @@ from nets import inputs, mlp
 from torch import Tensor, nn
 
 import sosie
+import sosie.stats
 from sosie.capture import NoData, UnknownSite
 from sosie.results import Comparison
 
@@ -229,11 +230,146 @@ def test_numbers_whose_products_float64_cannot_hold_are_refused(scale: float) ->
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     for given in ((x * scale, y), (y, x * scale)):
         with pytest.raises(ValueError, match=r"divide [xy] by that"):
-            sosie.measure("mean_cca", *given)
+            sosie.measure("raw_procrustes_distance", *given)
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "mean_cca", "mutual_knn", "debiased_cka"])
-@pytest.mark.parametrize("scale", [1e65, 1e-65])
-def test_up_to_there_a_scale_does_not_matter(name: str, scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e65, 1e-65, 1e80, 1e-80, 1e200, 1e-200])
+def test_a_scale_does_not_matter_to_what_is_invariant_to_it(name: str, scale: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     assert sosie.measure(name, x * scale, y * scale) == pytest.approx(sosie.measure(name, x, y), rel=1e-9)
+
+
+ODD_ARRAYS = {
+    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array with .* leave"),
+    "long double": (np.ones((40, 6), dtype=np.longdouble), "more digits than torch has: round it with"),
+    "objects": (np.array([[1.0, None]] * 40, dtype=object), r"Python objects \(NoneType, float\)"),
+    "structured": (np.ones(40, dtype=[("u", float), ("v", float)]), "structured array with the fields u, v"),
+    "dates": (np.ones((40, 6), dtype="M8[D]"), "must hold numbers, got an array of datetime64"),
+    "text": (np.full((40, 6), "1"), "must hold numbers, got an array of <U1"),
+    "complex": (np.ones((40, 6), dtype=complex), "complex"),
+}
+
+
+@pytest.mark.parametrize(("array", "says"), ODD_ARRAYS.values(), ids=ODD_ARRAYS)
+@pytest.mark.parametrize("name", ["linear_cka", "output_rmse", "weight_cosine"])
+def test_arrays_that_would_lose_their_meaning_are_refused(array: np.ndarray, says: str, name: str) -> None:
+    plain = np.random.default_rng(1).normal(size=(40, 6))
+    for given in ((array, plain), (plain, array)):
+        with pytest.raises((TypeError, ValueError), match=says):
+            sosie.measure(name, *given)
+
+
+def test_missing_values_of_a_table_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    plain = np.random.default_rng(1).normal(size=(40, 6))
+    table = pandas.DataFrame(plain)
+    assert sosie.measure("linear_cka", table, plain) == pytest.approx(1)
+    table.iloc[3, 2] = None
+    with pytest.raises(ValueError, match="x has 1 values that are NaN"):
+        sosie.measure("linear_cka", table, plain)
+    with pytest.raises(TypeError, match="leave out missing values"):
+        sosie.measure("linear_cka", table.astype("Float64").astype(object), plain)
+
+
+def test_masked_arrays_are_refused_wherever_they_enter() -> None:
+    masked, _ = ODD_ARRAYS["masked"]
+    with pytest.raises(ValueError, match="'a' is a masked array"):
+        sosie.compare({"a": masked}, {"a": np.asarray(masked)})
+    with pytest.raises(ValueError, match="an array of the data is a masked array"):
+        sosie.compare(nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), masked)
+    whole = np.ma.masked_array(np.asarray(masked), mask=False)
+    assert sosie.measure("linear_cka", whole, whole) == pytest.approx(1), "nothing is masked"
+
+
+@pytest.mark.parametrize("scale", [2.0**66, 2.0**-83])
+def test_activations_whose_squares_float32_cannot_hold(scale: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(300, 8, generator=random), torch.randn(300, 8, generator=random)
+    y = x @ torch.randn(8, 8, generator=random) + noise
+    names = ["linear_cka", "debiased_cka", "kernel_alignment", "mean_cca", "rbf_cka", "raw_procrustes_distance"]
+    asked: list[dict[str, object]] = [
+        {"measures": names},
+        {"measures": names[:3], "memory": 1000, "null": "permutation", "draws": 20},
+        {"measures": names[:3], "exact": True},
+    ]
+    for options in asked:
+        plain = sosie.compare({"a": x}, {"b": y}, **options).rows()
+        found = sosie.compare({"a": scale * x}, {"b": scale * y}, **options).rows()
+        for one, other in zip(plain, found, strict=True):
+            unit = scale if one["measure"] == "raw_procrustes_distance" else 1
+            for key in ("value", "low", "high", "null", "p"):
+                truth = one.get(key)
+                assert (other.get(key) is None) == (truth is None)
+                if truth is not None:
+                    assert other[key] / unit == pytest.approx(truth, rel=1e-5, abs=1e-7), (one["measure"], key)
+            assert one["caveats"] == other["caveats"]
+
+
+def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    for scale in (1e150, 1e-150):
+        with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+            sosie.compare({"a": x * scale}, {"a": y})
+
+
+@pytest.mark.parametrize("name", ["weight_cosine", "weight_distance", "stable_rank_difference", "spectrum_distance"])
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_weights_of_any_scale(name: str, scale: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 6))
+    assert sosie.measure(name, scale * x, scale * y) == pytest.approx(sosie.measure(name, x, y), rel=1e-12)
+
+
+def with_one_large_direction(n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, 6))
+    y = x @ random.normal(size=(6, 5)) + random.normal(size=(n, 5))
+    return x + 1e5 * random.normal(size=(n, 1)), y
+
+
+def caveats_of(x: np.ndarray, y: np.ndarray, name: str = "mean_cca") -> list[str]:
+    return sosie.compare({"a": x}, {"b": y}, measures=[name]).rows()[0]["caveats"]
+
+
+@pytest.mark.parametrize(
+    "name", ["mean_cca", "cca_r2", "pwcca", "regression_r2", "gaussian_information", "shape_angle"]
+)
+def test_directions_that_are_dropped_are_told(name: str) -> None:
+    x, y = with_one_large_direction(2200)
+    told = "5 of 6 directions dropped at condition "
+    assert any(each.startswith(told) for each in caveats_of(x.astype(np.float32), y, name))
+    sampled = "rests on a sample of 2048 of 2200 rows: sums of products do not carry all directions at condition "
+    assert any(each.startswith(sampled) for each in caveats_of(x, y, name))
+    few = caveats_of(x[:300], y[:300], name)
+    assert not any("condition" in each for each in few), "all rows are at hand, and carry them"
+    with pytest.warns(UserWarning, match=told):
+        sosie.measure(name, x.astype(np.float32), y)
+
+
+def test_sampled_rows_stand_in_for_sums_that_lose_directions() -> None:
+    x, y = with_one_large_direction(2200)
+    for name in ("mean_cca", "regression_r2", "pwcca", "shape_angle"):
+        found = sosie.compare({"a": x}, {"b": y}, measures=[name]).matrix(name)[0, 0]
+        assert found == pytest.approx(sosie.measure(name, x, y), abs=0.02)
+
+
+def test_without_rows_the_sums_say_what_they_lose() -> None:
+    x, y = with_one_large_direction(300)
+    moments = sosie.stats.Moments.of(torch.from_numpy(x), torch.from_numpy(y))
+    loss = moments.scatters[0][0].loss(1e-6)
+    assert (loss.count, loss.of) == (5, 6)
+    assert 1e5 < loss.condition < 1e6
+
+
+@pytest.mark.parametrize("n", [40, 300, 2200])
+@pytest.mark.parametrize("digits", ["float32", "float64"])
+def test_directions_that_the_data_do_not_have_are_no_loss(n: int, digits: str) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, 8)).astype(digits)
+    y = (x[:, :5] + random.normal(size=(n, 5))).astype(digits)
+    made = [x[:, :2], np.full((n, 2), 3.0), x @ random.normal(size=(8, 6)).astype(digits) + 5, 100 * x[:, :1] + 50]
+    more = np.concatenate([x, *made], axis=1).astype(digits)
+    found = sosie.compare({"a": more, "b": x}, {"b": y}, measures=["mean_cca", "regression_r2"])
+    assert not any("condition" in caveat or "sample" in caveat for row in found.rows() for caveat in row["caveats"])
+    for name in ("mean_cca", "regression_r2"):
+        assert found.matrix(name)[0] == pytest.approx(found.matrix(name)[1], abs=1e-4)

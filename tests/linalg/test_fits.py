@@ -399,6 +399,16 @@ def test_a_map_applies_in_the_precision_of_the_rows() -> None:
     assert torch.allclose(found(a.float().view(3, 20, 7)).double(), found(a).view(3, 20, 5), atol=1e-4)
 
 
+def test_directions_that_moments_do_not_carry_are_counted() -> None:
+    a, b = correlated_rows()
+    assert fit("least_squares", joint(a, b)).report["dropped"] == 0
+    twice = torch.cat([a, a[:, :3], a @ torch.ones(a.shape[1], 2, dtype=a.dtype)], dim=1)
+    assert fit("least_squares", joint(twice, b)).report["dropped"] == 0, "A does not have these"
+    far = a + 3e4 * a.sum(1, keepdim=True)
+    found = fit("least_squares", joint(far, b)).report
+    assert found["dropped"] == a.shape[1] - found["rank"] > 0
+
+
 def test_the_condition_is_that_of_the_correlations() -> None:
     a, b = correlated_rows()
     assert fit("least_squares", joint(a, b)).report["condition"] == pytest.approx(np.linalg.cond(np.corrcoef(a.T)))

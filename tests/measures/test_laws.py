@@ -251,6 +251,61 @@ def test_hard_numbers_give_the_same_answer(measure: Measure, disturb: str) -> No
     assert float(value_of(measure, x, y)) == pytest.approx(truth, abs=slack)
 
 
+@pytest.mark.parametrize("measure", [m for m in OF_ROWS if "linear" in m.invariant], ids=lambda m: m.name)
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+def test_invariant_to_maps_that_are_nearly_singular(measure: Measure, size: float, pair: tuple[Tensor, Tensor]) -> None:
+    x, y = pair
+    far = x + size * x.sum(1, keepdim=True)
+    truth = float(value_of(measure, x, y))
+    assert float(value_of(measure, far, y)) == pytest.approx(truth, abs=1e-7)
+    assert float(value_of(measure, y, far)) == pytest.approx(float(value_of(measure, y, x)), abs=1e-7)
+
+
+@measures
+@pytest.mark.parametrize(("digits", "scale"), [("32", 1e20), ("32", 1e-25), ("64", 1e150), ("64", 1e-150)])
+def test_no_scale_is_too_large_or_small(measure: Measure, digits: str, scale: float) -> None:
+    """Squares of these leave what the precision holds; a power of 2 is taken off first, or float64 taken."""
+    x, y = (side.to(getattr(torch, f"float{digits}")) for side in correlated_rows(n=80))
+    truth = float(value_of(measure, x, y))
+    found = float(value_of(measure, scale * x, scale * y))
+    if "scale" not in measure.invariant:
+        found /= scale  # of one power of it, all of them
+    assert found == pytest.approx(truth, rel=1e-4 if digits == "32" else 1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("measure", [m for m in OF_ROWS if m.differentiable and "scale" in m.invariant], ids=str)
+def test_gradients_at_any_scale(measure: Measure) -> None:
+    x, y = (side.float() for side in correlated_rows(n=40, p=5, q=4))
+    slopes = []
+    for scale in (1.0, 2.0**66, 2.0**-83):
+        scaled = (scale * x).requires_grad_(True)
+        value_of(measure, scaled, scale * y).backward()
+        assert scaled.grad is not None
+        slopes.append(scaled.grad.double() * scale)
+    for found in slopes[1:]:
+        torch.testing.assert_close(found, slopes[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("statistic", [Moments, Grams])
+@pytest.mark.parametrize("scale", [2.0**66, 2.0**-83])
+def test_sums_of_any_scale_merge(statistic: type[Moments | Grams], scale: float) -> None:
+    """In float32 the squares of one part are infinite, or 0."""
+    x, y = (side.float() for side in correlated_rows(n=128))
+    parts = [statistic.of(scale * x[k : k + 64], scale * y[k : k + 64]) for k in (0, 64)]
+    plain = [statistic.of(x[k : k + 64].double(), y[k : k + 64].double()) for k in (0, 64)]
+    for kind in (Alignment, DebiasedAlignment):
+        found, truth = (lot[0].merge(lot[1]).alignment(kind) for lot in (parts, plain))
+        for name in ("xx", "yy", "xy"):
+            torch.testing.assert_close(getattr(found, name) / scale**4, getattr(truth, name), rtol=1e-9, atol=0)
+
+
+def test_sums_say_where_float64_ends() -> None:
+    x, y = correlated_rows()
+    for statistic in (Moments, Grams):
+        with pytest.raises(ValueError, match=r"the largest number in site 0 is .e.10.: products of such leave"):
+            statistic.of(1e100 * x, y)
+
+
 @measures
 def test_facts_are_complete(measure: Measure) -> None:
     facts = measure.facts()

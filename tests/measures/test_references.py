@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.linalg
@@ -234,3 +235,76 @@ def test_constant_columns_are_no_directions() -> None:
     padded = [np.c_[side, np.full(100, 0.1), np.full(100, 0.7), np.full(100, 1 / 3)] for side in (x, y)]
     for name in ("mean_cca", "cca_r2", "regression_r2"):
         assert sosie.measure(name, *padded) == pytest.approx(sosie.measure(name, x, y), abs=1e-9)
+
+
+# Neurons that nearly repeat one another, against 60 digits
+
+
+def orthonormal(rows: np.ndarray) -> list:
+    """Columns that span the centred rows, by Gram and Schmidt in mpmath."""
+    found: list = []
+    for column in rows.T.tolist():
+        numbers = [mpmath.mpf(each) for each in column]
+        mean = sum(numbers) / len(numbers)
+        v = mpmath.matrix([each - mean for each in numbers])
+        for u in found:
+            v -= u * (u.T * v)[0]
+        found.append(v / mpmath.norm(v))
+    return found
+
+
+def to_60_digits(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    with mpmath.workdps(60):
+        of_x, of_y = orthonormal(x), orthonormal(y)
+        shared = np.array([[float((u.T * v)[0]) for v in of_y] for u in of_x])
+        centred = y - y.mean(0)
+        seen = sum(float((u.T * mpmath.matrix(column))[0]) ** 2 for u in of_x for column in centred.T.tolist())
+    rho = np.linalg.svd(shared, compute_uv=False)
+    return {
+        "mean_cca": rho.mean(),
+        "cca_r2": (rho**2).mean(),
+        "eigenspace_overlap": (rho**2).mean(),
+        "gaussian_information": -np.log1p(-(rho**2)).sum() / 2,
+        "regression_r2": seen / (centred**2).sum(),
+        "shape_angle(alpha=0.0)": np.arccos(rho.mean()),
+        "svcca(keep=1.0)": rho.mean(),
+    }
+
+
+def nearly_alike(how: str) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 5))
+    y = x @ random.normal(size=(5, 5)) + random.normal(size=(120, 5))
+    if how == "an outlier":
+        x[7] = 1e6 * (1 + 0.1 * random.normal(size=5))
+    elif how == "a shift as well":
+        x = x + 1e4 * random.normal(size=(120, 1)) + 1e5
+    else:
+        x = x + float(how) * random.normal(size=(120, 1))
+    return x, y
+
+
+@pytest.mark.filterwarnings("ignore:gaussian_information")
+@pytest.mark.parametrize("how", ["1e3", "1e5", "1e8", "an outlier", "a shift as well"])
+def test_directions_that_are_small_beside_one(how: str) -> None:
+    """A covariance squares how small they are: at 1e5 mean_cca was that of one direction, and nothing said so."""
+    x, y = nearly_alike(how)
+    truth = to_60_digits(x, y)
+    compared = sosie.compare({"a": x}, {"b": y}, measures=list(truth))
+    for name, value in truth.items():
+        if name == "svcca(keep=1.0)" and how == "1e8":
+            continue  # what it leaves out holds less than 1e-12 of the variance
+        near = pytest.approx(value, abs=1e-7)
+        assert sosie.measure(name, x, y) == near, name
+        assert compared.matrix(name)[0, 0] == near, name
+    assert sosie.measure("mean_cca", y, x) == pytest.approx(truth["mean_cca"], abs=1e-7)
+    whitened, plain = (
+        sosie.measure("rsa(dissimilarity='mahalanobis')", rows, y) for rows in (x, x @ np.diag(range(1, 6)))
+    )
+    assert whitened == pytest.approx(plain, abs=1e-6)
+
+
+def test_canonical_directions_weighted_by_neurons_that_are_nearly_alike() -> None:
+    x, y = nearly_alike("1e5")
+    near = pytest.approx(sosie.measure("pwcca", y, x + x.sum(1, keepdims=True)), abs=1e-7)
+    assert sosie.measure("pwcca", y, x) == near  # any map of the side that does not weigh leaves it as it is

@@ -19,7 +19,7 @@ from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
 from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
 from .squared_gradients import SquaredGradients
-from .structure import BadBatch, count_inputs, cut, input_rows
+from .structure import BadBatch, count_inputs, cut, input_rows, number_array
 from .watch import Seen, Sink, watch
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "mixing_note",
     "model_arguments",
     "nearest",
+    "number_array",
     "open_activations",
     "predictive_of",
     "read_npz",

@@ -14,7 +14,7 @@ from torch import Tensor
 from .archives import Stored, read_npz, read_safetensors
 from .rows import Rule, to_rows
 from .sites import Site, UnknownSite, nearest
-from .structure import with_tensors
+from .structure import number_array, with_tensors
 
 _REFUSED = {
     ".npy": "it holds one array without a site's name: save with numpy.savez(path, **{site: array})",
@@ -105,6 +105,8 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Save
 def _in_memory(site: Any, array: Any) -> Stored:
     if not isinstance(array, (np.ndarray, Tensor)):
         raise BadActivations(f"site {site!r} holds a {type(array).__name__}; give a NumPy array or a tensor")
+    if isinstance(array, np.ma.MaskedArray):
+        number_array(array, f"site {site!r}")
     dtype = str(array.dtype).removeprefix("torch.")
     return Stored(tuple(array.shape), dtype, lambda start, stop: array[start:stop])
 
@@ -120,6 +122,11 @@ def _check(stored: Mapping[str, Stored], name: str) -> None:
             )
         if "float" not in found.dtype:
             raise BadActivations(f"{name}: site {site!r} holds {found.dtype}; activations are floating-point numbers")
+        if found.dtype in ("float96", "float128"):
+            raise BadActivations(
+                f"{name}: site {site!r} holds {found.dtype}, more digits than torch has: round it with "
+                ".astype(numpy.float64)"
+            )
         if len(found.shape) < 2:
             raise BadActivations(
                 f"{name}: site {site!r} has shape {found.shape}, rows need (inputs, features); "

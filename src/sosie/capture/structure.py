@@ -80,6 +80,34 @@ def with_tensors(batch: Any) -> Any:
     return rebuild(_as_tensor, batch)
 
 
+def number_array(given: Any, label: str) -> np.ndarray[Any, Any]:
+    """An array of numbers that torch can hold as well; an error where the meaning of what was given would be lost."""
+    if np.ma.is_masked(given):
+        raise ValueError(
+            f"{label} is a masked array with {np.ma.count_masked(given)} masked entries, which would count like the "
+            "others: leave those rows out of both sides, or fill them with .filled(…)"
+        )
+    array = np.asarray(given)
+    if array.dtype.names:
+        raise TypeError(
+            f"{label} is a structured array with the fields {', '.join(array.dtype.names)}: make columns of them with "
+            "numpy.lib.recfunctions.structured_to_unstructured"
+        )
+    if array.dtype == object:
+        kinds = ", ".join(sorted({type(item).__name__ for item in array.flat[:100]}))
+        raise TypeError(
+            f"{label} must hold numbers, got an array of Python objects ({kinds}): leave out missing values and "
+            "convert it with .astype(float)"
+        )
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    if array.dtype in (np.longdouble, np.clongdouble) and array.dtype.itemsize > 8 * (1 + (array.dtype.kind == "c")):
+        raise TypeError(
+            f"{label} holds {array.dtype}, more digits than torch has: round it with .astype(numpy.float64)"
+        )
+    return array
+
+
 def is_text(batch: Any) -> bool:
     """A list of strings, an input each; a tuple of them too, as a DataLoader of (text, label) has it."""
     return isinstance(batch, (list, tuple)) and bool(batch) and all(isinstance(item, str) for item in batch)
@@ -100,6 +128,7 @@ def _as_tensor(leaf: Any) -> Any:
         return list(leaf) if isinstance(leaf, tuple) else leaf
     if leaf.dtype.kind not in "biufc":
         return leaf.tolist()
+    leaf = number_array(leaf, "an array of the data")
     if not leaf.dtype.isnative:
         leaf = leaf.astype(leaf.dtype.newbyteorder("="))
     if not leaf.flags.writeable or any(stride < 0 for stride in leaf.strides):

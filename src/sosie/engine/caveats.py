@@ -9,7 +9,7 @@ import torch
 
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Side, Values
-from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
+from ..stats import DebiasedAlignment, Grams, RowScatter, Sample, Scatter, Statistic
 from .chance import FEWEST_DRAWS, Chance
 from .doubt import Doubt
 
@@ -21,6 +21,8 @@ OF_POSITIONS = Caveat(
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
 BIASED = 0.1  # nats that information is too large by from which it is said
 WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
+ROUNDING = 3e-7  # share of the largest direction that rounding of float64 products can leave
+ROUNDING_IN_FLOAT32 = 1e-6  # the same for float32 activations
 FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
 
@@ -91,9 +93,31 @@ def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b
                 yield Caveat(text, site_a, site_b)
 
 
+def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """Directions that the data have, but that are too small to be told from rounding once they are to be inverted."""
+    inverts = measure.few_rows not in (None, "biased") and measure.defaults.get("keep", 1) == 1
+    if not (inverts or measure.defaults.get("alpha", 1) < 1):
+        return
+    assert not isinstance(statistic, Grams)
+    a, b = statistic.scatters
+    for side, scatters, where in ((side_a, a, "site_a"), (side_b, b, "site_b")):
+        if measure.few_rows == "saturates in x" and where == "site_b":
+            continue
+        for site, dtype, scatter in zip(side.sites, side.dtypes or [""] * len(scatters), scatters, strict=True):
+            loss = scatter.loss(ROUNDING if dtype == "float64" else ROUNDING_IN_FLOAT32)
+            by_rows = isinstance(scatter, RowScatter) and scatter.direct
+            if loss.count:
+                why = "the digits of the rows do not carry them" if by_rows else "sums of products do not carry them"
+                text = f"{loss.count} of {loss.of} directions dropped at condition {loss.condition:.0e}: {why}"
+                yield Caveat(text, **{where: site})
+            if isinstance(scatter, RowScatter) and scatter.direct and scatter.sampled:
+                text = f"rests on a sample of {len(scatter.raw)} of {statistic.n} rows: sums of products do not carry"
+                yield Caveat(f"{text} all directions at condition {scatter.span.condition:.0e}", **{where: site})
+
+
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
     keep = measure.defaults.get("keep")
-    return [int(s.rank) if keep is None else s.leading(keep)[1] for s in scatters]
+    return [int(s.rank) if keep is None else s.leading_count(keep) for s in scatters]
 
 
 def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..capture import Chunk, input_rows
+from ..linalg import lacks_room
 from ..process_state import products
 from ..progress import Progress
 from ..results import Side
@@ -94,6 +95,7 @@ class Pass:
         self._lottery = lottery
         self._inspector = Inspector()
         self._device: torch.device | None = None
+        self._wide: dict[tuple[int, str], bool] = {}  # sites whose products only float64 holds
 
     def _make(self, lottery: Lottery | None) -> dict[Kind, Any]:
         makers: dict[Kind, Any] = {}
@@ -146,6 +148,9 @@ class Pass:
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
             self._device = self._device or _meeting_place(rows)
             rows = rows.to(self._device, torch.float64 if self.precision == "float64" else rows.dtype)
+            if (k, site) not in self._wide:  # asked once: a GPU has to be waited for
+                self._wide[k, site] = lacks_room(rows, f"{site} of {self.sources[k].name}")
+            rows = rows.double() if self._wide[k, site] else rows
             with products(tf32=self.tf32 and self.plan.statistics == ["grams"]):
                 return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}
 

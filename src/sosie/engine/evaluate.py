@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..measures import Measure, settled
 from ..results import Caveat, Side, Values
-from ..stats import Alignment, Grams, Sample, Statistic
+from ..stats import Alignment, Grams, Moments, Sample, Statistic
 from . import caveats, chance, data_caveats, interval
 from .doubt import NO_DOUBT, Doubt
 from .pairwise import Widths, by_pair
@@ -40,6 +40,8 @@ def evaluate(
     """
     if not measures:
         return {}
+    if isinstance(statistic, Moments):
+        statistic = statistic.beside(sample)
     constant_a, constant_b = (
         constant_sites(s, side) for s, side in zip(statistic.spread, (side_a, side_b), strict=True)
     )
@@ -86,6 +88,7 @@ def evaluate(
 def _words(measure: Measure, statistic: Statistic, rows: Sample | None, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Doubts that have a rule."""
     yield from caveats.of_widths(measure, statistic, side_a, side_b)
+    yield from caveats.of_lost_directions(measure, statistic, side_a, side_b)
     yield from caveats.of_order(statistic, side_a, side_b)
     yield from caveats.of_statistic(measure, statistic)
     yield from data_caveats.of_one_direction(measure, statistic, side_a, side_b)

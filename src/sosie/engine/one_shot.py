@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import total_squares
+from ..capture import number_array
+from ..linalg import near_one, total_squares
 from ..measures import MEASURES, Measure, find, settled
 from ..process_state import products
 from ..results import Side
 from ..stats import OutputSums, Reader, Sample
-from .caveats import of_widths
+from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
 from .weights.given import of_weights
 
@@ -59,14 +60,15 @@ def measure(
         if inputs is not None:
             raise TypeError(f"{chosen.name} takes no inputs")
         return of_weights(chosen, x, y)
-    rows_x, rows_y = _rows(x, "x"), _rows(y, "y")
+    any_scale = "scale" in chosen.invariant
+    rows_x, rows_y = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
     if inputs is not None and "inputs" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no inputs")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    given = None if inputs is None else _rows(inputs, "inputs").to(rows_x.device)
+    given = None if inputs is None else _rows(inputs, "inputs", True).to(rows_x.device)
     sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
     for label, rows in (("x", rows_x), ("y", rows_y)):
         if not _varies(rows):
@@ -75,8 +77,9 @@ def measure(
         value = float(settled(chosen.from_sample(sample), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
-    sides = (Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y)))
-    if doubts := dict.fromkeys(caveat.text for caveat in of_widths(chosen, sample, *sides)):
+    sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
+    found = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
+    if doubts := dict.fromkeys(caveat.text for caveat in found):
         warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=3)  # past what `products` puts around this
     return value
 
@@ -103,9 +106,9 @@ def as_outputs(given: Any, label: str) -> Tensor:
     """An array of answers as a tensor of its own type: whole numbers stay whole."""
     if isinstance(given, Tensor):
         return given.detach()
-    array = np.asarray(given)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    array = number_array(given, label)
+    if array.dtype.kind == "c":
+        raise TypeError(f"{label} must hold real numbers, got an array of {array.dtype}")
     if array.ndim == 0:
         raise ValueError(f"{label} must be (n,) or (n, …), got a single number")
     return _tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False))
@@ -117,9 +120,7 @@ def list_measures() -> list[dict[str, Any]]:
 
 
 def _from_array(given: Any, label: str) -> Tensor:
-    array = np.asarray(given)
-    if array.dtype.kind not in "biufc":
-        raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
+    array = number_array(given, label)
     return _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
 
 
@@ -129,7 +130,8 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(array if plain else array.copy())
 
 
-def _rows(given: Any, label: str) -> Tensor:
+def _rows(given: Any, label: str, any_scale: bool) -> Tensor:
+    """In float64; where the measure does not depend on it, of a scale that leaves room for products of four."""
     rows = given.detach() if isinstance(given, Tensor) else _from_array(given, label)
     if rows.ndim != 2:
         hint = "reshape(-1, 1)" if rows.ndim == 1 else "flatten it to (rows, features)"
@@ -143,6 +145,8 @@ def _rows(given: Any, label: str) -> Tensor:
     if not math.isfinite(total) and (bad := int((~torch.isfinite(rows)).sum())):
         raise ValueError(f"{label} has {bad} values that are NaN or infinite")
     if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
+        if any_scale:
+            return near_one(rows)
         raise ValueError(
             f"the largest number in {label} is {float(rows.abs().max()):.0e}: products of four such leave what float64 "
             f"holds; divide {label} by that"

@@ -50,6 +50,26 @@ def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
 
 
+def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors (n, k) and singular values (k,), descending, with k = min(n, p); by way of a QR."""
+    n, p = matrix.shape
+    if n <= p:
+        u, sizes, _ = singular(_qr(matrix.T)[1].T)
+        return u, sizes
+    q, r = _qr(matrix)
+    u, sizes, _ = singular(r)
+    return q @ u, sizes
+
+
+def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if not for_numpy(matrix):
+        q, r = torch.linalg.qr(matrix)
+        return q, r
+    with threads_for(matrix):
+        found = np.linalg.qr(matrix.numpy())
+    return torch.from_numpy(found.Q), torch.from_numpy(found.R)
+
+
 def cholesky(matrix: Tensor) -> Tensor:
     """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
     if not for_numpy(matrix):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,10 @@ from contextvars import ContextVar
 import numpy as np
 import torch
 from torch import Tensor
+
+FLOAT32_PRODUCTS = 2.0**-40, 2.0**50  # where the largest number lies for float32 to hold sums of products of two
+FLOAT64_PRODUCTS = 1e-36, 1e36  # and float64 those of eight, which the spread of chance levels takes
+FEW = 16  # one row in so many is looked at first
 
 _BY_TORCH: ContextVar[bool] = ContextVar("sosie_all_by_torch", default=False)
 
@@ -51,6 +56,38 @@ def all_by_torch() -> Iterator[None]:
         yield
     finally:
         _BY_TORCH.reset(token)
+
+
+def with_room(rows: Tensor, label: str) -> Tensor:
+    """Rows whose products neither overflow nor vanish: in float64 where float32 does not hold them."""
+    return rows.double() if lacks_room(rows, label) else rows
+
+
+def lacks_room(rows: Tensor, label: str) -> bool:
+    """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere."""
+    largest = _largest(rows[::FEW]) or _largest(rows)
+    low, high = FLOAT64_PRODUCTS
+    if math.isfinite(largest) and largest and not low <= largest <= high:
+        raise ValueError(
+            f"the largest number in {label} is {largest:.0e}: products of such leave what float64 holds; multiply "
+            f"{label} by a power of 2 that brings it near 1"
+        )
+    low, high = FLOAT32_PRODUCTS
+    return rows.dtype != torch.float64 and bool(largest) and not low <= largest <= high
+
+
+def near_one(rows: Tensor) -> Tensor:
+    """Rows times the power of 2 that brings the largest number near 1: exact, and none where their products fit."""
+    largest = _largest(rows)
+    low, high = FLOAT64_PRODUCTS if rows.dtype == torch.float64 else FLOAT32_PRODUCTS
+    if low <= largest <= high or not largest or not math.isfinite(largest):
+        return rows
+    most = 1000 if rows.dtype == torch.float64 else 126  # the largest power that this precision holds
+    return rows * 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
+
+
+def _largest(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows.detach(), torch.inf)) if rows.numel() else 0.0
 
 
 def column_squares(rows: Tensor) -> Tensor:

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dense import eigen, eigenvalues, pivots, singular_values, threads_for, triangular_inverse
+from .dense import eigen, eigenvalues, orthonormal, pivots, singular_values, threads_for, triangular_inverse
 from .products import for_numpy, self_product
 from .threads import once
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
 RANK_TOLERANCE_FLOAT32_PRODUCTS = 1e-6  # the same where these were centred and added up in float64
+
+SMALLEST_DIRECTION = 1e-12  # singular values of float64 rows below this share of the largest are zero
+SMALLEST_DIRECTION_FLOAT32 = 1e-5  # the same where the rows are float32 numbers: what a network rounds is well below
+ENOUGH_VARIANCE = 1e-8  # eigenvalues below this share of the largest: a covariance keeps less than eight digits of them
 
 CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
 ENOUGH_DIGITS = (
@@ -28,6 +32,49 @@ WORTH_SQUARING = 64  # columns
 def rank_tolerance(dtype: torch.dtype) -> float:
     """Which share of the largest eigenvalue is rounding, for a matrix of this precision."""
     return RANK_TOLERANCE if dtype == torch.float64 else RANK_TOLERANCE_FLOAT32
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Directions that are dropped although the data have them."""
+
+    count: int
+    of: int
+    condition: float  # the largest over the smallest of them, as standard deviations
+
+
+@dataclass(frozen=True)
+class Span:
+    """Orthonormal columns that span what centred rows (n, p) span, down to a tolerance."""
+
+    basis: Tensor  # (n, rank)
+    sizes: Tensor  # (rank,) singular values, descending
+    loss: Loss
+
+    @classmethod
+    def of(cls, rows: Tensor, tolerance: float, rounding: float) -> Span:
+        """Both are shares of the largest singular value: below `rounding` a direction is none that the data have."""
+        basis, sizes = orthonormal(rows)
+        kept = sizes > tolerance * sizes[0]
+        return cls(basis[:, kept], sizes[kept], loss_of(sizes, tolerance, rounding))
+
+    @property
+    def condition(self) -> float:
+        return float(self.sizes[0] / self.sizes[-1])
+
+
+def loss_of(sizes: Tensor, tolerance: float, rounding: float) -> Loss:
+    """What cutting singular values at the tolerance loses."""
+    share = sizes / sizes.max()
+    lost = share[(share <= tolerance) & (share > rounding)]
+    count = int((share > rounding).sum())
+    return Loss(len(lost), count, float(1 / lost.min()) if len(lost) else 1.0)
+
+
+def leading_count(values: Tensor, share: float) -> int:
+    """How few of the variances, descending, hold this share of their sum."""
+    cumulative = values.cumsum(0) / values.sum()
+    return min(int((cumulative < share - 1e-12).sum()) + 1, len(values))
 
 
 @dataclass(frozen=True)
@@ -53,8 +100,7 @@ class Spectrum:
 
     def leading(self, share: float) -> Spectrum:
         """The fewest leading directions that hold this share of the variance."""
-        cumulative = self.values.cumsum(0) / self.values.sum()
-        count = int((cumulative < share - 1e-12).sum()) + 1
+        count = leading_count(self.values, share)
         return Spectrum(self.values[:count], self.vectors[:, :count])
 
     def cut_after(self, count: int) -> float:

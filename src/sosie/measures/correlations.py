@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import nuclear_norm, singular
+from ..linalg import leading_count, nuclear_norm, singular
 from ..stats import Covariances
 from .define import define
 
@@ -31,7 +31,9 @@ def _directions(c: Covariances) -> Tensor:
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
 
-    1 for any two sites that have at least as many neurons as there are rows, less one.
+    1 for any two sites that have at least as many neurons as there are rows, less one. A direction counts down to 1e-5
+    of the largest, as standard deviations of neurons that are scaled to one size; down to 1e-12 where the rows are at
+    hand and carry more digits than float32's. A caveat says where one that the data have is dropped.
     """
     most = _directions(c)
     return nuclear_norm(c.whitened, most) / most
@@ -72,9 +74,15 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
     if not 0 < keep <= 1:
         raise ValueError(f"svcca keeps a share of the variance between 0 and 1, got keep={keep!r}")
-    (x, count_x), (y, count_y) = (side.leading(keep) for side in (c.x, c.y))
+    if (components := c.principal(keep)) is not None:
+        shared, *sizes = components
+        count_x, count_y = (leading_count(size.square(), keep) for size in sizes)
+        kept = shared[:count_x, :count_y]
+    else:
+        (x, count_x), (y, count_y) = (side.leading(keep) for side in (c.x, c.y))
+        kept = x @ c.xy @ y.T
     most = min(count_x, count_y)
-    return nuclear_norm(x @ c.xy @ y.T, most) / most
+    return nuclear_norm(kept, most) / most
 
 
 @define(
@@ -102,5 +110,5 @@ def pwcca(c: Covariances) -> Tensor:
     """
     u, correlations, _ = singular(c.whitened)
     count = int(_directions(c))
-    weights = (u.T @ c.x.whitened_neurons).abs().sum(1)
+    weights = (u.T @ c.whitened_neurons).abs().sum(1)
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()

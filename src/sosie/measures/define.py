@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..factory import parse_call
-from ..linalg import widened
+from ..linalg import near_one, widened
 from ..process_state import without_autocast
 from ..stats import (
     Alignment,
@@ -105,7 +105,9 @@ class Measure:
                 return self(linear_maps(x, y, self.reads))
             if self.reads is Atoms:
                 return self(Atoms(x.flatten(1)[None], y.flatten(1)[None])).squeeze()
-            return self.from_sample(Sample.of(x, y, inputs=inputs))
+            if "scale" in self.invariant:
+                x, y = near_one(x), near_one(y)
+            return self.from_sample(Sample.of(x, y, inputs=None if inputs is None else near_one(inputs)))
 
     @property
     def reads_outputs(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, distances, double_centred
-from ..stats import PairedRows, SiteRows
+from ..linalg import distances, double_centred
+from ..stats import PairedRows, Sample, SiteRows
 from .define import define
 from .neighbours import cosines
 
@@ -113,14 +113,13 @@ def _correlation(x: Tensor) -> Tensor:
 
 
 def _mahalanobis(x: Tensor) -> Tensor:
-    x = x - x.mean(0)
-    spectrum = Spectrum.of(x.T @ x / len(x))
-    if spectrum.rank >= len(x) - 1:
+    basis = Sample.of(x, x).basis()
+    if basis.shape[1] >= len(x) - 1:
         raise ValueError(
-            f"rsa by Mahalanobis distance needs more rows than dimensions: {len(x)} rows of {spectrum.rank} "
+            f"rsa by Mahalanobis distance needs more rows than dimensions: {len(x)} rows of {basis.shape[1]} "
             "dimensions are all equally far apart"
         )
-    return distances(x @ spectrum.whitening)
+    return distances(basis * len(x) ** 0.5)
 
 
 def _ranks(values: Tensor, _: int) -> Tensor:

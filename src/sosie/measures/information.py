@@ -74,6 +74,6 @@ def gaussian_information(c: Covariances) -> Tensor:
 def _least(c: Covariances) -> float:
     """What 1 − ρ² must exceed: the tolerance of every rank, or what whitening makes of rounding."""
     matrix = c.whitened.detach()
-    largest = max(float(side.whitener.detach().square().sum()) for side in (c.x, c.y))
+    largest = max(side.amplified for side in (c.x, c.y))
     given = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
     return max(*given, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)

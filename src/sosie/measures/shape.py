@@ -113,10 +113,17 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     C is the covariance of X scaled so that its eigenvalues, as many as its rank, are 1 on average; without that (as
     in the authors' netrep) a value between would depend on the units. alpha=1 is procrustes_angle; alpha=0 is the
     arccos of Σρ / √(rank x · rank y), with ρ the canonical correlations: for equal ranks, of mean_cca. Directions
-    with less than 1e-10 of the largest variance are no part of C^(-1/2).
+    with less than 1e-10 of the largest variance (1e-24 where all rows are at hand and carry float64's digits) are no
+    part of C^(-1/2).
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"shape_angle goes from CCA (alpha=0) to Procrustes (alpha=1), got alpha={alpha!r}")
+    if alpha < 1 and (components := c.principal(1.0)) is not None:
+        shared, *sizes = components
+        # In units in which variances are 1 on average, a component of standard deviation s becomes α s + 1 − α.
+        x, y = (alpha * s / s.square().mean().sqrt() + 1 - alpha for s in sizes)
+        most = x.norm() * y.norm()
+        return _angle_from(nuclear_norm(x[:, None] * shared * y, most) / most)
     (x, size_x, inexact_x), (y, size_y, inexact_y) = (
         side.memo(("partly whitened", alpha), lambda s: _partly_whitened(s, alpha)) for side in (c.x, c.y)
     )

@@ -2,6 +2,7 @@
 
 from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .atoms import AtomTable
+from .from_rows import RowScatter
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .grams import Grams
 from .joint_sums import JointMaker, JointSums, SiteSums
@@ -95,6 +96,7 @@ __all__ = [
     "Predictions",
     "Reader",
     "Resketch",
+    "RowScatter",
     "Sample",
     "SampleMaker",
     "SampleSide",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import JointMoments, diagonal_part
+from . import from_rows
 from .views import Alignment, Covariances, DebiasedAlignment, Scatter, UncentredAlignment
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def covariances(m: Moments, i: int, j: int, sides: tuple[Scatter, Scatter]) -> C
     """The covariances of one pair of sites; `sides` are shared by all pairs."""
     block = m.cross.split(m.a.widths)[i].split(m.b.widths, dim=1)[j]
     mean_a, mean_b = m.a.split(m.a.total)[i] / m.n, m.b.split(m.b.total)[j] / m.n
-    return Covariances(*sides, block / m.n - torch.outer(mean_a, mean_b))
+    return from_rows.between(*sides, block / m.n - torch.outer(mean_a, mean_b))
 
 
 def joint(m: Moments, i: int, j: int) -> JointMoments:

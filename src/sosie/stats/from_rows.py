@@ -11,12 +11,19 @@ import torch
 from torch import Tensor
 
 from ..linalg import (
+    ENOUGH_VARIANCE,
+    SMALLEST_DIRECTION,
+    SMALLEST_DIRECTION_FLOAT32,
+    Loss,
+    Span,
     Spectrum,
     column_squares,
     cross_product,
     diagonal_part,
     for_numpy,
+    leading_count,
     once,
+    product,
     row_squares,
     self_product,
     total_squares,
@@ -30,86 +37,207 @@ STRIP = 512  # rows of a Gram matrix made at a time
 
 
 @dataclass
-class Coordinates:
-    """One site's centred rows, in as few columns as they span, and their covariance."""
+class RowScatter(Scatter):
+    """The covariance of a site whose rows, or a sample of them, are in hand: to be factorised where it lacks digits."""
 
-    rows: Tensor  # (n, r)
-    scatter: Scatter
-    _before: tuple[Coordinates, Shuffle] | None = field(default=None, repr=False)  # where shuffled rows come from
+    raw: Tensor = field(kw_only=True, repr=False)  # (n, p) as they were given, or some of them
 
-    @classmethod
-    def of(cls, rows: Tensor, *, differentiable: bool) -> Coordinates:
-        n, width = rows.shape
-        # With gradients in the rows' own precision, which both sides share.
-        rows = without_rounding(rows, torch.float64 if not differentiable else rows.dtype)
-        if width <= n or differentiable:
-            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n))
-        # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
-        spectrum = Spectrum.of(rows @ rows.T)
-        scores = spectrum.vectors * spectrum.values.sqrt()
-        return cls(scores, WideScatter(torch.diag(spectrum.values) / n, n, wide=rows))
+    @once
+    def rows(self) -> Tensor:
+        """(n, p) centred, in float64."""
+        return without_rounding(self.raw, torch.float64)
+
+    @once
+    def direct(self) -> bool:
+        """Whether neurons repeat one another so nearly that their covariance, which squares it, does not tell."""
+        whitener, everywhere = self._whitening
+        if self.sampled:  # all rows in sums are better than some, unless these lose what the data have
+            return not everywhere and len(self.span.sizes) > int(Scatter.rank.make(self))
+        return not everywhere or self.amplified * len(whitener) * ENOUGH_VARIANCE > 1
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the rows are fewer than those of the covariance."""
+        return len(self.raw) < self.n
+
+    @once
+    def _limits(self) -> tuple[float, float]:
+        """Shares of the largest direction from which on one counts, and below which it is rounding of the rows."""
+        numbers = self.raw.double()
+        narrow = bool((numbers == numbers.float()).all())  # carry float32's digits, whatever they are kept in
+        eps = torch.finfo(torch.float32 if narrow else torch.float64).eps
+        spread = self.rows.square().mean(0).sqrt()
+        offset = float(torch.where(spread > 0, numbers.mean(0).abs() / spread, 0.0).max())
+        rounding = eps * 2 * max(4.0, offset)
+        if narrow:
+            return SMALLEST_DIRECTION_FLOAT32, min(rounding, SMALLEST_DIRECTION_FLOAT32)
+        least = max(SMALLEST_DIRECTION, 4 * rounding)
+        return min(least, SMALLEST_DIRECTION_FLOAT32), max(rounding, max(self.raw.shape) * eps)
+
+    @once
+    def span(self) -> Span:
+        """Of the neurons scaled to one size, so that a quiet one counts like a loud one."""
+        return Span.of(_scaled(self.rows), *self._limits)
+
+    @once
+    def components(self) -> Span:
+        """Of the neurons as they are: the principal components, not yet scaled."""
+        return Span.of(self.rows, *self._limits)
 
     @once
     def basis(self) -> Tensor:
-        """(n, k): orthonormal columns that span what the neurons span, a quiet one counting like a loud one."""
-        if self._before is not None:
-            original, shuffle = self._before
-            return original.basis[shuffle.order]
-        if isinstance(self.scatter, WideScatter):
-            return self.scatter.basis
-        return (self.rows / self.scatter.scale) @ self.scatter.whitener.T / self.scatter.n**0.5
+        """(n, k): orthonormal columns that span what the neurons span."""
+        return self.span.basis
 
-    def shuffled(self, shuffle: Shuffle) -> Coordinates:
-        return Coordinates(self.rows[shuffle.order], self.scatter, (self, shuffle))
+    @once
+    def rank(self) -> Tensor:
+        return self.matrix.new_tensor(self.basis.shape[1]) if self.direct else Scatter.rank.make(self)
+
+    @once
+    def amplified(self) -> float:
+        whitener, everywhere = self._whitening
+        return float(whitener.square().sum()) if everywhere else self.span.condition
+
+    def loss(self, rounding: float) -> Loss:
+        return self.span.loss if self.direct else super().loss(rounding)
+
+    def lacks_digits(self, share: float) -> bool:
+        """Whether the covariance does not tell all of the leading directions that hold this share of the variance."""
+        values = self.spectrum.values
+        if self.sampled:
+            return 1 - share < ENOUGH_VARIANCE and len(self.components.sizes) > len(values)
+        count = leading_count(values, share)
+        if bool(values[count - 1] < ENOUGH_VARIANCE * values[0]):
+            return True
+        return 1 - share < ENOUGH_VARIANCE and len(values) < self.raw.shape[1]
+
+    def leading_count(self, share: float) -> int:
+        if not self.lacks_digits(share):
+            return super().leading_count(share)
+        return leading_count(self.components.sizes.square(), share)
 
 
 @dataclass
-class WideScatter(Scatter):
+class WideScatter(RowScatter):
     """The covariance of a site with more neurons than rows: n principal coordinates stand for the neurons.
 
     Only what weighs neurons by their variance may read them, since a quiet neuron is lost in their rounding; what
     scales neurons first reads the rows.
     """
 
-    wide: Tensor = field(kw_only=True, repr=False)  # (n, p) centred
+    @once
+    def direct(self) -> bool:
+        return True
 
     @once
     def basis(self) -> Tensor:
-        lengths = self.wide.norm(dim=0)
-        scaled = self.wide / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-        return Spectrum.of(scaled @ scaled.T).vectors
+        scaled = _scaled(self.rows)
+        spectrum = Spectrum.of(scaled @ scaled.T, ENOUGH_VARIANCE)
+        # Centring alone takes one direction away; where more are missing, the rows themselves say which are there.
+        return spectrum.vectors if spectrum.rank >= self.n - 1 else self.span.basis
 
     @once
     def rank(self) -> Tensor:
-        return torch.tensor(float(self.basis.shape[1]), dtype=self.matrix.dtype, device=self.matrix.device)
+        return self.matrix.new_tensor(self.basis.shape[1])
 
     @once
-    def whitened_neurons(self) -> Tensor:
-        return self.basis.T @ self.wide / self.n**0.5
+    def amplified(self) -> float:
+        return self.span.condition
+
+    def loss(self, rounding: float) -> Loss:
+        rank = self.basis.shape[1]
+        return Loss(0, rank, 1.0) if rank >= self.n - 1 else self.span.loss
 
 
 @dataclass
-class WideCovariances(Covariances):
-    """Covariances where at least one side has more neurons than rows."""
+class Coordinates:
+    """One site's centred rows, in as few columns as they span, and their covariance."""
 
-    x_coordinates: Coordinates = field(kw_only=True, repr=False)
-    y_coordinates: Coordinates = field(kw_only=True, repr=False)
+    rows: Tensor  # (n, r)
+    scatter: Scatter
+    order: Tensor | None = None  # of the rows, where they were shuffled
+
+    @classmethod
+    def of(cls, raw: Tensor, *, differentiable: bool) -> Coordinates:
+        n, width = raw.shape
+        if differentiable:  # in the rows' own precision, which both sides share
+            rows = without_rounding(raw, raw.dtype)
+            return cls(rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n))
+        if width <= n:
+            scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
+            scatter.total = column_squares(scatter.rows).sum() / n
+            return cls(scatter.rows, scatter)
+        # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
+        rows = without_rounding(raw, torch.float64)
+        spectrum = Spectrum.of(rows @ rows.T)
+        wide = WideScatter(torch.diag(spectrum.values) / n, n, raw=raw)
+        return cls(spectrum.vectors * spectrum.values.sqrt(), wide)
+
+    def shuffled(self, shuffle: Shuffle) -> Coordinates:
+        return Coordinates(self.rows[shuffle.order], self.scatter, shuffle.order)
+
+
+@dataclass
+class RowCovariances(Covariances):
+    """Covariances of sites whose rows are in hand, for what the covariances do not tell."""
+
+    x: RowScatter
+    y: RowScatter
+    order: Tensor | None = field(default=None, kw_only=True, repr=False)  # of the rows of y, where they were shuffled
 
     @once
     def whitened(self) -> Tensor:
-        return self.x_coordinates.basis.T @ self.y_coordinates.basis
+        if self.x.direct or self.y.direct:
+            return product(self.x.basis.T, self._of_y(self.y.basis))
+        return Covariances.whitened.make(self)
+
+    @once
+    def whitened_neurons(self) -> Tensor:
+        if self.x.direct or self.y.direct:
+            return product(self.x.basis.T, self.x.rows) / len(self.x.rows) ** 0.5
+        return Covariances.whitened_neurons.make(self)
 
     @once
     def x_whitened(self) -> Tensor:
-        return self.x_coordinates.basis.T @ self.y_coordinates.rows / self.x.n**0.5
+        if self.x.direct:
+            found = product(self.x.basis.T, self._of_y(self.y.rows)) / len(self.x.rows) ** 0.5
+            # A share of the variance of the sampled rows; what divides by the variance knows that of all rows.
+            return found * (self.y.trace / row_squares(self.y.rows).mean()).sqrt() if self.y.sampled else found
+        return Covariances.x_whitened.make(self)
+
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor] | None:
+        if not (self.x.lacks_digits(share) or self.y.lacks_digits(share)):
+            return None
+        x, y = self.x.components, self.y.components
+        sizes = (side.sizes / len(self.x.rows) ** 0.5 for side in (x, y))
+        return product(x.basis.T, self._of_y(y.basis)), *sizes
+
+    def _of_y(self, rows: Tensor) -> Tensor:
+        return rows if self.order is None else rows[self.order]
 
 
 def covariances(x: Coordinates, y: Coordinates) -> Covariances:
     """The covariances of one pair of sites."""
-    xy = cross_product(x.rows, y.rows) / len(x.rows)
-    if isinstance(x.scatter, WideScatter) or isinstance(y.scatter, WideScatter):
-        return WideCovariances(x.scatter, y.scatter, xy, x_coordinates=x, y_coordinates=y)
-    return Covariances(x.scatter, y.scatter, xy)
+    return between(x.scatter, y.scatter, cross_product(x.rows, y.rows) / len(x.rows), y.order)
+
+
+def between(x: Scatter, y: Scatter, xy: Tensor, order: Tensor | None = None) -> Covariances:
+    """The view of two sides and their cross-covariance, which can go back to the rows where they are in hand."""
+    if isinstance(x, RowScatter) and isinstance(y, RowScatter):
+        return RowCovariances(x, y, xy, order=order)
+    return Covariances(x, y, xy)
+
+
+def with_rows(scatter: Scatter, raw: Tensor) -> Scatter:
+    """A covariance with the rows that it was made of, or a sample; of more neurons than rows it is left as it is."""
+    n, width = raw.shape
+    return RowScatter(scatter.given, scatter.n, raw=raw) if width <= n else scatter
+
+
+def _scaled(rows: Tensor) -> Tensor:
+    """Columns of length 1, but for those that are 0."""
+    lengths = rows.norm(dim=0)
+    return rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
 
 
 def alignment(xs: Sequence[Tensor], ys: Sequence[Tensor], kind: type[Alignment]) -> Alignment:

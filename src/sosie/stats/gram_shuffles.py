@@ -58,19 +58,26 @@ def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
     if xs[0].shape[1] > ys[0].shape[1]:
         return _squares(ys, xs, orders).transpose(1, 2)
     total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
+    size_x, size_y = _sizes(xs), _sizes(ys)
     for x, y, order in zip(xs, ys, orders, strict=True):
         blocks, _, b = order.shape
         i, j = torch.triu_indices(b, b, 1, device=order.device)
-        upper = y[:, :, i * b + j].float()  # (blocks, B, pairs): draws need no more digits
+        upper = (y[:, :, i * b + j] / size_y).float()  # (blocks, B, pairs): draws need no more digits
         few = max(1, AT_ONCE // (x.shape[1] * len(i)))
         for block in range(blocks):
-            source = x[block].float()
+            source = (x[block] / size_x).float()
             parts = []
             for some in order[block].split(few):
                 moved = source[:, some[:, i] * b + some[:, j]]  # (A, draws, pairs)
                 parts.append(2 * (moved @ upper[block].T).transpose(0, 1))
             total += torch.cat(parts)
-    return total
+    return total * (size_x * size_y.T)
+
+
+def _sizes(stacks: list[Tensor]) -> Tensor:
+    """(sites, 1): the power of 2 near the largest entry of each site, which brings all into the range of float32."""
+    largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
 
 
 def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:

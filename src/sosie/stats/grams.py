@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal_part
+from ..linalg import diagonal_part, with_room
 from .drift import Drift
 from .gram_parts import BLOCK, GramMaker, GramSide
 from .gram_shuffles import ShuffledSums
@@ -120,7 +120,7 @@ class Grams:
         for rows in (x, y):
             maker = GramMaker(block, uncentred)
             sites = [rows] if isinstance(rows, Tensor) else rows
-            sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
+            sides.append(maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)]))
         return cls.join(*sides, block=block, draws=draws, seed=seed)
 
     @classmethod

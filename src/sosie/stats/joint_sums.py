@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments
+from ..linalg import JointMoments, lacks_room
 
 Blocks = Mapping[int, Tensor]  # by site: (parts, features, rows of a part), the same parts at every site
 Pair = tuple[int, int]
@@ -107,6 +107,10 @@ class JointMaker:
         counts = {block.shape[0] * block.shape[2] for block in (*a.values(), *b.values())}
         if len(counts) != 1:
             raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        if not self._centres:
+            for k, block in (*a.items(), *b.items()):
+                if lacks_room(block, f"site {k}"):
+                    self.products = torch.float64
         dtype = self.products
         for block in (*a.values(), *b.values()):
             dtype = torch.promote_types(dtype, block.dtype)

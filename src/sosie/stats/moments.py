@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..linalg import JointMoments, cross_product, once, self_product
-from . import closed_forms
+from ..linalg import JointMoments, cross_product, once, self_product, with_room
+from . import closed_forms, from_rows
 from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
+
+if TYPE_CHECKING:
+    from .sample import Sample
 
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
@@ -162,6 +166,8 @@ class Moments:
     weighted_x: Tensor  # (P, B) Σ ‖y‖² x
     weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
     lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
+    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not tell all directions.
+    rows: Sample | None = field(default=None, repr=False, compare=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})
 
@@ -172,7 +178,7 @@ class Moments:
         for rows in (x, y):
             maker = MomentMaker()
             sites = [rows] if isinstance(rows, Tensor) else rows
-            sides.append(maker.side([maker.part(str(k), site) for k, site in enumerate(sites)]))
+            sides.append(maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)]))
         return cls.join(*sides)
 
     @classmethod
@@ -233,7 +239,17 @@ class Moments:
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
         """Each site's own covariance."""
         a, b = ([closed_forms.scatter(s, i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
-        return a, b
+        if self.rows is None:
+            return a, b
+        with_rows_a, with_rows_b = (
+            [from_rows.with_rows(scatter, raw) for scatter, raw in zip(side, kept, strict=True)]
+            for side, kept in ((a, self.rows.xs), (b, self.rows.ys))
+        )
+        return with_rows_a, with_rows_b
+
+    def beside(self, rows: Sample | None) -> Moments:
+        """The same with these rows beside, or a sample of them; rows that were projected are no use."""
+        return self if rows is None or rows.folded is not None else replace(self, rows=rows)
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """The covariances of site i of A and site j of B; each site's factorisations are made once."""

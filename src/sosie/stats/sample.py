@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import column_squares, cross_product, once
+from ..linalg import column_squares, cross_product, lacks_room, once
 from . import from_rows
 from .lottery import Fold, Lottery, row_hash
 from .row_grams import RowGrams
@@ -107,6 +107,8 @@ class Sample:
         if len(lengths) != 1:
             raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(lengths)))}")
         n = lengths.pop()
+        if any(rows.dtype != torch.float64 and lacks_room(rows, "rows") for rows in (*xs, *ys)):
+            xs, ys = (tuple(rows.double() for rows in side) for side in (xs, ys))
         return cls(xs, ys, np.arange(n), seen=n, inputs=inputs)
 
     @property
@@ -253,6 +255,12 @@ class Sample:
         """Each site's own covariance."""
         a, b = ([site.scatter for site in side] for side in self._coordinates)
         return a, b
+
+    def basis(self, i: int = 0) -> Tensor:
+        """(n, k): orthonormal columns that span what the neurons of site i of A span, centred; no gradients."""
+        scatter = self._coordinates[0][i].scatter
+        assert isinstance(scatter, from_rows.RowScatter)
+        return scatter.basis
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""

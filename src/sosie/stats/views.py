@@ -9,7 +9,20 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, best_assignment, inverse_root, lock_of, nuclear_norm, once, product, whitening
+from ..linalg import (
+    Loss,
+    Spectrum,
+    best_assignment,
+    eigenvalues,
+    inverse_root,
+    lock_of,
+    loss_of,
+    nuclear_norm,
+    once,
+    product,
+    rank_tolerance,
+    whitening,
+)
 from .shuffle import Moves, Shuffle
 from .weight_views import Weights
 
@@ -78,6 +91,10 @@ class Scatter:
 
         return self.memo(("leading", share), make)
 
+    def leading_count(self, share: float) -> int:
+        """How few directions hold this share of the variance."""
+        return self.leading(share)[1]
+
     @once
     def scale(self) -> Tensor:
         """Standard deviations; 1 for a neuron that never varies."""
@@ -91,11 +108,29 @@ class Scatter:
 
     @once
     def _whitening(self) -> tuple[Tensor, bool]:
-        return whitening(self.correlation, self.tolerance)
+        varies = self.correlation.diagonal() > 0
+        if self.correlation.requires_grad or bool(varies.all()):
+            return whitening(self.correlation, self.tolerance)
+        found, everywhere = whitening(self.correlation[varies][:, varies], self.tolerance)
+        return found.new_zeros(len(found), len(varies)).index_copy(1, varies.nonzero()[:, 0], found), everywhere
+
+    def loss(self, rounding: float) -> Loss:
+        """Directions that scaling and whitening the neurons drops; smaller ones than `rounding` are none."""
+        whitener, everywhere = self._whitening
+        if everywhere:
+            return Loss(0, len(whitener), 1.0)
+        tolerance = rank_tolerance(self.correlation.dtype) if self.tolerance is None else self.tolerance
+        sizes = eigenvalues(self.correlation.detach()).clamp_min(0).sqrt()  # below 0 by rounding
+        return loss_of(sizes, tolerance**0.5, rounding)
+
+    @once
+    def amplified(self) -> float:
+        """By how much whitening makes rounding larger."""
+        return float(self.whitener.detach().square().sum())
 
     @property
     def whitener(self) -> Tensor:
-        """(r, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
+        """(k, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
         return self._whitening[0]
 
     @once
@@ -106,11 +141,6 @@ class Scatter:
             return whitener.new_tensor(len(whitener))
         root = whitener.detach()
         return ((root @ self.correlation.detach()) * root).sum().round()
-
-    @once
-    def whitened_neurons(self) -> Tensor:
-        """(k, p): covariance of k uncorrelated directions of unit variance, which span the site, with each neuron."""
-        return self.whitener @ (self.matrix / self.scale[:, None])
 
 
 @dataclass
@@ -137,9 +167,21 @@ class Covariances:
         return product(product(self.x.whitener, scaled), self.y.whitener.T)
 
     @once
+    def whitened_neurons(self) -> Tensor:
+        """(k, p): covariance of the whitened directions of x, as `whitened` has them, with each of its neurons."""
+        return self.x.whitener @ (self.x.matrix / self.x.scale[:, None])
+
+    @once
     def x_whitened(self) -> Tensor:
         """Covariance of whitened x with y as it is: what a regression on x explains."""
         return product(self.x.whitener, self.xy / self.x.scale[:, None])
+
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Correlations (k, l) of both sides' principal components and their standard deviations, from the rows.
+
+        None where there are no rows, or the covariances tell the components that hold this share well enough.
+        """
+        return None
 
 
 @dataclass

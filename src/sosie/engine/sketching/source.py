@@ -177,8 +177,8 @@ class GradientSource(ModelSource):
         for k in flags.isnan().cpu().nonzero().flatten().tolist()[:1]:
             what, start, count, _ = noted[k]
             raise ValueError(
-                f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}; look at "
-                "those inputs, or at the weights"
+                f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}, or too "
+                "large to be squared; look at those inputs, or at the weights"
             )
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...linalg import chain_products
+from ...capture import number_array
+from ...linalg import chain_products, near_one
 from ...measures import Measure, settled
 from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
 from .kernels import vanishes
@@ -35,6 +36,10 @@ def of_weights(chosen: Measure, x: Any, y: Any) -> float:
             return float(settled(chosen(_atoms(chosen, a, b)), chosen))
         if a.shape != b.shape:
             raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+        if "scale" in chosen.invariant:
+            a, b = near_one(a), near_one(b)
+        else:
+            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
         value = float(settled(chosen(TensorPair(a, b.to(a.device))), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
@@ -73,7 +78,7 @@ def _map(given: Any, label: str) -> Tensor:
 
 
 def _tensor(given: Any, label: str) -> Tensor:
-    found = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
+    found = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(number_array(given, label)))
     if found.is_complex():
         raise TypeError(f"{label} is complex ({found.dtype}); compare real and imaginary parts")
     found = found.double()

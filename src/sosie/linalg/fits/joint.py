@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS
 
+ROUNDING_LEFT = 1e-6  # of the largest direction, as a standard deviation: where float64 sums of float32 rows end
+ROUNDING_LEFT_FLOAT32_PRODUCTS = 3e-4  # the same of float32 products
 ROUNDING = 8  # roundings: a neuron that varies by less than this many of its mean's is constant
 
 
@@ -64,6 +66,11 @@ class JointMoments:
     def tolerance(self) -> float:
         """Which share of the largest eigenvalue of a correlation is rounding: 1e-10, or 1e-6 for float32 products."""
         return RANK_TOLERANCE if self.products == torch.float64 else RANK_TOLERANCE_FLOAT32_PRODUCTS
+
+    @property
+    def rounding(self) -> float:
+        """Which share of the largest direction, as a standard deviation, rounding can leave."""
+        return ROUNDING_LEFT if self.products == torch.float64 else ROUNDING_LEFT_FLOAT32_PRODUCTS
 
     def about(self, origin: Literal["mean", "zero"]) -> tuple[Tensor, Tensor, Tensor]:
         """Second moments aa (p, p), bb (q, q) and ab (p, q): covariances, or as they are about zero."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dense import eigenvalues, singular
-from ..spectra import Spectrum
+from ..spectra import Spectrum, loss_of
 from .define import check_count, check_number, define
 from .joint import Affine, JointMoments, finished
 
@@ -22,6 +22,11 @@ class _Solution:
     live: Tensor  # (q, p): where both neurons vary; elsewhere a weight is rounding, and exactly none
     rank: int
     condition: float
+    dropped: int  # directions that A has, but that its moments do not carry
+
+    @property
+    def facts(self) -> dict[str, float]:
+        return {"rank": self.rank, "condition": self.condition, "dropped": self.dropped}
 
 
 def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Solution:
@@ -30,7 +35,8 @@ def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Soluti
     aa, bb, ab = m.about("mean" if intercept else "zero")
     live_a, live_b = (m.varies_a, m.varies_b) if intercept else (aa.diagonal() > 0, bb.diagonal() > 0)
     size = aa.diagonal()[live_a].sqrt()
-    spectrum = Spectrum.of(aa[live_a][:, live_a] / (size[:, None] * size[None, :]), tolerance)
+    correlations = aa[live_a][:, live_a] / (size[:, None] * size[None, :])
+    spectrum = Spectrum.of(correlations, tolerance)
     whitening = spectrum.whitening / size[:, None]
     fitted = whitening.T @ ab[live_a]
     solution = whitening @ fitted
@@ -41,7 +47,11 @@ def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Soluti
     weight = torch.zeros_like(ab)
     weight[live_a] = solution
     live = live_b[:, None] & live_a
-    return _Solution(weight.T * live, fitted, live, spectrum.rank, float(spectrum.values[0] / spectrum.values[-1]))
+    condition, dropped = float(spectrum.values[0] / spectrum.values[-1]), 0
+    if spectrum.rank < len(size):
+        sizes = eigenvalues(correlations).clamp_min(0).sqrt()  # below 0 by rounding
+        dropped = loss_of(sizes, tolerance**0.5, min(m.rounding, tolerance**0.5)).count
+    return _Solution(weight.T * live, fitted, live, spectrum.rank, condition, dropped)
 
 
 @define
@@ -50,12 +60,12 @@ def least_squares(m: JointMoments, intercept: bool = True, tolerance: float | No
 
     Neurons are scaled to unit variance (without intercept: unit mean square); directions with less than `tolerance`
     of the largest eigenvalue of what results, A's correlations, count as none: 1e-10, or 1e-6 where the moments are of
-    float32 products.
-    `condition` is that of these correlations. Where A is rank-deficient, the length is that of the weights alone; a
-    pseudoinverse with a column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
+    float32 products. `condition` is that of these correlations, and `dropped` counts directions that were cut although
+    they are above rounding. Where A is rank-deficient, the length is that of the weights alone; a pseudoinverse with a
+    column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
     """
     found = _solve(m, intercept, tolerance)
-    return finished(m, found.weight, intercept=intercept, rank=found.rank, condition=found.condition)
+    return finished(m, found.weight, intercept=intercept, **found.facts)
 
 
 @define
@@ -78,7 +88,7 @@ def reduced_rank(
     else:
         leading = singular(found.fitted)[2][:k]
         weight = leading.T @ (leading @ found.weight)
-    return finished(m, weight * found.live, intercept=intercept, rank=min(k, found.rank), condition=found.condition)
+    return finished(m, weight * found.live, intercept=intercept, **{**found.facts, "rank": min(k, found.rank)})
 
 
 @define

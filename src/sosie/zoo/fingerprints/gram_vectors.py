@@ -12,7 +12,7 @@ from ...capture import Chunk
 from ...engine.arriving import Arriving
 from ...engine.digest import Digest
 from ...engine.sources import ModelSource
-from ...linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened
+from ...linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
 from ...process_state import products
 from .probe import Probe
 
@@ -94,6 +94,7 @@ def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
     no look at the others, and is not waited for; U-centring takes away what is left of the mean.
     """
     if not _on_gpu(rows):
+        rows = with_room(rows, "the activations")
         return live_gram(rows), widened(rows[0]).square().sum()
     if gram_cuda.suits(rows[None], "first"):
         grams, lengths = gram_cuda.gram_blocks(rows[None], about="first", tf32=True)
