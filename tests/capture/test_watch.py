@@ -215,7 +215,7 @@ def test_everything_is_left_as_found_after_an_exception_too(images):
         model(images)
     with watch(model) as seen:
         model(images)
-        assert hooks_of(model) == 11
+        assert hooks_of(model) == 13
     assert hooks_of(model) == 0
     assert {k: v for k, v in vars(model).items() if k != "_modules"}.keys() == before.keys()
     assert seen["layer1.0"].shape == (2, 4, 8, 8)

@@ -16,7 +16,7 @@ from .quiet import as_found
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
-from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
+from .sites import NoRows, SilentSite, Site, SiteError, UnknownSite, nearest, select
 from .squared_gradients import SquaredGradients
 from .structure import BadBatch, count_inputs, cut, input_rows
 from .watch import Seen, Sink, watch
@@ -37,6 +37,7 @@ __all__ = [
     "Masks",
     "NoData",
     "NoGradient",
+    "NoRows",
     "NotLinear",
     "Predictive",
     "Rule",

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .keep import Keep
-from .layout import is_channels_last
+from .layout import FeatureAxes
 from .names import Names, is_compiled, modules_of, unwrap
 from .outputs import activation_in
-from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
+from .sites import NoRows, SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
 Sink = Callable[[Site, Tensor], Any]
 
@@ -55,6 +55,7 @@ class Seen:
         self._sink: Sink = sink or self._keep  # type: ignore[assignment]
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._layout: FeatureAxes | None = None  # while the first forward lasts
         self._never_called: list[str] = []
         self._no_activation: dict[str, str] = {}
         self._start()
@@ -85,10 +86,12 @@ class Seen:
         for name, wanted in self._wanted.items():
             self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
         self._handles.append(self._root.register_forward_hook(self._finish))
+        self._handles.append(self._root.register_forward_hook(self._end_layout, always_call=True))
 
     def _close(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+        self._end_layout()
         self._active = False
 
     def _start(self) -> None:
@@ -105,6 +108,15 @@ class Seen:
             self._start()
             if self._keep is not None:
                 self._keep.start()
+            if self._sites is None:
+                self._layout = FeatureAxes()
+                self._layout.__enter__()
+
+    def _end_layout(self, *_: Any) -> None:
+        """After the first forward, one that failed too, operations are no longer followed."""
+        if self._layout is not None:
+            self._layout.__exit__(None, None, None)
+            self._layout = None
 
     def _hook(self, name: str, wanted: Wanted) -> Callable[[nn.Module, Any, Any], None]:
         def fire(module: nn.Module, args: Any, output: Any) -> None:
@@ -128,15 +140,22 @@ class Seen:
             self._no_activation[label] = activation
             return
         site = self._site(label, activation, name=name, call=call)
-        with _without_autocast(activation.device.type):
-            self._values[label] = self._sink(site, activation)
+        try:
+            with _without_autocast(activation.device.type):
+                self._values[label] = self._sink(site, activation)
+        except NoRows as problem:
+            if self._sites is not None or call in self._wanted[name].required:
+                raise
+            del self._found[label]
+            self._no_activation[label] = problem.reason
+            return
         if self._sites is not None and _RUNNING.get() is self and len(self._values) == len(self._sites):
             raise _AllFired(self)
 
     def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
         if self._sites is None:
             shape = tuple(activation.shape)
-            last = is_channels_last(self._names, name, shape)
+            last = None if self._layout is None else self._layout.channels_last(activation)
             self._found[label] = Site(label, name, call, shape[1:], last)
             return self._found[label]
         if label not in self._sites:
@@ -183,7 +202,7 @@ class Seen:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Modules that a glob, a type or a default named and that gave no activation, with the reason."""
+        """Sites that a glob, a type or a default named and that gave no activation or no rows, with the reason."""
         return {**dict.fromkeys(self._never_called, "was never called"), **self._no_activation}
 
     def __getitem__(self, label: str) -> Any:
