@@ -76,6 +76,9 @@ def _flags(model: nn.Module) -> Iterator[list[nn.Module]]:
     modules = modules_of(model)
     training = [(module, module.training) for module in modules]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters_of(model, modules)]
+    if any(parameter.is_meta for parameter, _ in requires_grad):
+        name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
+        raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
     try:
         yield modules
     finally:

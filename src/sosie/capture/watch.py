@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .keep import Keep
 from .layout import FeatureAxes
-from .names import Names, is_compiled, modules_of, unwrap
+from .names import Names, is_compiled, is_script, modules_of, unwrap
 from .outputs import activation_in
 from .sites import NoRows, SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
@@ -84,6 +84,10 @@ class Seen:
     def _open(self) -> None:
         self._handles.append(self._root.register_forward_pre_hook(self._begin, prepend=True))
         for name, wanted in self._wanted.items():
+            if is_script(wanted.module):
+                if wanted.required:
+                    raise SiteError(f"site {name!r} is a TorchScript module, which cannot be watched")
+                continue
             self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
         self._handles.append(self._root.register_forward_hook(self._finish))
         self._handles.append(self._root.register_forward_hook(self._end_layout, always_call=True))
@@ -203,7 +207,9 @@ class Seen:
     @property
     def left_out(self) -> dict[str, str]:
         """Sites that a glob, a type or a default named and that gave no activation or no rows, with the reason."""
-        return {**dict.fromkeys(self._never_called, "was never called"), **self._no_activation}
+        scripts = {name for name, wanted in self._wanted.items() if is_script(wanted.module)}
+        silent = {n: "is TorchScript" if n in scripts else "was never called" for n in self._never_called}
+        return {**silent, **self._no_activation}
 
     def __getitem__(self, label: str) -> Any:
         known = [site.label for site in self.sites]

@@ -88,7 +88,9 @@ class ModelAnswering(Answering):
 
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with: copies, on its device."""
-        return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self.home)
+        return model_arguments(
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
+        )
 
     def outputs(self, chunk: Chunk) -> Tensor:
         try:
@@ -100,7 +102,7 @@ class ModelAnswering(Answering):
         found = answer_in(output)
         if found is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
-        return found
+        return found if found.layout == torch.strided else found.to_dense()
 
 
 @dataclass

@@ -25,6 +25,8 @@ class Form:
     @classmethod
     def of(cls, shape: tuple[int, ...], channels_last: bool | None) -> Form:
         """From the shape of one input's activation, and whether features come last; None: it is not known."""
+        if 0 in shape:
+            raise ValueError(f"an activation of shape {shape} an input has nothing in it that could be stitched")
         if not shape:
             raise ValueError("an activation of one number an input cannot be stitched")
         if len(shape) == 1:
