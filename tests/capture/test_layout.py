@@ -194,11 +194,12 @@ class Shuffled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.shuffled, self.up, self.larger = nn.Conv2d(3, 8, 1), Same(), nn.PixelShuffle(2), Same()
+        self.bilinear, self.pooled = nn.Upsample(scale_factor=2, mode="bilinear"), nn.AdaptiveMaxPool2d(3)
 
     def forward(self, x):
         x = self.conv(x)
         x = self.shuffled(x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).flatten(1, 2))
-        return self.larger(torch.cat([self.up(x), self.up(x)], 1))
+        return self.pooled(self.bilinear(self.larger(torch.cat([self.up(x), self.up(x)], 1))))
 
 
 def test_channels_are_shuffled_split_and_joined():
@@ -266,3 +267,19 @@ def test_no_operation_is_followed_once_the_first_forward_is_over():
         model(torch.randn(2, 3, 4, 4))
         assert _get_current_dispatch_mode() is None
     assert seen.sites[0].channels_last is False
+
+
+@pytest.mark.filterwarnings("ignore")  # torch would have it compiled
+def test_attention_that_is_a_higher_order_operator_still_runs():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flexible(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            return self.out(flex_attention(q, k, v).transpose(1, 2).reshape(2, 8, 16))
+
+    assert last_of(Flexible(), torch.randn(2, 8, 16)) == {"qkv": True, "out": True}

@@ -29,6 +29,10 @@ class FeatureAxes(TorchDispatchMode):
 
     supports_higher_order_operators = True  # they are run like any other; torch refuses them otherwise
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # so that what is always compiled (flex_attention) still is
+
     def __init__(self) -> None:
         super().__init__()
         self._known = WeakTensorKeyDictionary()  # tensor -> list[_Axis], where any of them holds features
@@ -77,14 +81,14 @@ class FeatureAxes(TorchDispatchMode):
     def _axes(self, call: _Call, output: Tensor) -> list[_Axis] | None:
         """The axes of an operation's output; None where nothing is known of them."""
         shape, name = list(output.shape), call.name
-        if _SECOND.search(name):
+        if _SECOND.fullmatch(name):
             first = self._known.get(call.tensors[0])
             keeps = first is not None and "conv" not in name and len(first) > 1 and first[1].holds_any
             return _resized(first, shape) if keeps else _one(shape, 1)
         if name == "native_layer_norm":
             several = len(call["normalized_shape"]) > 1
             return self._same_rank(call, shape) if several else _one(shape, -1)
-        if _LAST.search(name):
+        if _LAST.fullmatch(name):
             return _one(shape, -1)
         if name in _PRODUCTS:
             return self._product(call, shape)
@@ -193,8 +197,8 @@ def _is_composite(func: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
 
 
-_SECOND = re.compile(r"conv|batch_norm|native_group_norm")
-_LAST = re.compile(r"embedding|linear|rnn|lstm|gru|trilinear")
+_SECOND = re.compile(r"\w*(convolution|conv\dd|batch_norm|group_norm)\w*")
+_LAST = re.compile(r"_?embedding\w*|linear\w*|_trilinear|\w*(rnn|lstm|gru)\w*")
 _POINTWISE = {"_prelu_kernel", "hardswish", "copy", "native_dropout"}  # not marked so
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias"}
