@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sosie.capture import BadBatch, model_arguments
+from sosie.capture import BadBatch, labels_of, model_arguments
 from sosie.models import Tokenise
 
 X = torch.ones(2, 3)
@@ -114,3 +114,38 @@ def test_a_tokeniser_must_make_tensors_and_leaves_token_ids_alone():
         model_arguments(TEXTS, prepare=lambda texts: {"input_ids": [[1, 2], [3]]})
     tokenise = Tokenise(SimpleNamespace(pad_token="pad"))
     assert model_arguments({"input_ids": X.long()}, prepare=tokenise)[1].keys() == {"input_ids"}
+
+
+class TakesMask(torch.nn.Module):
+    def forward(self, input_ids, attention_mask=None):
+        return input_ids
+
+
+class TakesNone(torch.nn.Module):
+    def forward(self, input_ids):
+        return input_ids
+
+
+def test_a_part_as_large_as_the_ids_is_the_mask_of_a_model_that_takes_one():
+    ids, mask = torch.arange(6).view(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    args, kwargs = model_arguments((ids, mask), model=TakesMask())
+    assert args[0].equal(ids)
+    assert kwargs["attention_mask"].equal(mask)
+    for batch, model in [
+        ((ids, mask), TakesNone()),
+        ((ids, mask[:, 0]), TakesMask()),
+        ((ids.float(), mask), TakesMask()),
+    ]:
+        assert model_arguments(batch, model=model)[1] == {}
+    assert model_arguments((ids, mask), model=TakesMask(), inputs=lambda batch: batch[0])[1] == {}
+    with pytest.raises(
+        BadBatch, match=r"TakesMask takes an attention_mask.*1 of the parts.*\(2, 3\).*none has nothing"
+    ):
+        model_arguments((ids, ids), model=TakesMask())
+
+
+def test_labels_come_third_where_a_mask_is_second():
+    ids, mask, labels = torch.arange(6).view(2, 3), torch.ones(2, 3, dtype=torch.long), torch.tensor([4, 5])
+    assert labels_of((ids, mask, labels)).equal(labels)
+    assert labels_of((ids, mask)) is None
+    assert labels_of((ids, labels, mask)).equal(labels)

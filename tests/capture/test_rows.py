@@ -85,7 +85,9 @@ def test_flatten_refuses_padding_but_not_a_mask_of_ones(tokens, mask):
 
 
 def test_a_mask_for_other_tokens_is_refused(tokens):
-    with pytest.raises(ValueError, match=r"mask is \(2, 5\), but site 'block' has 4 tokens"):
+    with pytest.raises(
+        ValueError, match=r"site 'block' has 4 tokens for each of 2 inputs, but the padding mask is \(2, 5\)"
+    ):
         to_rows(tokens, "mean", site=TOKENS, inputs=2, mask=torch.ones(2, 5))
 
 
@@ -125,7 +127,7 @@ def test_two_dimensions_are_rows_under_every_rule(rule):
 
 @pytest.mark.parametrize("rule", ["cls", "last"])
 def test_a_feature_map_has_no_tokens(maps, rule):
-    with pytest.raises(ValueError, match=r"needs tokens, but site 'conv' is a feature map of shape \(2, 3, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"'conv' is a feature map of shape \(2, 3, 4, 5\), and rule '.*' needs"):
         to_rows(maps, rule, site=MAP, inputs=2)
 
 

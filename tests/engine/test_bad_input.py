@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from nets import inputs, mlp
+from rich.console import Console
 from torch import Tensor, nn
 
 import sosie
 import sosie.stats
-from sosie.capture import NoData, UnknownSite
+from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
+from sosie.report import print_comparison
 from sosie.results import Comparison
+from sosie.zoo import fingerprint
 
 
 def test_unpaired_rows() -> None:
@@ -373,3 +381,148 @@ def test_directions_that_the_data_do_not_have_are_no_loss(n: int, digits: str) -
     assert not any("condition" in caveat or "sample" in caveat for row in found.rows() for caveat in row["caveats"])
     for name in ("mean_cca", "regression_r2"):
         assert found.matrix(name)[0] == pytest.approx(found.matrix(name)[1], abs=1e-4)
+
+
+# Sites that give no rows
+
+
+class Odd(nn.Module):
+    """Between two layers, modules whose outputs cannot become rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions, self.numbers, self.sparse = nn.Linear(8, 6), _Says(), _Says(), _Says()
+        self.words, self.nothing, self.head = _Says(), nn.Linear(6, 0), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        self.positions(torch.arange(4.0)[None])  # as rotary embeddings: one for all inputs
+        self.numbers(x.argmax(1))
+        self.sparse(x.to_sparse())
+        self.words("nothing")
+        self.nothing(x)
+        return self.head(x)
+
+
+class _Says(nn.Module):
+    def forward(self, x: object) -> object:
+        return x
+
+
+ODD = {
+    "positions": "has shape (1, 4) for 2 inputs: its first dimension does not count them",
+    "numbers": "returned a tensor of int64, which is no activation",
+    "sparse": "returned a tensor of layout sparse_coo, not a dense one",
+    "words": "returned no tensor but str",
+    "nothing": "has shape (2, 0): there is nothing in it",
+}
+
+
+@pytest.mark.parametrize("sites", ["leaves", ["*"], [nn.Module]])
+def test_sites_of_a_pattern_that_give_no_rows_are_left_out_and_told(sites: object, tmp_path: Path) -> None:
+    model = Odd()
+    c = sosie.compare(model, mlp(), inputs(), sites_a=sites)
+    assert isinstance(c, Comparison)
+    assert dict(c.side_a.left_out) == ODD
+    assert c.side_b.left_out == ()
+    assert {"embed", "head"} <= set(c.sites_a)
+    assert all(
+        any(text.startswith("left out of Odd: positions has shape") for text in row["caveats"]) for row in c.rows()
+    )
+    again = sosie.load(c.save(tmp_path / "c.json"))
+    assert isinstance(again, Comparison)
+    assert again.side_a == c.side_a
+    console = Console(file=io.StringIO(), width=100)
+    print_comparison(c, console)
+    assert "left out of Odd: positions" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "left out of Odd: positions" in sosie.write_report(c, tmp_path / "c.html").read_text()
+
+
+@pytest.mark.parametrize("site", ODD)
+def test_a_named_site_that_gives_no_rows_is_an_error(site: str) -> None:
+    with pytest.raises(SiteError, match=rf"site '{site}'.*{re.escape(ODD[site][:20])}"):
+        sosie.compare(Odd(), mlp(), inputs(), sites_a=[site])
+
+
+def test_sites_that_give_no_rows_are_left_out_of_sketches_fingerprints_and_dynamics() -> None:
+    made = sosie.sketch(Odd(), inputs(), sites="leaves", size=8)
+    assert dict(made.side.left_out) == ODD
+    assert any("left out of" in row["caveats"][-1] for row in sosie.compare(made, made).rows())
+    about = fingerprint(Odd(), inputs(), sites="leaves", kinds="cka").about
+    assert about["left_out"]["cka"].keys() == ODD.keys()
+    found = sosie.dynamics([Odd(), Odd()], data=inputs(), sites="*")
+    assert any("left out of checkpoints: positions has shape" in c.text for c in found["debiased_cka"].caveats)
+
+
+def test_none_that_gives_rows_is_an_error() -> None:
+    with pytest.raises(SilentSite, match="none of the sites gave an activation: 'positions' has shape"):
+        sosie.compare(Odd(), mlp(), inputs(), sites_a=["p*", "n?m*"])
+
+
+# Models that torch cannot run or watch
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, inputs())])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_cannot_be_watched_but_its_answers_compare(make: Callable[[nn.Module], nn.Module]) -> None:
+    model = make(mlp())
+    for call in (
+        lambda: sosie.compare(model, mlp(), inputs()),
+        lambda: sosie.sketch(model, inputs(), size=8),
+        lambda: sosie.stitch(model, "0", mlp(), "0", inputs()),
+    ):
+        with pytest.raises(TypeError, match="TorchScript module, whose layers cannot be watched: give the model"):
+            call()
+    assert sosie.compare_outputs(model, mlp(), inputs(), measures="agreement").matrix().item() == 1
+    mixed = nn.Sequential(nn.Linear(8, 8), make(mlp()))
+    c = sosie.compare(mixed, mixed, inputs(), sites_a="leaves", sites_b=["0"])
+    assert c.sites_a == ["0"]
+    with pytest.raises(SiteError, match="site '1' is a TorchScript module"):
+        sosie.compare(mixed, mixed, inputs(), sites_a=["1"])
+
+
+def test_weights_on_the_meta_device_are_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3, device="meta"))
+    for call in (
+        lambda: sosie.compare(model, mlp(), inputs()),
+        lambda: sosie.compare_outputs(model, mlp(), inputs()),
+        lambda: sosie.sketch(model, inputs(), size=8),
+        lambda: sosie.stitch(model, "0", mlp(), "0", inputs()),
+    ):
+        with pytest.raises(ValueError, match=r"1\.weight is on the meta device, which holds no numbers: load"):
+            call()
+
+
+def test_layers_without_neurons_are_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3))
+    with pytest.raises(ValueError, match=r"0\.weight has shape \(0, 8\): a layer without neurons"):
+        sosie.compare_weights(model, model)
+    with pytest.raises(ValueError, match=r"shape \(0,\) an input has nothing in it"):
+        sosie.stitch(model, "0", model, "0", inputs())
+
+
+class Answer:
+    """No dict and no dataclass."""
+
+    __slots__ = ("hidden", "last_hidden_state", "logits")
+
+
+class Answering(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.net = name, mlp()
+
+    def forward(self, x: Tensor) -> Answer:
+        found = Answer()
+        setattr(found, self.name, self.net(x))
+        return found
+
+
+def test_an_object_with_logits_or_hidden_states_is_read_by_its_attribute() -> None:
+    for name in ("last_hidden_state", "logits"):
+        c = sosie.compare(Answering(name), mlp(), inputs(), sites_a=".", sites_b=".")
+        np.testing.assert_allclose(c.matrix(), 1, atol=1e-6)
+    assert sosie.compare_outputs(Answering("logits"), mlp(), inputs(), measures="agreement").matrix().item() == 1
+    sosie.stitch(Answering("logits"), "net.0", Answering("logits"), "net.0", inputs())
+    with pytest.raises(SiteError, match=r"'output' .*returned no tensor but Answer"):
+        sosie.compare(Answering("hidden"), mlp(), inputs(), sites_a=".", sites_b=".")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
+from sosie.capture import BadBatch, NoRows
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sosie[hf]'")
 
@@ -252,3 +254,55 @@ def test_a_model_is_left_as_found(make: Callable[[], nn.Module], breaks: bool) -
     assert not frozen.requires_grad
     assert sum(not parameter.requires_grad for parameter in model.parameters()) == 1
     assert model.config.to_dict() == config
+
+
+# A mask beside the ids
+
+
+@pytest.mark.parametrize("rows", ["mean", "last"])
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool])
+def test_a_mask_beside_the_ids_is_the_mask(rows: str, dtype: torch.dtype) -> None:
+    batch = token_batch()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    labels = torch.arange(len(ids)) % 3
+    expected = sosie.compare(bert(), bert(1), batch, rows=rows).matrix()
+    for parts in ((ids, mask.to(dtype)), (ids, mask.to(dtype), labels), (ids, labels, mask.to(dtype))):
+        loader = DataLoader(TensorDataset(*parts), batch_size=16)
+        np.testing.assert_allclose(sosie.compare(bert(), bert(1), loader, rows=rows).matrix(), expected, atol=1e-12)
+    unpadded = sosie.compare(bert(), bert(1), ids, rows=rows).matrix()
+    assert np.abs(unpadded - expected).max() > 1e-3
+
+
+def test_a_mask_beside_the_ids_is_read_by_everything_that_runs_models() -> None:
+    batch = token_batch()
+    pairs = TensorDataset(batch["input_ids"], batch["attention_mask"])
+    a, b = (
+        sosie.sketch(bert(), batch, rows="mean", size=None, kernels="features"),
+        sosie.sketch(bert(), pairs, rows="mean", size=None, kernels="features"),
+    )
+    torch.testing.assert_close(a.site("encoder.layer.2").features.rows, b.site("encoder.layer.2").features.rows)
+    at = "encoder.layer.0"
+    one, other = (sosie.stitch(bert(), at, bert(1), at, data).model.joint.weight for data in (batch, pairs))
+    torch.testing.assert_close(one, other)
+
+
+def test_what_may_be_a_mask_or_labels_is_an_error() -> None:
+    batch = token_batch()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    for parts in ((ids, ids), (ids, mask, mask)):
+        with pytest.raises(BadBatch, match=r"BertModel takes an attention_mask, and [12] of the parts .*Give dicts"):
+            sosie.compare(bert(), bert(1), DataLoader(TensorDataset(*parts), batch_size=16), rows="mean")
+    expected = sosie.compare(bert(), bert(1), batch, rows="mean").matrix()
+    pairs = TensorDataset(ids, mask, ids)  # labels of a language model
+    np.testing.assert_allclose(sosie.compare(bert(), bert(1), pairs, rows="mean").matrix(), expected, atol=1e-12)
+
+
+# Sites without rows
+
+
+def test_leaves_of_a_llama_are_compared_without_its_rotary_embedding() -> None:
+    c = sosie.compare(llama(), llama(1), token_batch(), sites_a="leaves", sites_b="leaves", rows="mean")
+    assert [site for site, _ in c.side_a.left_out] == ["rotary_emb"]
+    assert len(c.sites_a) == 1 + 3 * 10 + 1  # embedding, ten leaves a block, norm
+    with pytest.raises(NoRows, match="site 'rotary_emb' has shape"):
+        sosie.compare(llama(), llama(1), token_batch(), sites_a="rotary_emb", rows="mean")

@@ -17,7 +17,7 @@ from .quiet import as_found, borrowed, restored_after_errors
 from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
-from .sites import SilentSite, Site, SiteError, UnknownSite, nearest, select
+from .sites import NoRows, SilentSite, Site, SiteError, UnknownSite, nearest, select
 from .squared_gradients import SquaredGradients
 from .structure import BadBatch, count_inputs, cut, input_rows, number_array
 from .watch import Seen, Sink, watch
@@ -38,6 +38,7 @@ __all__ = [
     "Masks",
     "NoData",
     "NoGradient",
+    "NoRows",
     "NotLinear",
     "Predictive",
     "Rule",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .structure import BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, with_tensors
+from .names import is_script, unwrap
+from .structure import MASK, BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, with_tensors
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
@@ -55,6 +57,7 @@ class CallArguments:
 def model_arguments(
     batch: Any,
     *,
+    model: nn.Module | None = None,
     inputs: Callable[[Any], Any] | None = None,
     prepare: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
@@ -62,6 +65,7 @@ def model_arguments(
     """Positional and keyword arguments for a model, moved to its device.
 
     A tensor is the argument; of a pair the first part is; a dict gives keyword arguments, without its labels.
+    Where the forward of `model` takes an `attention_mask`, a part as large as the first one is that.
     `inputs(batch)` overrides that and returns a tensor, a tuple of arguments or a dict. `prepare` (the
     model's own normalisation) is applied after the move, to the first argument, or in a dict to
     `pixel_values`, `x`, or the first floating-point tensor. Where there is text, a list of strings or a dict
@@ -74,6 +78,8 @@ def model_arguments(
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
         prepare = None
+    mask = _mask_beside(batch, model) if inputs is None and model is not None else None
+    beside = {} if mask is None else {MASK: _moved(mask, device)}
     moved = rebuild(lambda leaf: _moved(leaf, device), with_tensors(chosen))
     if isinstance(moved, Mapping):
         keywords = dict(moved)
@@ -87,7 +93,33 @@ def model_arguments(
             got = type(positional[0]).__name__ if positional else "nothing"
             raise BadBatch(f"prepare is applied to the model's first argument, which is {got} and no tensor")
         positional = (prepare(positional[0]), *positional[1:])
-    return positional, {}
+    return positional, beside
+
+
+def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
+    """The padding mask among the parts of a batch (ids, mask, …), for a model that takes one; None: there is none.
+
+    Labels of a language model are as large as the ids, too, so that a part which may be either is an error.
+    """
+    if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
+        return None
+    others = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor) and part.shape == ids.shape]
+    if ids.is_floating_point() or ids.ndim != 2 or not others or MASK not in _parameters(model):
+        return None
+    masks = [part for part in others if bool(((part == 0) | (part == 1)).all())]
+    if len(masks) == 1:
+        return masks[0]
+    found = "none has" if not masks else f"{len(masks)} have"
+    raise BadBatch(
+        f"{type(unwrap(model)).__name__} takes an {MASK}, and {len(others)} of the parts of a batch beside the ids may "
+        f"be it by their shape, {tuple(ids.shape)}; {found} nothing but 0 and 1 in it, as a mask has. Give dicts: "
+        f"{{'input_ids': …, {MASK!r}: …}}, and 'labels' where there are any"
+    )
+
+
+def _parameters(model: nn.Module) -> Collection[str]:
+    model = unwrap(model)
+    return () if is_script(model) else inspect.signature(model.forward).parameters
 
 
 def _has_text(chosen: Any) -> bool:
@@ -107,8 +139,13 @@ def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """The class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None if there are none."""
+    """The class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None if there are none.
+
+    Of ids, a mask as large as they are, and labels, the third.
+    """
     found = batch[1] if is_parts(batch) and len(batch) > 1 else batch[0] if is_parts(batch) and batch else batch
+    if is_parts(batch) and len(batch) == 3 and _same_table(found, batch[0]):
+        found = batch[2]
     if isinstance(found, Mapping):
         found = next((found[key] for key in _TARGETS if key in found), None)
     elif not (is_parts(batch) and len(batch) > 1):
@@ -116,6 +153,12 @@ def labels_of(batch: Any) -> Tensor | None:
     found = with_tensors(found)
     whole = isinstance(found, Tensor) and found.ndim == 1 and not found.is_floating_point() and not found.is_complex()
     return found if whole else None
+
+
+def _same_table(part: Any, ids: Any) -> bool:
+    """Whether two parts of a batch are tables of one size."""
+    shapes = [tuple(each.shape) for each in (part, ids) if isinstance(each, (Tensor, np.ndarray))]
+    return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 2
 
 
 def without_labels(batch: Any) -> Any:

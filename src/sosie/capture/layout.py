@@ -2,11 +2,294 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .names import Names
+
+
+class FeatureAxes(TorchDispatchMode):
+    """Follows through a forward which axes of each tensor hold features.
+
+    A layer's weights say which axis of its output does: the second for convolutions and for norms of maps, the last
+    for the rest. Every other operation keeps, moves, splits or joins axes. Where operations disagree, or none says
+    anything, nothing is known.
+    """
+
+    supports_higher_order_operators = True  # they are run like any other; torch refuses them otherwise
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # so that what is always compiled (flex_attention) still is
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = WeakTensorKeyDictionary()  # tensor -> list[_Axis], where any of them holds features
+        self._weights = WeakTensorKeyDictionary()  # what is made of parameters alone
+
+    def channels_last(self, tensor: Tensor) -> bool | None:
+        """Whether the last dimension holds the features, or else the second; None: it is not known.
+
+        Of an activation of two dimensions the second is both.
+        """
+        if tensor.ndim <= 2:
+            return True
+        axes = self._known.get(tensor, [])
+        found = [i for i, axis in enumerate(axes) if i and axis.size > 1 and axis.whole]
+        if found == [tensor.ndim - 1]:
+            return True
+        return False if found == [1] else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        if _is_composite(func):  # inference mode hands these over whole: in parts, they need no rules of their own
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        output = func(*args, **kwargs)
+        self._read(_Call.of(func, args, kwargs), _tensors([output]))
+        return output
+
+    def _read(self, call: _Call, outputs: list[Tensor]) -> None:
+        if call.tensors and all(isinstance(each, nn.Parameter) or each in self._weights for each in call.tensors):
+            for output in outputs:
+                self._weights[output] = True
+            return
+        for k, output in enumerate(outputs):
+            axes = None
+            if k == 0 or call.name in _SPLITS:  # others are indices, or sums for a gradient
+                # A form of an operation that its rule does not fit: the forward goes on, and nothing is known.
+                with suppress(IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                    axes = self._axes(call, output)
+            if axes is not None and any(axis.holds_any for axis in axes):
+                self._known[output] = axes
+            else:
+                self._known.pop(output, None)
+
+    def _axes(self, call: _Call, output: Tensor) -> list[_Axis] | None:
+        """The axes of an operation's output; None where nothing is known of them."""
+        shape, name = list(output.shape), call.name
+        if _SECOND.fullmatch(name):
+            first = self._known.get(call.tensors[0])
+            keeps = first is not None and "conv" not in name and len(first) > 1 and first[1].holds_any
+            return _resized(first, shape) if keeps else _one(shape, 1)
+        if name == "native_layer_norm":
+            several = len(call["normalized_shape"]) > 1
+            return self._same_rank(call, shape) if several else _one(shape, -1)
+        if _LAST.fullmatch(name):
+            return _one(shape, -1)
+        if name in _PRODUCTS:
+            return self._product(call, shape)
+        if "scaled_dot_product" in name:
+            value = self._known.get(call["value"])
+            return None if value is None else _resized(value, shape)
+        if call.pointwise:
+            return self._pointwise(call, shape)
+        axes = self._known.get(call.tensors[0]) if call.tensors else None
+        if name in _MOVES:
+            return None if axes is None else _moved(call, axes, shape)
+        return self._same_rank(call, shape)
+
+    def _product(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+        x, y = call.tensors[-2:]
+        left, right = self._known.get(x), self._known.get(y)
+        if isinstance(y, nn.Parameter) or y in self._weights:
+            # A layer that mixes tokens has units in one axis and features in another: both are kept.
+            return [*([_Axis.of(size) for size in shape] if left is None else left)[:-1], *_one(shape[-1:], -1)]
+        if right is not None and right[-1].whole and y.ndim > 1:
+            # Heads of attention are features too: they come with the values.
+            return [*right[:-2], *([] if x.ndim < 2 else [_Axis.of(shape[-2])]), right[-1]]
+        if left is not None and not left[-1].holds_any:
+            return [*left[:-1], *([] if y.ndim < 2 else [_Axis.of(shape[-1])])]
+        # By a constant, features become features; two activations leave none, as queries and keys.
+        return _one(shape, -1) if left is not None and right is None else None
+
+    def _pointwise(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+        given = [axes for each in call.tensors if (axes := self._known.get(each)) is not None]
+        whole = [axes for axes in given if [axis.size for axis in axes] == shape]
+        if whole:
+            shared = set.intersection(*map(_holding, whole))
+            return [axis if i in shared else _Axis.of(axis.size) for i, axis in enumerate(whole[0])]
+        found = [_Axis.of(size) for size in shape]
+        for axes in given:
+            for i, axis in enumerate(reversed(axes), 1):
+                if axis.size == shape[-i] and axis.holds_any:
+                    found[-i] = axis
+        return found
+
+    def _same_rank(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+        """Most operations leave axes where they are, even if they change how many entries these have."""
+        given = [axes for each in call.tensors if (axes := self._known.get(each)) is not None]
+        alike = [axes for axes in given if len(axes) == len(shape)]
+        if call.name not in _RESIZES:
+            alike = [axes for axes in alike if all(axes[i].size == shape[i] for i in _holding(axes))]
+        if not alike or any(_holding(axes) != _holding(alike[0]) for axes in alike):
+            return None
+        return _resized(alike[0], shape)
+
+
+class _Axis(NamedTuple):
+    """An axis as the axes that were flattened into it, the last running fastest, each with whether it has features."""
+
+    parts: tuple[tuple[int, bool], ...]
+
+    @classmethod
+    def of(cls, size: int, features: bool = False) -> _Axis:
+        return cls(((size, features),))
+
+    @property
+    def size(self) -> int:
+        return prod(size for size, _ in self.parts)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is nothing but features in it."""
+        return all(features for size, features in self.parts if size > 1)
+
+    @property
+    def holds_any(self) -> bool:
+        return any(features for _, features in self.parts)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operation with its arguments by name."""
+
+    name: str
+    pointwise: bool
+    arguments: dict[str, Any]
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+        schema = func._schema.arguments
+        arguments = {each.name: each.default_value for each in schema if each.has_default_value()}
+        arguments |= dict(zip((each.name for each in schema), args, strict=False)) | kwargs
+        name = func.overloadpacket.__name__.rstrip("_")
+        return cls(
+            name,
+            torch.Tag.pointwise in func.tags or name in _POINTWISE,
+            arguments,
+            [p for p in _flat(arguments.values()) if isinstance(p, Tensor)],
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+@cache
+def _is_composite(func: OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+
+
+_SECOND = re.compile(r"\w*(convolution|conv\dd|batch_norm|group_norm)\w*")
+_LAST = re.compile(r"_?embedding\w*|linear\w*|_trilinear|\w*(rnn|lstm|gru)\w*")
+_POINTWISE = {"_prelu_kernel", "hardswish", "copy", "native_dropout"}  # not marked so
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
+_VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias"}
+_REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "prod", "logsumexp", "linalg_vector_norm", "max", "min"}
+_MOVES = (
+    _VIEWS | _REDUCTIONS | {"permute", "transpose", "t", "unsqueeze", "squeeze", "select", "unbind", "stack", "expand"}
+)
+_SPLITS = {"split", "split_with_sizes", "unsafe_split", "unbind"}
+_RESIZES = {"slice", *_SPLITS, "cat", "constant_pad_nd", "pixel_shuffle", "pixel_unshuffle"}
+
+
+def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
+    """The axes after an operation that takes some away, adds some or changes their order."""
+    n, name = len(axes), call.name
+    if name in _VIEWS:
+        return _regrouped(axes, shape)
+    if name == "permute":
+        return [axes[dim] for dim in call["dims"]]
+    if name in ("t", "transpose"):
+        one, other = (0, n - 1) if name == "t" else (call["dim0"] % n, call["dim1"] % n)
+        order = {one: other, other: one}
+        return [axes[order.get(i, i)] for i in range(n)]
+    if name == "expand":
+        return _resized([*[_Axis.of(1)] * (len(shape) - n), *axes], shape)
+    if name in ("unsqueeze", "stack"):
+        new = call["dim"] % (n + 1)
+        return [*axes[:new], _Axis.of(shape[new]), *axes[new:]]
+    if name == "squeeze" and "dim" not in call.arguments:
+        return [axis for axis in axes if axis.size != 1]
+    given = call.arguments.get("dim")
+    dims = {dim % n for dim in _flat([given])} if given not in (None, []) else set(range(n))
+    if name == "squeeze":
+        dims = {dim for dim in dims if axes[dim].size == 1}
+    if call.arguments.get("keepdim"):
+        return [_Axis.of(1) if i in dims else axis for i, axis in enumerate(axes)]
+    return [axis for i, axis in enumerate(axes) if i not in dims]
+
+
+def _regrouped(axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
+    """The axes of a tensor seen in another shape; None where they would have to be cut in a way that does not fit."""
+    parts: list[tuple[int, bool]] = []
+    for size, features in (part for axis in axes for part in axis.parts):
+        if parts and (size == 1 or parts[-1][1] == features):  # neighbours of one kind may be cut anywhere
+            parts[-1] = (parts[-1][0] * size, parts[-1][1])
+        else:
+            parts.append((size, features))
+    parts = [part for part in parts if part[0] != 1]
+    found = []
+    for size in shape:
+        taken: list[tuple[int, bool]] = []
+        while (missing := size // prod(each for each, _ in taken)) > 1:
+            if not parts:
+                return None
+            (own, features), *parts = parts
+            if missing % own:
+                if own % missing:
+                    return None
+                parts = [(own // missing, features), *parts]
+                own = missing
+            taken.append((own, features))
+        found.append(_Axis(tuple(taken)) if taken else _Axis.of(size))
+    return found
+
+
+def _resized(axes: list[_Axis], shape: list[int]) -> list[_Axis]:
+    """The same axes with other numbers of entries."""
+    return [
+        axis if axis.size == size else _Axis.of(size, axis.whole and axis.holds_any)
+        for axis, size in zip(axes, shape, strict=True)
+    ]
+
+
+def _one(shape: list[int], features: int) -> list[_Axis]:
+    """Axes of which one holds features."""
+    return [_Axis.of(size, i == features % len(shape)) for i, size in enumerate(shape)]
+
+
+def _holding(axes: list[_Axis]) -> set[int]:
+    return {i for i, axis in enumerate(axes) if axis.holds_any}
+
+
+def _tensors(parts: Iterable[Any]) -> list[Tensor]:
+    return [part for part in _flat(parts) if isinstance(part, Tensor)]
+
+
+def _flat(parts: Iterable[Any]) -> Iterable[Any]:
+    for part in parts:
+        if isinstance(part, (list, tuple)):
+            yield from _flat(part)
+        else:
+            yield part
 
 
 class _Layout(NamedTuple):
@@ -14,24 +297,25 @@ class _Layout(NamedTuple):
     width: int | None  # number of features, where the module knows it
 
 
-def is_channels_last(names: Names, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the last dimension of an output of this shape (batch included) holds the features.
+def layout_by_class(names: Names, name: str, shape: tuple[int, ...]) -> bool | None:
+    """Whether the last dimension of an output of this shape (batch included) holds the features; None: not known.
 
-    Most layers say so by their class. An activation function is read like the layer registered before it,
-    a block like the layers inside it, in both cases only if the widths fit; what remains undecided counts as
-    tokens with three dimensions and as an NCHW map with more.
+    For hooks that are compiled with the model, where operations cannot be followed. Most layers say so by their class.
+    An activation function is read like the layer registered before it, a block like the layers inside it, in both
+    cases only if the widths fit one way.
     """
     if len(shape) <= 2:
         return True
-    own = _layout(names.by_name[name])
+    module = names.by_name[name]
+    own = _layout(module)
     if own is not None:
         return own.last
+    if names.is_leaf(name) and not type(module).__module__.startswith("torch.nn."):
+        return None  # it may permute
     evidence = _evidence(names, name)
     last = any(fact.last and fact.width == shape[-1] for fact in evidence)
-    first = any(not fact.last and fact.width == shape[1] for fact in evidence)
-    if len(shape) == 3:
-        return last or not first
-    return last and not first
+    first = any(not fact.last and fact.width in (None, shape[1]) for fact in evidence)
+    return last if last != first else None
 
 
 def _evidence(names: Names, name: str) -> list[_Layout]:

@@ -70,7 +70,7 @@ class Masks:
         half = next((part for part in parts if part in ("encoder", "decoder")), None)
         if half is not None:
             return self.tokens if half == "encoder" else self.decoder
-        count = activation.shape[1] if site.channels_last else activation.shape[2]
+        count = activation.shape[2] if site.channels_last is False else activation.shape[1]
         fits = [mask for mask in (self.tokens, self.decoder) if mask is not None and mask.shape[1] == count]
         if len(fits) == 2 and not torch.equal(fits[0] != 0, fits[1] != 0):
             raise ValueError(

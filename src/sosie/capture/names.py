@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from torch import nn
 
 _COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
@@ -62,6 +63,11 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
+def is_script(module: nn.Module) -> bool:
+    """Whether this is TorchScript, of which torch takes no hooks."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 @dataclass(frozen=True)
 class Names:
     """Every name a module of the model goes by; a shared module's first name is the one it is shown under."""
@@ -72,6 +78,11 @@ class Names:
 
     @classmethod
     def of(cls, model: nn.Module) -> Names:
+        if is_script(model):
+            raise TypeError(
+                "this is a TorchScript module, whose layers cannot be watched: give the model that it was scripted or "
+                "traced from (compare_outputs takes it as it is)"
+            )
         by_name: dict[str, nn.Module] = {}
         first: dict[int, str] = {}
         for raw, module in model.named_modules(remove_duplicate=False):

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _PREFERRED = ("last_hidden_state", "logits", "out")
@@ -16,8 +17,8 @@ ANSWERS = ("logits", "out", "last_hidden_state")
 def first_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> Tensor | None:
     """The tensor that stands for an output: itself, the first of a tuple or list, or a dict's main entry.
 
-    A dict (ModelOutput too) gives `last_hidden_state`, else `logits`, else `out` (or whatever is `preferred`), else
-    its first tensor.
+    A dict (ModelOutput too) or an object with such attributes gives `last_hidden_state`, else `logits`, else `out` (or
+    whatever is `preferred`), else its first tensor.
     """
     path = path_to_tensor(output, preferred)
     return None if path is None else at_path(output, path)
@@ -40,7 +41,7 @@ def path_to_tensor(
 
 def at_path(output: Any, path: Sequence[Any]) -> Any:
     for key in path:
-        output = vars(output)[key] if _is_record(output) else output[key]
+        output = getattr(output, key) if _is_record(output) else output[key]
     return output
 
 
@@ -93,7 +94,9 @@ def tensors_in(output: Any) -> list[Tensor]:
 def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
     """What an output is made of, by key, the preferred keys first; nothing if it is no container."""
     if _is_record(output):
-        output = vars(output)
+        output = {
+            key: getattr(output, key) for key in [*_PREFERRED, *getattr(output, "__dict__", {})] if hasattr(output, key)
+        }
     if isinstance(output, Mapping):
         keys = [key for key in preferred if key in output]
         keys += [key for key in output if key not in keys]
@@ -102,7 +105,10 @@ def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
 
 
 def _is_record(output: Any) -> bool:
-    return dataclasses.is_dataclass(output) and not isinstance(output, (Mapping, type))
+    """A dataclass, or whatever has its main tensor as an attribute, as results of other libraries do."""
+    if isinstance(output, (Tensor, Mapping, tuple, list, type)):
+        return False
+    return dataclasses.is_dataclass(output) or any(isinstance(getattr(output, k, None), Tensor) for k in _PREFERRED)
 
 
 def answer_in(output: Any) -> Tensor | None:
@@ -117,6 +123,8 @@ def activation_in(output: Any) -> Tensor | str:
         return f"returned no tensor but {type(output).__name__}"
     if not found.is_floating_point():
         return f"returned a tensor of {str(found.dtype).removeprefix('torch.')}, which is no activation"
+    if found.layout != torch.strided and not found.is_nested:
+        return f"returned a tensor of layout {str(found.layout).removeprefix('torch.')}, not a dense one"
     if found.is_nested:
         return "returned a nested tensor, whose inputs differ in shape"
     return found

@@ -36,8 +36,8 @@ def as_found(models: nn.Module | Iterable[nn.Module], device: str | torch.device
         if target is not None:
             for model in unique:
                 stack.enter_context(_placement(model, target))
-        for model, (modules, _) in zip(unique, parts, strict=True):
-            _evaluate(model, modules)
+        for model, each in zip(unique, parts, strict=True):
+            _evaluate(model, *each)
         stack.enter_context(torch.no_grad())
         yield
 
@@ -52,12 +52,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, gradients as the caller has them; afterwards every flag as before."""
     parts = _parts(model)
     with _held([parts]), _flags(*parts):
-        _evaluate(model, parts[0])
+        _evaluate(model, *parts)
         yield
 
 
-def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
     """Eval mode; a model that is in it is left alone: setting hundreds of flags takes a good part of a millisecond."""
+    if any(parameter.is_meta for parameter in parameters):
+        name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
+        raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
     if any(module.training for module in modules):
         model.eval()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .sites import Site
+from .sites import NoRows, Site
 
 Rule = str | Callable[[Tensor], Tensor]
 RULES = ("flatten", "mean", "positions", "cls", "last")
@@ -26,11 +26,14 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         return _by_function(activation, rule, site=site, inputs=inputs)
     check_rule(rule)
     if activation.ndim == 0 or len(activation) != inputs:
-        raise ValueError(
-            f"site {site.label!r} has shape {_shape(activation)} for {inputs} inputs: its first dimension "
-            "does not count them. Give a function as rule that returns (inputs, features), "
-            "e.g. lambda x: x.transpose(0, 1).flatten(1) where time comes first"
+        raise NoRows(
+            site.label,
+            f"has shape {_shape(activation)} for {inputs} inputs: its first dimension does not count them",
+            "Give a function as rule that returns (inputs, features), e.g. lambda x: x.transpose(0, 1).flatten(1) "
+            "where time comes first",
         )
+    if not activation.numel():
+        raise NoRows(site.label, f"has shape {_shape(activation)}: there is nothing in it", "Choose other sites")
     if activation.ndim <= 2:
         return _wide_enough(activation.reshape(inputs, -1))
     mask = mask if activation.ndim == 3 else None  # it speaks of tokens: maps have none
@@ -41,6 +44,14 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
                 "use the rule mean, positions, cls or last"
             )
         return _wide_enough(activation.flatten(1))
+    if site.channels_last is None:
+        raise NoRows(
+            site.label,
+            f"has shape {_shape(activation)}, and nothing tells which dimension holds the features",
+            f"Rule {rule!r} has to know: give a function as rule that returns (inputs, features), e.g. "
+            "lambda x: x.flatten(1, -2).mean(1) where they come last, lambda x: x.flatten(2).mean(2) where they come "
+            "second; or rows='flatten'",
+        )
     keep = None if mask is None else token_mask(mask, rule, activation, site=site)
     if rule in ("cls", "last"):
         return _one_token(activation, rule, keep, site=site)
@@ -80,9 +91,10 @@ def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Te
     """True at the tokens that count; None when all of them do."""
     tokens = activation.shape[1] if site.channels_last else activation.shape[2]
     if mask.shape != (len(activation), tokens):
-        raise ValueError(
-            f"the padding mask is {_shape(mask)}, but site {site.label!r} has {tokens} tokens for each of "
-            f"{len(activation)} inputs: choose sites that keep the tokens, or give a function as rule"
+        raise NoRows(
+            site.label,
+            f"has {tokens} tokens for each of {len(activation)} inputs, but the padding mask is {_shape(mask)}",
+            "Choose sites that keep the tokens, or give a function as rule",
         )
     keep = mask != 0
     empty = (~keep.any(dim=1)).nonzero().flatten().tolist()
@@ -115,9 +127,10 @@ def _positions(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
 
 def _one_token(activation: Tensor, rule: str, keep: Tensor | None, *, site: Site) -> Tensor:
     if activation.ndim != 3 or not site.channels_last:
-        raise ValueError(
-            f"rule {rule!r} needs tokens, but site {site.label!r} is a feature map of shape "
-            f"{_shape(activation)}: use mean, positions or flatten"
+        raise NoRows(
+            site.label,
+            f"is a feature map of shape {_shape(activation)}, and rule {rule!r} needs tokens",
+            "Use mean, positions or flatten",
         )
     if keep is None:
         return _wide_enough(activation[:, 0 if rule == "cls" else -1])

@@ -28,6 +28,14 @@ class SilentSite(SiteError):
     """A site that was asked for did not fire."""
 
 
+class NoRows(SiteError):
+    """What a site returned cannot become rows: an error where it was named, else the site is left out."""
+
+    def __init__(self, label: str, reason: str, instead: str) -> None:
+        super().__init__(f"site {label!r} {reason}. {instead}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Site:
     """One call of one module: where activations are taken, under a label that is unique in the model."""
@@ -36,7 +44,7 @@ class Site:
     module_name: str  # "" is the model itself
     call: int  # counted from 1
     shape: tuple[int, ...]  # of one input's activation, as in the first forward
-    channels_last: bool  # whether the last dimension holds the features
+    channels_last: bool | None  # whether the last dimension holds the features, or else the first; None: not known
 
 
 @dataclass

@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..process_state import Shared, attention_in_parts, held, without_autocast
 from .keep import Keep
-from .layout import is_channels_last
-from .names import Names, is_compiled, modules_of, unwrap
+from .layout import FeatureAxes
+from .names import Names, is_compiled, is_script, modules_of, unwrap
 from .outputs import activation_in
-from .sites import SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
+from .sites import NoRows, SilentSite, Site, SiteError, Wanted, find_name, label_of, nearest, selected
 
 Sink = Callable[[Site, Tensor], Any]
 
@@ -58,6 +58,7 @@ class Seen:
         self._sink: Sink = sink or self._keep  # type: ignore[assignment]
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._layout: FeatureAxes | None = None  # while the first forward lasts
         self._never_called: list[str] = []
         self._no_activation: dict[str, str] = {}
         self._start()
@@ -83,12 +84,18 @@ class Seen:
     def _open(self) -> None:
         self._handles.append(self._root.register_forward_pre_hook(self._begin, prepend=True))
         for name, wanted in self._wanted.items():
+            if is_script(wanted.module):
+                if wanted.required:
+                    raise SiteError(f"site {name!r} is a TorchScript module, which cannot be watched")
+                continue
             self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
         self._handles.append(self._root.register_forward_hook(self._finish))
+        self._handles.append(self._root.register_forward_hook(self._end_layout, always_call=True))
 
     def _close(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+        self._end_layout()
         self._active = False
 
     def _start(self) -> None:
@@ -106,6 +113,15 @@ class Seen:
             self._start()
             if self._keep is not None:
                 self._keep.start()
+            if self._sites is None:
+                self._layout = FeatureAxes()
+                self._layout.__enter__()
+
+    def _end_layout(self, *_: Any) -> None:
+        """After the first forward, one that failed too, operations are no longer followed."""
+        if self._layout is not None:
+            self._layout.__exit__(None, None, None)
+            self._layout = None
 
     def _hook(self, name: str, wanted: Wanted) -> Callable[[nn.Module, Any, Any], None]:
         def fire(module: nn.Module, args: Any, output: Any) -> None:
@@ -133,13 +149,19 @@ class Seen:
             self._no_activation[label] = activation
             return
         site = self._site(label, activation, name=name, call=call)
-        with without_autocast(activation.device.type):
-            self._values[label] = self._sink(site, activation)
+        try:
+            with without_autocast(activation.device.type):
+                self._values[label] = self._sink(site, activation)
+        except NoRows as problem:
+            if self._sites is not None or call in self._wanted[name].required:
+                raise
+            del self._found[label]
+            self._no_activation[label] = problem.reason
 
     def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
         if self._sites is None:
             shape = tuple(activation.shape)
-            last = is_channels_last(self._names, name, shape)
+            last = None if self._layout is None else self._layout.channels_last(activation)
             self._found[label] = Site(label, name, call, shape[1:], last)
             return self._found[label]
         if label not in self._sites:
@@ -188,8 +210,10 @@ class Seen:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Modules that a glob, a type or a default named and that gave no activation, with the reason."""
-        return {**dict.fromkeys(self._never_called, "was never called"), **self._no_activation}
+        """Sites that a glob, a type or a default named and that gave no activation or no rows, with the reason."""
+        scripts = {name for name, wanted in self._wanted.items() if is_script(wanted.module)}
+        silent = {n: "is TorchScript" if n in scripts else "was never called" for n in self._never_called}
+        return {**silent, **self._no_activation}
 
     def __getitem__(self, label: str) -> Any:
         known = [site.label for site in self.sites]

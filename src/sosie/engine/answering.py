@@ -107,7 +107,9 @@ class ModelAnswering(Answering):
 
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with: copies, on its device."""
-        return model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self.home)
+        return model_arguments(
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
+        )
 
     def mixing(self, batch: Any) -> str | None:
         return mixing_note(self.name, self.model, batch, lambda chunk: {SITE: ends(self.outputs(chunk))})
@@ -122,7 +124,7 @@ class ModelAnswering(Answering):
         found = answer_in(output)
         if found is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
-        return found
+        return found if found.layout == torch.strided else found.to_dense()
 
 
 @dataclass

@@ -23,6 +23,7 @@ BIASED = 0.1  # nats that information is too large by from which it is said
 WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
 ROUNDING = 3e-7  # share of the largest direction that rounding of float64 products can leave
 ROUNDING_IN_FLOAT32 = 1e-6  # the same for float32 activations
+SHOWN = 3  # sites left out that are named
 FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
 
 
@@ -37,6 +38,15 @@ def of_constants(
     for site, constant in zip(side_b.sites, constant_b, strict=True):
         if constant:
             yield Caveat(text, site_b=site)
+
+
+def of_left_out(*sides: Side) -> Iterator[Caveat]:
+    """Sites that a pattern, a type or the default asked for and that gave no rows."""
+    for side in sides:
+        few = "; ".join(f"{site} {why}" for site, why in side.left_out[:SHOWN])
+        more = f"; and {len(side.left_out) - SHOWN} more" if len(side.left_out) > SHOWN else ""
+        if side.left_out:
+            yield Caveat(f"left out of {side.name}: {few}{more}")
 
 
 def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Side) -> Iterator[Caveat]:

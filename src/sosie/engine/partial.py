@@ -68,6 +68,7 @@ class Partial:
         yield from map(Caveat, self.mixing)
         if name in self.notes and not self.statistics[kind].exact:
             yield Caveat(self.notes[name])
+        yield from caveats.of_left_out(self.side_a, self.side_b)
         if kind == "grams":
             yield from caveats.of_offsets(self.side_a, self.side_b, self.strained)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -101,7 +101,13 @@ class ModelSource:
     def look(self, batch: Any) -> Side:
         """Run the first few inputs of a batch to learn the sites."""
         count = min(PROBE, count_inputs(batch))
-        return _side(self, Chunk(cut(batch, 0, count), 0, count), lambda: self._watched().sites)
+        side = _side(self, Chunk(cut(batch, 0, count), 0, count), lambda: self._watched().sites)
+        return replace(side, left_out=tuple(self.left_out.items()))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Sites that were not named one by one and gave no rows, with the reason; of a model that is being watched."""
+        return self._watched().left_out
 
     def mixing(self, batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed, in words; None: they are not."""
@@ -120,7 +126,9 @@ class ModelSource:
         seen = self._watched()
         self._sink, self._chunk = sink, chunk
         try:
-            args, kwargs = model_arguments(chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home())
+            args, kwargs = model_arguments(
+                chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
+            )
             # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
             self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
             self._counts, self.tokens = {}, None if self.prepare is None else kwargs.get("input_ids")

@@ -23,12 +23,19 @@ class Form:
     tokens: bool = False
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], channels_last: bool) -> Form:
-        """From the shape of one input's activation."""
+    def of(cls, shape: tuple[int, ...], channels_last: bool | None) -> Form:
+        """From the shape of one input's activation, and whether features come last; None: it is not known."""
+        if 0 in shape:
+            raise ValueError(f"an activation of shape {shape} an input has nothing in it that could be stitched")
         if not shape:
             raise ValueError("an activation of one number an input cannot be stitched")
         if len(shape) == 1:
             return cls(shape[0])
+        if channels_last is None:
+            raise ValueError(
+                f"an activation of shape {shape} an input cannot be stitched: nothing tells which dimension holds its "
+                "features; choose another site"
+            )
         if channels_last:
             return cls(shape[-1], shape[:-1], tokens=True)
         return cls(shape[0], shape[1:])

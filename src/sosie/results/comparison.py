@@ -28,6 +28,7 @@ class Side:
     widths: tuple[int, ...]  # columns of each site's rows
     shapes: tuple[tuple[int, ...], ...]  # shape of one input's activation, before it became rows
     dtypes: tuple[str, ...] = ()  # of each site's activations; empty: not known
+    left_out: tuple[tuple[str, str], ...] = ()  # sites that were not named one by one and gave no rows, and why
 
     def __post_init__(self) -> None:
         if not len(self.sites) == len(self.widths) == len(self.shapes):

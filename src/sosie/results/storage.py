@@ -163,6 +163,7 @@ def side_from_json(found: dict[str, Any]) -> Side:
         widths=tuple(int(w) for w in found["widths"]),
         shapes=tuple(tuple(int(s) for s in shape) for shape in found["shapes"]),
         dtypes=tuple(map(_text, found.get("dtypes", ()))),
+        left_out=tuple((_text(site), _text(why)) for site, why in found.get("left_out", ())),
     )
 
 

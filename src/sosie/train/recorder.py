@@ -134,7 +134,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         parameters = {name: tuple(tensor.shape) for name, tensor in parameters_of(self.model).items()}
         code = CODES[self._dtype]
         kept = tuple(shapes), tuple(shapes.values())
-        return About(self.what, *kept, code, described(self.model), parameters, rows, probe, self._by_depth)
+        left_out = {} if self._probe is None else self._probe.left_out
+        return About(self.what, *kept, code, described(self.model), parameters, rows, probe, self._by_depth, left_out)
 
     def _payload(self) -> bytes:
         """The numbers of one record: one copy off the device for all sites together."""

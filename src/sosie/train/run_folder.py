@@ -41,6 +41,7 @@ class About:
     rows: str | None = None  # the row rule of activations
     probe: dict[str, Any] | None = None  # inputs and digest of what activations are of
     by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
+    left_out: dict[str, str] = field(default_factory=dict)  # sites not named one by one that gave no rows, and why
 
     def as_json(self) -> dict[str, Any]:
         found = {key: value for key, value in vars(self).items() if not key.startswith("_")}
@@ -192,9 +193,10 @@ def _about(found: dict[str, Any]) -> About:
         raise TypeError(f"by_depth is {by_depth!r}")
     if probe is not None and not (isinstance(probe["inputs"], int) and isinstance(probe["digest"], str)):
         raise ValueError(f"probe {probe!r}")
+    left_out = {_text(site): _text(why) for site, why in found.get("left_out", {}).items()}
     return About(
         found["what"], sites, shapes, found["dtype"], _text(found["model"]), parameters,
-        None if rows is None else _text(rows), None if probe is None else dict(probe), by_depth,
+        None if rows is None else _text(rows), None if probe is None else dict(probe), by_depth, left_out,
     )  # fmt: skip
 
 

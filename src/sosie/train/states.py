@@ -135,6 +135,7 @@ class Probe:
         self.batches = [chunk.batch for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
         self.inputs = sum(map(count_inputs, self.batches))
         self.rows, self._prepare, self._inputs = rows, prepare, inputs
+        self.left_out: dict[str, str] = {}  # sites that were not named one by one and gave no rows, and why
 
     def prepared(self, prepare: Callable[[Any], Any] | None) -> Probe:
         """The same inputs for a model with a normalisation of its own."""
@@ -178,13 +179,16 @@ class Probe:
         with as_found(model), watch(model, sites, sink=receive) as seen:
             for batch in batches:
                 count = count_inputs(batch)
-                args, kwargs = model_arguments(batch, inputs=self._inputs, prepare=self._prepare, device=home)
+                args, kwargs = model_arguments(
+                    batch, model=model, inputs=self._inputs, prepare=self._prepare, device=home
+                )
                 masks = Masks.of(*((kwargs, batch) if self._inputs else (batch, kwargs)))
                 try:
                     seen.run(*args, **kwargs)
                 except RuntimeError as error:
                     tell_types(error, model, [args, kwargs], "inputs")
                     raise
+                self.left_out = seen.left_out
                 for label, rows in seen.items():
                     found.setdefault(label, []).append(rows)
         return {label: torch.cat(parts) for label, parts in found.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..capture import SilentSite, Site, SiteError, select, unwrap
-from ..capture.layout import is_channels_last
+from ..capture.layout import layout_by_class
 from ..capture.names import Names
 from ..capture.outputs import first_tensor, tensors_in
 from ..capture.sites import label_of
@@ -265,7 +265,7 @@ class Taps:
         known = (self._entered if fired.is_input else self._sites or {}).get(label)
         if known is not None and known.shape == fired.shape[1:]:
             return known
-        found = Site(label, name, call, fired.shape[1:], is_channels_last(self._names, name, fired.shape))
+        found = Site(label, name, call, fired.shape[1:], layout_by_class(self._names, name, fired.shape))
         if fired.is_input:
             self._entered[label] = found
         return found

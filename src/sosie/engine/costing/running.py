@@ -63,7 +63,7 @@ class Watched:
             def read(chunk: Chunk) -> list[Tensor]:
                 nonlocal count
                 count = chunk.count
-                args, kwargs = model_arguments(chunk.batch, prepare=self.prepare, device=home)
+                args, kwargs = model_arguments(chunk.batch, model=self.model, prepare=self.prepare, device=home)
                 self.model(*args, **kwargs)
                 return seen.values()
 

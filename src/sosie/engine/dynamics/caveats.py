@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...measures import Measure
-from ...results import Caveat
+from ...results import Caveat, Side
 from ...train.run_folder import Run, differ
+from ..caveats import of_left_out
 
 SHOWN = 6  # steps that are named
 SORTED = (
@@ -18,6 +19,7 @@ SORTED = (
 def of_run(run: Run) -> Iterator[Caveat]:
     if run.note is not None:
         yield Caveat(f"{run.name}: {run.note}")
+    yield from of_left_out(Side(run.name, (), (), (), left_out=tuple(run.about.left_out.items())))
 
 
 def of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> list[Caveat]:

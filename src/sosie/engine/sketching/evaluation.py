@@ -65,6 +65,7 @@ class Evaluation:
             *caveats.of_draws(self.draws),
             *data_caveats.of_one_direction(measure, self.pair, *self.sides),
             *caveats.of_bounds(measure, value),
+            *caveats.of_left_out(*self.sides),
         ]
         found += caveats.of_nan(value, found, *self.sides)
         return Values(

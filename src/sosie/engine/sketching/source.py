@@ -119,7 +119,7 @@ class GradientSource(ModelSource):
             with torch.inference_mode(False):  # where the caller has it on, nothing could be differentiated
                 with torch.no_grad():
                     args, kwargs = model_arguments(
-                        chunk.batch, inputs=self.inputs, prepare=self.prepare, device=self._home()
+                        chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
                     )
                 self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
                 with torch.enable_grad():

@@ -11,6 +11,7 @@ import numpy as np
 from ...process_state import products
 from ...results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Side, Values
 from ...stats import NotShared, Sketch
+from ..caveats import of_left_out
 from .comparing import is_sketch, open_sketch
 from .door import sketch
 from .scores import Scores, scores_of
@@ -127,6 +128,7 @@ class _One:
         return "; ".join(found)
 
     def _caveats(self, name: str) -> Iterator[Caveat]:
+        yield from of_left_out(self.sketch.side)
         if name in _WORDS:
             yield Caveat(_WORDS[name])
         if name != MEAN_EMBEDDING:

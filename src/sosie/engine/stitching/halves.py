@@ -51,7 +51,7 @@ class Half:
     def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first = next(self.model.parameters(), None)
         device = None if first is None else first.device
-        return model_arguments(batch, inputs=self.inputs, prepare=self.prepare, device=device)
+        return model_arguments(batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=device)
 
     def representation(self, batch: Any) -> Tensor:
         args, kwargs = self.call(batch)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...capture import Cut, LeakingCut, Site, as_found, count_inputs, cut, watch
+from torch import Tensor
+
+from ...capture import Cut, LeakingCut, Site, as_found, count_inputs, cut, to_rows, watch
 from ...models.joint import Form, Joint, Resize
 from .halves import Half
 
@@ -68,8 +70,13 @@ def find_pairs(
 
 
 def _look(half: Half, sites: Any, batch: Any) -> tuple[Site, ...]:
-    args, kwargs = half.call(cut(batch, 0, min(PROBE, count_inputs(batch))))
-    with as_found(half.model), watch(half.model, sites, sink=lambda *_: None) as seen:
+    count = min(PROBE, count_inputs(batch))
+    args, kwargs = half.call(cut(batch, 0, count))
+
+    def check(site: Site, activation: Tensor) -> None:
+        to_rows(activation, "flatten", site=site, inputs=count)  # leaves out what gives no rows
+
+    with as_found(half.model), watch(half.model, sites, sink=check) as seen:
         seen.run(*args, **kwargs)
     return seen.sites
 

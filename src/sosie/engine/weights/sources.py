@@ -131,6 +131,8 @@ def check_weights(source: WeightSource) -> None:
     for key, value in (*source.model.named_parameters(), *source.model.named_buffers()):
         if is_lazy(value):
             raise ValueError(f"{name}: {key} has no shape yet; run the model once before its weights are compared")
+        if isinstance(value, nn.Parameter) and not value.numel():
+            raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}: a layer without neurons has no weights")
         if value.is_meta:
             raise ValueError(f"{name}: {key} is on the meta device, which holds no numbers")
         if value.is_complex():

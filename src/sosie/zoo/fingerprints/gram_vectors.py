@@ -42,10 +42,11 @@ class GramVectors:
     model: Digest  # of the weights
     _lengths: Arriving  # (sites, 4), see `_vectors`
     _digits: tuple[float, ...]
+    _no_rows: dict[str, str]
 
     def sift(self) -> tuple[list[int], dict[str, str]]:
         """Which sites have a vector that means anything, and for the others the reason."""
-        kept, left_out = [], {}
+        kept, left_out = [], dict(self._no_rows)
         for k, (site, lengths) in enumerate(zip(self.sites, self._lengths.read().tolist(), strict=True)):
             norm, whole, spread, first = lengths
             if not norm < torch.inf:
@@ -67,11 +68,12 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
         found = _read(source, probe)
+        no_rows = source.left_out
         model = source.begun_digest()  # now, while a GPU is still busy with the pass
     parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
     digits = tuple(each.digits for each in found.values())
-    return GramVectors(source.name, tuple(found), vectors, model, Arriving(lengths), digits)
+    return GramVectors(source.name, tuple(found), vectors, model, Arriving(lengths), digits, no_rows)
 
 
 def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
