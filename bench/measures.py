@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from measuring import show, timed, write
-from peers import NUMPY, peers_of, quietly
+from peers import NUMPY, OPTIONS, peers_of, quietly
+from threadpoolctl import threadpool_limits
 
 import sosie
-from sosie.measures import MEASURES
+from sosie.measures import find
 
 ROWS, WIDTH, CLASSES, INPUTS = 2000, 512, 100, 64
 SHORT = 0.02  # seconds below which a call is timed ten times as often
@@ -101,11 +103,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="measures to run; nothing is written")
+    parser.add_argument("--one-thread", action="store_true", help="everybody on one core; a file of its own is written")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
+    if asked.one_thread:
+        torch.set_num_threads(1)
+        threadpool_limits(1)
     found = []
-    for facts in sosie.list_measures():
-        if MEASURES[facts["name"]].reads_weights or (asked.only and facts["name"] not in asked.only):
+    for facts in [*sosie.list_measures(), *({**find(name).facts(), "name": name} for name in OPTIONS)]:
+        if find(facts["name"]).reads_weights or (asked.only and facts["name"] not in asked.only):
             continue  # weights have benchmarks of their own
         found.append(compare(facts, asked.rows, asked.width, asked.repeats))
         print(
@@ -121,7 +127,8 @@ def main() -> None:
         print(f"    more than 1.1: {slower or 'none'}")
     if (asked.rows, asked.width) == (ROWS, WIDTH) and not asked.only:
         versions = {name: version for name in PACKAGES if (version := _version(name))}
-        write("measures", {"what": __doc__, "written out": NUMPY, "versions": versions, "rows": found})
+        name, what = ("measures-one-thread", f"{__doc__} One thread.") if asked.one_thread else ("measures", __doc__)
+        write(name, {"what": what, "written out": NUMPY, "versions": versions, "rows": found})
 
 
 def _version(package: str) -> str | None:

@@ -54,12 +54,13 @@ def dcor(x: Array, y: Array) -> float:
         return float(package.distance_correlation(x, y))
 
 
-def rsatoolbox(x: Array, y: Array) -> float:
+def rsatoolbox(x: Array, y: Array, dissimilarity: str = "correlation", method: str = "spearman") -> float:
+    """Its "euclidean" is squared, over the number of columns."""
     from rsatoolbox.data import Dataset
     from rsatoolbox.rdm import calc_rdm, compare
 
-    a, b = (calc_rdm(Dataset(rows), method="correlation") for rows in (x, y))
-    return float(compare(a, b, method="spearman")[0, 0])
+    a, b = (calc_rdm(Dataset(rows), method=dissimilarity) for rows in (x, y))
+    return float(compare(a, b, method=method)[0, 0])
 
 
 def scipy_procrustes(x: Array, y: Array) -> float:
@@ -162,18 +163,28 @@ def from_overlap(peer: Peer, of: Callable[[float], float]) -> Peer:
     return lambda x, y: of(peer(x, y))
 
 
+SQUARED_RSA = "rsa(dissimilarity='squared_euclidean', compare={!r})"
+OPTIONS = (SQUARED_RSA.format("cosine"), SQUARED_RSA.format("pearson"))  # measured beside the defaults
+# Code of papers that is not on PyPI is written out here from its formulas, with the libraries that it uses.
 PACKAGES: dict[str, dict[str, Peer]] = {
     "linear_cka": {"ckatorch": ckatorch},
-    "debiased_cka": {"ckatorch": partial(ckatorch, unbiased=True), "pytorch-cka": pytorch_cka},
+    "debiased_cka": {
+        "ckatorch": partial(ckatorch, unbiased=True),
+        "pytorch-cka": pytorch_cka,
+        "notebook of Kornblith et al., written out": written_out.debiased_cka,
+    },
     "rbf_cka": {"ckatorch": partial(ckatorch, kernel="rbf", threshold=0.5)},
-    "distance_correlation": {"dcor": dcor},
+    "distance_correlation": {"dcor": dcor, "ReSi, written out": written_out.distance_correlation_of_resi},
     "mean_cca": {"cca-zoo": cca_zoo},
     "cca_r2": {"cca-zoo": partial(cca_zoo, power=2)},
     "rsa": {"rsatoolbox": rsatoolbox, "SciPy, pdist": written_out.rsa_by_pdist},
-    "normalized_bures": {"SciPy": scipy_procrustes},
+    OPTIONS[0]: {"rsatoolbox": partial(rsatoolbox, dissimilarity="euclidean", method="cosine")},
+    OPTIONS[1]: {"rsatoolbox": partial(rsatoolbox, dissimilarity="euclidean", method="corr")},
+    "normalized_bures": {"SciPy": scipy_procrustes, "GULP, written out": written_out.normalized_bures_of_gulp},
     "procrustes_distance": {
         "SciPy": from_overlap(scipy_procrustes, lambda o: (2 - 2 * o) ** 0.5),
         "qc-procrustes": partial(qc_procrustes, scale=True),
+        "sim_metric, written out": written_out.procrustes_distance_of_sim_metric,
     },
     "procrustes_angle": {"SciPy": from_overlap(scipy_procrustes, np.arccos)},
     "raw_procrustes_distance": {"SciPy": scipy_raw_procrustes, "qc-procrustes": qc_procrustes},

@@ -85,6 +85,15 @@ def distance_correlation(x: Array, y: Array) -> float:
     return cosine_of(double_centred(cdist(x, x)), double_centred(cdist(y, y))) ** 0.5
 
 
+def distance_correlation_of_resi(x: Array, y: Array) -> float:
+    """As in ReSi (Klabunde et al., 2025): distances by scikit-learn, which takes one product of the rows."""
+    from sklearn.metrics import pairwise_distances
+
+    a, b = (pairwise_distances(rows, metric="euclidean") for rows in (x, y))
+    a, b = (d - d.mean(0, keepdims=True) - d.mean(1, keepdims=True) + d.mean() for d in (a, b))
+    return float(np.sqrt((a * b).mean() / np.sqrt((a * a).mean() * (b * b).mean())))
+
+
 def cknna(x: Array, y: Array, k: int = 10) -> float:
     def kernel(rows: Array) -> tuple[Array, Array]:
         cosines = units(rows) @ units(rows).T
@@ -167,6 +176,20 @@ def normalized_bures(x: Array, y: Array) -> float:
 
 def procrustes_distance(x: Array, y: Array) -> float:
     return (2 - 2 * normalized_bures(x, y)) ** 0.5
+
+
+def normalized_bures_of_gulp(x: Array, y: Array) -> float:
+    """From what GULP (Boix-Adsera et al., 2022) has for Procrustes: norms and the nuclear norm, over the rows."""
+    n, x, y = len(x), centred(x), centred(y)
+    overlap = np.linalg.norm(x.T @ y, ord="nuc") / n
+    return float(overlap / np.sqrt((x**2).sum() / n * ((y**2).sum() / n)))
+
+
+def procrustes_distance_of_sim_metric(x: Array, y: Array) -> float:
+    """As Ding et al. (2021): the squared distance of centred rows of unit norm; here its root."""
+    x, y = centred(x), centred(y)
+    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
+    return float(np.sqrt((x**2).sum() + (y**2).sum() - 2 * np.linalg.norm(x.T @ y, ord="nuc")))
 
 
 def procrustes_angle(x: Array, y: Array) -> float:

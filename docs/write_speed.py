@@ -37,6 +37,7 @@ TITLES = {
     "gpu": "On a GPU",
     "rows": "As the number of rows grows",
     "measures": "One pair of sites",
+    "measures-one-thread": "One pair of sites on one core",
     "sites": "20 × 20 sites",
     "stitching": "Stitching in closed form",
     "joints": "Stitching layers trained together",

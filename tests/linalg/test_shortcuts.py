@@ -16,6 +16,8 @@ from sosie.linalg import (
     row_squares,
     self_product,
     spectra,
+    squared_distances,
+    upper_triangle,
     whitening,
 )
 
@@ -43,6 +45,28 @@ def test_distances_of_rows_that_nearly_coincide() -> None:
     assert found[0, 1] > 0
 
 
+@pytest.mark.parametrize("p", [1, 5, 200])
+def test_distances_have_all_digits_whatever_the_rows(p: int) -> None:
+    """Tight clusters, equal rows, one row far from all others, an offset: as from differences."""
+    x = rows(60, p)
+    pairs = x.repeat(2, 1) + 1e-7 * rows(120, p, seed=1)
+    clusters = x[:6].repeat(10, 1) + 1e-5 * rows(60, p, seed=1)  # a tenth of all pairs and more: none by products
+    equal, outlier = x.clone(), x.clone()
+    equal[7] = equal[3]
+    outlier[0] = 1e9
+    for each in (x, x + 100, pairs, clusters, equal, outlier):
+        expected = cdist(each.numpy(), each.numpy())
+        np.testing.assert_allclose(distances(each).numpy(), expected, rtol=1e-12, atol=0)
+        np.testing.assert_allclose(squared_distances(each).numpy(), expected**2, rtol=2e-12, atol=0)
+
+
+def test_the_upper_triangle_row_by_row() -> None:
+    square = rows(7, 7)
+    expected = square[tuple(torch.triu_indices(7, 7, 1))]
+    assert torch.equal(upper_triangle(square), expected)
+    assert torch.equal(upper_triangle(square.requires_grad_()), expected)
+
+
 @pytest.mark.parametrize("shape", [(150, 150), (200, 90), (90, 200)])
 def test_nuclear_norm_from_eigenvalues(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(*shape)
@@ -58,10 +82,26 @@ def test_nuclear_norm_by_the_book_where_digits_count(monkeypatch: pytest.MonkeyP
     x = rows(150, 150)
     steep = x * torch.logspace(0, -9, 150, dtype=torch.float64)
     hollow = torch.cat([x[:, :75], torch.zeros_like(x[:, :75])], dim=1)  # flat, but eigenvalues 0 have no digits
-    for matrix, share in ((x, 0.995), (steep, 0.5), (hollow, 0.5)):
+    for matrix, share in ((x, 1 - 1e-6), (steep, 0.5), (hollow, 0.5)):
         expected = np.linalg.svd(matrix.numpy(), compute_uv=False).sum()
         assert float(nuclear_norm(matrix, most=expected / share)) == pytest.approx(expected, rel=1e-13)
     assert len(calls) == 3
+
+
+def test_what_a_nuclear_norm_is_short_of_has_digits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close to what it can be at most, where distances are roots of the difference: by eigenvalues if they allow it."""
+    original, calls = spectra.singular_values, []
+    monkeypatch.setattr(spectra, "singular_values", lambda m: calls.append(m.shape) or original(m))
+    x = rows(2000, 150)
+    for noise, by_the_book in ((0.1, 0), (1e-5, 1)):
+        y = x @ torch.linalg.qr(rows(150, 150, seed=1)).Q + noise * rows(2000, 150, seed=2)
+        most = x.norm() * y.norm()
+        expected = np.linalg.svd((x.T @ y).numpy(), compute_uv=False).sum()
+        calls.clear()
+        found = nuclear_norm(x.T @ y, most=most)
+        assert float(most - found) == pytest.approx(float(most) - expected, rel=1e-10, abs=1e-15 * float(most))
+        assert found > 0.99 * most
+        assert len(calls) == by_the_book
 
 
 def test_a_nuclear_norm_is_as_certain_as_it_is_asked_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,15 @@ def test_what_rsa_cannot_do_is_said() -> None:
         sosie.measure("rsa", np.eye(4), y[:4], dissimilarity="euclidean", compare="kendall")
 
 
+@pytest.mark.parametrize("dissimilarity", ["euclidean", "squared_euclidean"])
+@pytest.mark.parametrize("compare", ["pearson", "spearman", "kendall"])
+def test_rounding_is_no_difference_between_distances(dissimilarity: str, compare: str) -> None:
+    """A simplex, turned and shifted: all rows are equally far apart but for rounding."""
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(12, 12)))[0]
+    with pytest.raises(ValueError, match="equally far apart"):
+        sosie.measure("rsa", turn + 100, arrays(12)[1], dissimilarity=dissimilarity, compare=compare)
+
+
 def test_rsm_norm_difference_by_its_definition() -> None:
     x, y = arrays(15)
     a, b = ((rows @ rows.T) / np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(rows, axis=1)) for rows in (x, y))

@@ -6,7 +6,7 @@ from .centring import centred, centred_diagonal, double_centred, u_centred, with
 from .chains import chain_products, unit
 from .clusters import adjusted_rand_index, cluster, clusterings, most_similar
 from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular_values, threads_for, triangular_inverse
-from .distances import distances
+from .distances import distances, squared_distances, upper_triangle
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
 from .hsic import block_stacks, diagonal_part, gram_stack
 from .layer_grams import inner_products, sized_grams
@@ -106,11 +106,13 @@ __all__ = [
     "singular_values",
     "sized_gram",
     "sized_grams",
+    "squared_distances",
     "threads_for",
     "total_squares",
     "triangular_inverse",
     "u_centred",
     "unit",
+    "upper_triangle",
     "whitening",
     "widened",
     "with_room",

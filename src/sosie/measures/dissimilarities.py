@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import distances, double_centred
+from ..linalg import distances, double_centred, squared_distances, upper_triangle
 from ..stats import PairedRows, Sample, SiteRows
 from .define import define
 from .neighbours import cosines
@@ -48,12 +48,12 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
     x, y = (
         side.memo(
             ("rsa", dissimilarity, compare),
-            lambda r: _unit(COMPARATORS[compare](_upper(DISSIMILARITIES[dissimilarity](r)), len(r))),
+            lambda r: _unit(COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r))),
             "square" if compare == "whitened_cosine" else "triangle",
         )
         for side in (rows.x, rows.y)
     )
-    return (x * y).sum()
+    return torch.dot(x.flatten(), y.flatten())
 
 
 @define(
@@ -80,15 +80,13 @@ def rsm_norm_difference(rows: PairedRows) -> Tensor:
 
 def _triangle(side: SiteRows, dissimilarity: str) -> Tensor:
     key = ("dissimilarities", dissimilarity)
-    return side.memo(key, lambda r: _upper(DISSIMILARITIES[dissimilarity](r)), "triangle")
+    return side.memo(key, lambda r: _with_ties(upper_triangle(DISSIMILARITIES[dissimilarity](r))), "triangle")
 
 
-def _upper(square: Tensor) -> Tensor:
-    """The upper triangle, in steps of the rounding error: pairs that differ by that alone are ties."""
-    i, j = torch.triu_indices(len(square), len(square), 1, device=square.device)
-    found = square[i, j]
-    step = ROUNDING * found.abs().amax()
-    return torch.where(step > 0, torch.round(found / step) * step, found)
+def _with_ties(values: Tensor) -> Tensor:
+    """In steps of the rounding error: pairs that differ by that alone are ties."""
+    step = ROUNDING * values.abs().amax()
+    return torch.where(step > 0, torch.round(values / step) * step, values)
 
 
 def _unit(found: Tensor) -> Tensor:
@@ -122,9 +120,15 @@ def _mahalanobis(x: Tensor) -> Tensor:
     return distances(basis * len(x) ** 0.5)
 
 
+def _centred(values: Tensor, _: int) -> Tensor:
+    found = values - values.mean()
+    low, high = found.aminmax()
+    return found if bool(high - low > ROUNDING * values.abs().amax()) else torch.zeros_like(found)
+
+
 def _ranks(values: Tensor, _: int) -> Tensor:
     """Average ranks, less their mean."""
-    _, inverse, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    _, inverse, counts = _with_ties(values).unique(sorted=True, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(values.dtype)
     ranks = (last - (counts.to(values.dtype) - 1) / 2)[inverse]
     return ranks - ranks.mean()
@@ -159,13 +163,13 @@ def _tied(values: Tensor) -> float:
 DISSIMILARITIES = {
     "correlation": _correlation,
     "euclidean": distances,
-    "squared_euclidean": lambda x: distances(x).square(),
+    "squared_euclidean": squared_distances,
     "cosine": lambda x: 1 - cosines(x),
     "mahalanobis": _mahalanobis,
 }
 COMPARATORS = {
     "spearman": _ranks,
-    "pearson": lambda values, _: values - values.mean(),
+    "pearson": _centred,
     "kendall": lambda values, _: values,
     "cosine": lambda values, _: values,
     "whitened_cosine": _whitened,
