@@ -81,16 +81,14 @@ def test_many_models_round_trip(tmp_path: Path) -> None:
 def edited(tmp_path: Path, **changes) -> Path:
     path = comparison().save(tmp_path / "c.json")
     found = json.loads(path.read_text("utf-8"))
-    for key, change in changes.items():
-        found[key] = change
-    path.write_text(json.dumps(found), "utf-8")
+    path.write_text(json.dumps({**found, "hash": None, **changes}), "utf-8")
     return path
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "written by a newer sosie .*upgrade"),
+        ({"version": 3}, "written by a newer sosie .*upgrade"),
         ({"version": "new"}, "no valid version"),
         ({"format": "other"}, "not a saved comparison"),
         ({"values": {"m": {}}}, "damaged"),

@@ -17,8 +17,8 @@ from torch import nn
 
 from sosie.capture import watch
 from sosie.models import small_cnn
-from sosie.results import DamagedFile
-from sosie.train import Recorder, frames, open_run, run_folder
+from sosie.results import DamagedFile, write_json
+from sosie.train import Recorder, frames, open_run
 
 IMAGES = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -270,8 +270,7 @@ def forged(folder: Path, **changes: Any) -> None:
     """A run.json that says something else, with a hash that fits."""
     found = {**json.loads((folder / "run.json").read_text()), **changes}
     del found["hash"]
-    found["hash"] = run_folder._digest(found)
-    (folder / "run.json").write_text(json.dumps(found))
+    write_json(folder / "run.json", found)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,7 @@ def forged(folder: Path, **changes: Any) -> None:
         {"parameters": []},
         {"probe": {"inputs": "many"}},
         {"by_depth": "yes"},
-        {"version": 2},
+        {"version": 3},
         {"format": "sosie-comparison"},
     ],
 )

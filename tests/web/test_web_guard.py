@@ -135,7 +135,7 @@ def a_million_rows() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_files_that_are_no_fingerprints_are_refused(client: Any, zoo: Zoo, tmp_path: Path) -> None:
-    save_file(a_million_rows(), tmp_path / "many", metadata={"format": "sosie-fingerprint", "version": "1"})
+    save_file(a_million_rows(), tmp_path / "many", metadata={"format": "sosie-fingerprint", "version": "2"})
     good = made(0).save(tmp_path / "good").read_bytes()
     pickled = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R."
     for content in (b"", b"{}", pickled, good[:-5], b"\xff" * 1000, good.replace(b"layer1", b"layer2")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .comparison import Array, Caveat, Values
-from .files import write_atomically
+from .files import DamagedFile, read_json, write_json
 from .frames import as_frame
-from .storage import DamagedFile, _list, _real, _text, read_json
+from .storage import _list, _real, _text
 
 if TYPE_CHECKING:
     import pandas
 
-DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 1
+DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 2
 THRESHOLDS = (0.99, 0.999)
 
 
@@ -162,8 +161,7 @@ class Dynamics:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""
-        text = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return write_atomically(path, text + "\n")
+        return write_json(path, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
         plain = {

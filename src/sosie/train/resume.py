@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..results import DamagedFile, check_writable, read_nested, write_nested
 from .recorder import Recorder
 
-KIND, VERSION = "training", 1
+KIND, VERSION = "training", 2
 
 
 @runtime_checkable
