@@ -108,21 +108,24 @@ class _Inflated:
         self._shape, self._dtype, self._order = shape, dtype, order
         self._row = dtype.itemsize * math.prod(shape[1:])
         self._stream: Any = None
+        self._last = ((0, 0), b"")
         self._lock = threading.Lock()
 
     def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
         start, stop, _ = rows.indices(self._shape[0])
+        if self._order == "F":
+            start, stop = 0, self._shape[0]
         with self._lock:
-            if self._order == "F":
-                whole = np.frombuffer(self._read(0, self._row * self._shape[0]), self._dtype)
-                return whole.reshape(self._shape, order="F")[start:stop]
-            content = self._read(start * self._row, stop * self._row)
-        return np.frombuffer(content, self._dtype).reshape(stop - start, *self._shape[1:])
+            if self._last[0] != (start, stop):  # the same rows may be asked for twice
+                self._last = (start, stop), self._read(start * self._row, stop * self._row)
+            content = self._last[1]
+        found = np.frombuffer(content, self._dtype).reshape(stop - start, *self._shape[1:], order=self._order)
+        return found[rows] if self._order == "F" else found
 
     def _read(self, start: int, stop: int) -> bytes:
         start, stop = self._header + start, self._header + stop
         if self._stream is None or self._stream.tell() > start:
-            self._stream = zipfile.ZipFile(self._path).open(self._info)
+            self._stream = zipfile.ZipFile(self._path).open(self._info)  # noqa: SIM115 (read on the next call)
         while (left := start - self._stream.tell()) > 0:
             if not self._stream.read(min(left, PIECE)):
                 raise EOFError(f"{self._info.filename} ends early")

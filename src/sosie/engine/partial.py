@@ -34,6 +34,7 @@ class Partial:
     made_with: dict[str, str] = field(default_factory=dict)  # digests of models, first batch and settings
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
     doubt: Doubt = NO_DOUBT
+    seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
@@ -96,6 +97,7 @@ class Partial:
             inputs=self.inputs + other.inputs,
             rows=self.rows + other.rows,
             shortage=None,
+            seen=None,
             strained={**self.strained, **other.strained},
         )
 
@@ -112,6 +114,7 @@ class Partial:
             notes=self.notes,
             made_with=self.made_with,
             doubt=asdict(self.doubt),
+            seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
         )
 
     @classmethod
@@ -119,6 +122,7 @@ class Partial:
         statistics, about = load_statistics(path)
         try:
             side_a, side_b = (side_from_json(about[side]) for side in ("side_a", "side_b"))
+            seen = about.get("seen")
             return cls(
                 side_a,
                 side_b,
@@ -130,6 +134,7 @@ class Partial:
                 notes=dict(about["notes"]),
                 made_with=dict(about["made_with"]),
                 doubt=Doubt(**about["doubt"]),
+                seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
