@@ -328,3 +328,18 @@ def test_whether_coefficients_moved_is_known(model: nn.Module, tmp_path: Path) -
         model.conv2.coefficients.data *= 1.01
         recorder.record(2)
     assert open_run(tmp_path / "r").coefficients_moved() == ["conv2"]
+
+
+def test_a_last_record_that_was_changed_is_refused_and_one_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tiny_run(tmp_path / "r")
+    whole = path.read_bytes()
+    last = whole.rindex(frames.MAGIC)
+    for place in (last + 3, last + 10, last + frames.HEAD + 1, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        for read in (lambda: open_run(tmp_path / "r"), lambda: Recorder(tmp_path / "r", tiny(), "weights")):
+            with pytest.raises(DamagedFile, match=f"records is damaged at byte {last}.*truncate -s {last}"):
+                read()
+    for end in (last + 3, last + frames.HEAD, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        assert open_run(tmp_path / "r").steps == [0, 1]
+        assert f"{end - last} bytes of an unfinished record after step 1" in str(open_run(tmp_path / "r").note)

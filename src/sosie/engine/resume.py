@@ -50,9 +50,7 @@ class Checkpoint:
         if difference:
             raise self._other(difference)
         if saved.seen is None:
-            raise ValueError(
-                f"{self.path} does not say which inputs it holds (older, or merged): remove it to begin anew"
-            )
+            raise ValueError(f"{self.path} is older and does not say which inputs it holds: remove it to begin anew")
         if most is not None and saved.inputs > most:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={most}")
         totals[self._pair] = Totals(dict(saved.statistics), saved.inputs, saved.rows)

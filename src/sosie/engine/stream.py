@@ -101,8 +101,8 @@ def _shown(batches: Iterator[Any], skip: int, skipped: Callable[[Chunk], None]) 
 
 def _too_few(inputs: int, skip: int) -> ValueError:
     return ValueError(
-        f"the data end after {inputs} inputs, but {skip} were read for the statistics that are to be resumed: these are "
-        "other data; name another file, or remove it"
+        f"the data end after {inputs} inputs, but the statistics that are to be resumed hold {skip}: these are other "
+        "data; name another file, or remove it"
     )
 
 
