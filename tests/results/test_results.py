@@ -350,3 +350,11 @@ write_atomically(sys.argv[1], write)
     os.utime(old, (0, 0))
     comparison().save(tmp_path / "c.json")
     assert {path.name for path in tmp_path.iterdir()} == {"c.json", ".mine.part", other.name, own.name}
+
+
+@pytest.mark.parametrize("bounds", [[0, 1e308], [-1e308, None], [1, 0], [0], [0, "1"]])
+def test_bounds_that_are_none_are_refused(tmp_path: Path, bounds: list[object]) -> None:
+    values = json.loads(comparison().save(tmp_path / "c.json").read_text("utf-8"))["values"]
+    name = next(iter(values))
+    with pytest.raises(DamagedFile, match=r"c\.json is damaged"):
+        sosie.load(edited(tmp_path, values={name: {**values[name], "bounds": bounds}}))

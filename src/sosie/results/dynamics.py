@@ -15,7 +15,7 @@ import numpy as np
 from .comparison import Array, Caveat, Values
 from .files import DamagedFile, read_json, write_json
 from .frames import as_frame
-from .storage import _list, _real, _text
+from .storage import _list, _real, _text, bounds_from_json
 
 if TYPE_CHECKING:
     import pandas
@@ -246,14 +246,13 @@ def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
     array = np.array(nested, dtype=np.float64)
     if array.shape != shape:
         raise ValueError(f"values of shape {array.shape}, sites and steps make it {shape}")
-    low, high = (None if bound is None else _real(bound) for bound in _list(found["bounds"]))
     caveats = tuple(
         Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
         for c in _list(found["caveats"])
     )
     same = None if found["same"] is None else _real(found["same"])
     return Values(
-        array, found["n"], _text(found["statistic"]), found["closer"], (low, high), same, caveats=caveats
+        array, found["n"], _text(found["statistic"]), found["closer"], bounds_from_json(found["bounds"]), same, caveats=caveats
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT = "sosie-comparison"
 VERSION = 2
+FARTHEST = 1e100  # a bound; larger ones, squared, are no numbers any more
 
 
 def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
@@ -28,7 +29,11 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
 
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
-    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote."""
+    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote.
+
+    The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files of sosie before
+    there were checksums are read as they are.
+    """
     from .answers import ANSWER
     from .cost import COST, costs_from_json
     from .dynamics import DYNAMICS, dynamics_from_json
@@ -98,7 +103,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
     arrays: dict[str, Any] = {kind: _array(found.get(kind), shape) for kind in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
-    low, high = (None if bound is None else _real(bound) for bound in found["bounds"])
+    bounds = bounds_from_json(found["bounds"])
     for kind in ("p", "p_search"):
         if arrays[kind] is not None and ((arrays[kind] < 0) | (arrays[kind] > 1)).any():
             raise ValueError(f"{kind} lies between 0 and 1")
@@ -111,10 +116,19 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         n=int(found["n"]),
         statistic=_text(found["statistic"]),
         closer=found["closer"],
-        bounds=(low, high),
+        bounds=bounds,
         same=None if found["same"] is None else _real(found["same"]),
         caveats=caveats,
     )
+
+
+def bounds_from_json(found: Any) -> tuple[float | None, float | None]:
+    low, high = (None if bound is None else _real(bound) for bound in _list(found))
+    if any(bound is not None and abs(bound) > FARTHEST for bound in (low, high)):
+        raise ValueError(f"no measure is bounded by {low} and {high}")
+    if low is not None and high is not None and not low < high:
+        raise ValueError(f"bounds go from {low} to {high}")
+    return low, high
 
 
 def side_from_json(found: dict[str, Any]) -> Side:

@@ -99,4 +99,4 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, f"sosie-{KIND}", VERSION, "unit of a benchmark")
     except DamagedFile as error:
-        raise DamagedFile(f"{error}. Once it is removed, it is made again") from error
+        raise DamagedFile(f"{error}; remove it, and it is made again") from error
