@@ -251,9 +251,8 @@ def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
         for c in _list(found["caveats"])
     )
     same = None if found["same"] is None else _real(found["same"])
-    return Values(
-        array, found["n"], _text(found["statistic"]), found["closer"], bounds_from_json(found["bounds"]), same, caveats=caveats
-    )  # fmt: skip
+    bounds = bounds_from_json(found["bounds"])
+    return Values(array, found["n"], _text(found["statistic"]), found["closer"], bounds, same, caveats=caveats)
 
 
 def _steps(found: Any) -> tuple[int, ...]:

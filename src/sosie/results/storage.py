@@ -31,7 +31,7 @@ def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
     """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote.
 
-    The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files of sosie before
+    The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files from before
     there were checksums are read as they are.
     """
     from .answers import ANSWER
