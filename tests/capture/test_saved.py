@@ -183,3 +183,31 @@ def test_sites_are_chosen_by_name_and_glob() -> None:
         saved.select(["convv1"])
     with pytest.raises(UnknownSite, match="by name or glob"):
         saved.select([int])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_compressed_archive_is_read_row_by_row(tmp_path, order):
+    import tracemalloc
+
+    whole = np.asarray(np.random.default_rng(0).normal(size=(3000, 50)).round(1), order=order)
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros((40_000, 200)), b=whole)
+    with pytest.raises(BadActivations, match="unpaired"):
+        open_activations(tmp_path / "a.npz")
+    np.savez_compressed(tmp_path / "b.npz", b=whole)
+    opened = open_activations(tmp_path / "b.npz")
+    for start, stop in ((0, 100), (100, 250), (250, 3000), (10, 20), (10, 20), (2000, 2001)):
+        np.testing.assert_array_equal(opened.rows("b", start, stop).numpy(), whole[start:stop])
+    np.savez_compressed(tmp_path / "c.npz", c=np.zeros((40_000, 200)))  # 64 MB
+    tracemalloc.start()
+    found = open_activations(tmp_path / "c.npz").rows("c", 0, 100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.shape == (100, 200)
+    assert peak < 4_000_000
+
+
+def test_a_large_array_that_can_only_be_read_whole_is_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros((50, 40), order="F"))
+    monkeypatch.setattr("sosie.capture.archives.WHOLE", 1000)
+    with pytest.raises(DamagedFile, match=r"a\.npz.*Fortran order.*ascontiguousarray"):
+        open_activations(tmp_path / "a.npz")

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from nets import inputs, mlp
+from torch import Tensor
+from torch.nn.functional import pad
 
 import sosie
+from sosie.engine.digest import InputDigests
 from sosie.results import DamagedFile
 
 MEASURES = ["debiased_cka", "mean_cca", "mutual_knn", "linear_cka"]
@@ -91,3 +95,53 @@ def test_overlapping_parts_are_refused(tmp_path: Path, measure: str) -> None:
         sosie.compare(mlp(0), mlp(1), inputs(), measures=measure, resume=path)
     with pytest.raises(ValueError, match="first_row"):
         sosie.compare(paths)
+
+
+def with_other(x: Tensor, row: int) -> Tensor:
+    other = x.clone()
+    other[row, 0] += 1
+    return other
+
+
+def test_other_data_are_refused_wherever_they_differ(tmp_path: Path) -> None:
+    x, path = inputs(1500), tmp_path / "part.safetensors"
+    whole = sosie.compare(mlp(0), mlp(1), x, resume=path, max_rows=1280)
+    kept = path.read_bytes()
+    for row, told in ((1, "0 to 1023"), (700, "0 to 1023"), (1279, "1024 to 1279")):
+        with pytest.raises(ValueError, match=f"the data are not the same: among inputs {told} there are others"):
+            sosie.compare(mlp(0), mlp(1), with_other(x, row).split(96), resume=path)
+    with pytest.raises(ValueError, match=r"the data end after 300 inputs, but .* hold 1280"):
+        sosie.compare(mlp(0), mlp(1), x[:300], resume=path)
+    with pytest.raises(ValueError, match="the data are not the same"):
+        sosie.compare(mlp(0), mlp(1), x[torch.cat([torch.arange(1), torch.arange(1, 1500).flip(0)])], resume=path)
+    assert path.read_bytes() == kept
+    for batches in (x.split(64), x.split(300), list(x.split(1000))):  # the batch size does not matter
+        path.write_bytes(kept)
+        found = sosie.compare(mlp(0), mlp(1), batches, resume=path)
+        assert found["debiased_cka"].n == 1500
+    assert whole["debiased_cka"].n == 1280
+
+
+def test_other_saved_activations_are_refused(tmp_path: Path) -> None:
+    x, y = inputs(300).numpy(), inputs(300, seed=1).numpy()
+    path, saved = tmp_path / "part.safetensors", tmp_path / "a.npz"
+    np.savez_compressed(saved, a=x)
+    sosie.compare(saved, {"b": y}, resume=path, max_rows=192)
+    with pytest.raises(ValueError, match="among inputs 0 to 191 there are others"):
+        sosie.compare(saved, {"b": with_other(torch.from_numpy(y), 100).numpy()}, resume=path)
+    found = sosie.compare(saved, {"b": y}, resume=path)
+    np.savez_compressed(saved, a=x[:100])
+    with pytest.raises(ValueError, match="the data end after 100 inputs"):
+        sosie.compare(saved, {"b": y[:100]}, resume=path)
+    assert found["debiased_cka"].n == 300
+
+
+def test_padding_is_no_difference(tmp_path: Path) -> None:
+    tokens = torch.arange(1, 13).reshape(4, 3)
+    short = {"ids": tokens[:2, :2], "attention_mask": torch.ones(2, 2)}
+    padded = {"ids": pad(tokens[:2, :2], (0, 3)), "attention_mask": pad(torch.ones(2, 2), (0, 3))}
+    one, other, third = InputDigests(), InputDigests(), InputDigests()
+    one.add(short, 0, 2)
+    other.add(padded, 0, 2)
+    third.add({**padded, "ids": padded["ids"].flip(0)}, 0, 2)
+    assert one.sums == other.sums != third.sums

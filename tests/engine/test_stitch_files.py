@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from forged import save_file
 from nets import cnn
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import sosie

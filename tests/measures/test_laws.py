@@ -273,7 +273,9 @@ def test_no_scale_is_too_large_or_small(measure: Measure, digits: str, scale: fl
     assert found == pytest.approx(truth, rel=1e-4 if digits == "32" else 1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("measure", [m for m in OF_ROWS if m.differentiable and "scale" in m.invariant], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "measure", [m for m in OF_ROWS if m.differentiable and "scale" in m.invariant], ids=lambda m: m.name
+)
 def test_gradients_at_any_scale(measure: Measure) -> None:
     x, y = (side.float() for side in correlated_rows(n=40, p=5, q=4))
     slopes = []

@@ -105,7 +105,7 @@ def test_it_is_saved_and_read_again_exactly(tmp_path: Path) -> None:
 )
 def test_nonsense_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     path = towards([[0.0, 1.0], [0.5, 1.0]]).save(tmp_path / "d.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hash": None, key: value}))
     with pytest.raises(DamagedFile):
         sosie.load(path)
     with pytest.raises(DamagedFile):
@@ -127,7 +127,7 @@ def test_nonsense_among_the_values_is_refused(tmp_path: Path, key: str, value: A
     path = towards([[0.0, 1.0], [0.5, 1.0]]).save(tmp_path / "d.json")
     found = json.loads(path.read_text())
     found["values"]["m"][key] = value
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps({**found, "hash": None}))
     with pytest.raises(DamagedFile):
         sosie.load(path)
     path.write_text(path.read_text()[:-20])
@@ -161,7 +161,7 @@ def test_two_runs_have_no_settling() -> None:
 
 def test_a_site_twice_and_a_number_without_end_are_refused(tmp_path: Path) -> None:
     found = towards([[0.5, 1.0], [0.7, 1.0]])
-    (tmp_path / "d.json").write_text(json.dumps(found.as_json() | {"sites": ["s", "s"]}))
+    (tmp_path / "d.json").write_text(json.dumps(found.as_json() | {"hash": None, "sites": ["s", "s"]}))
     with pytest.raises(DamagedFile, match="twice"):
         sosie.load(tmp_path / "d.json")
     (tmp_path / "d.json").write_text('{"format": "sosie-dynamics", "version": ' + "1" * 5000 + "}")

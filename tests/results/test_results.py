@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from sosie.results import (
     Side,
     Values,
     by_chance,
+    files,
     same_depth,
     stars,
     summarise,
@@ -81,16 +84,14 @@ def test_many_models_round_trip(tmp_path: Path) -> None:
 def edited(tmp_path: Path, **changes) -> Path:
     path = comparison().save(tmp_path / "c.json")
     found = json.loads(path.read_text("utf-8"))
-    for key, change in changes.items():
-        found[key] = change
-    path.write_text(json.dumps(found), "utf-8")
+    path.write_text(json.dumps({**found, "hash": None, **changes}), "utf-8")
     return path
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "written by a newer sosie .*upgrade"),
+        ({"version": 3}, "written by a newer sosie .*upgrade"),
         ({"version": "new"}, "no valid version"),
         ({"format": "other"}, "not a saved comparison"),
         ({"values": {"m": {}}}, "damaged"),
@@ -289,3 +290,75 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
         write_atomically(pipe, "text")
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_without_its_checksum_is_refused_unless_it_is_older(tmp_path: Path) -> None:
+    path = comparison().save(tmp_path / "c.json")
+    found = json.loads(path.read_text("utf-8"))
+    said = found.pop("hash")
+    path.write_text(json.dumps(found), "utf-8")
+    with pytest.raises(DamagedFile, match="checksum"):
+        sosie.load(path)
+    path.write_text(json.dumps({**found, "version": 1}), "utf-8")
+    assert isinstance(sosie.load(path), Comparison)
+    path.write_text(json.dumps({**found, "hash": said}, indent=4), "utf-8")  # laid out otherwise, the same content
+    assert isinstance(sosie.load(path), Comparison)
+
+
+def test_a_file_edited_by_hand_is_read_where_that_is_meant(tmp_path: Path) -> None:
+    path = comparison().save(tmp_path / "c.json")
+    found = json.loads(path.read_text("utf-8"))
+    found["rows_rule"] = "mean"
+    path.write_text(json.dumps(found), "utf-8")
+    with pytest.raises(DamagedFile, match=r'c\.json is damaged.*edited it by hand, set its "hash" to null'):
+        sosie.load(path)
+    path.write_text(json.dumps({**found, "hash": None}), "utf-8")
+    assert sosie.load(path).rows_rule == "mean"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused_anywhere(tmp_path: Path, number: str) -> None:
+    path = edited(tmp_path, provenance={"seconds": "here"})
+    path.write_text(path.read_text("utf-8").replace('"here"', number), "utf-8")
+    with pytest.raises(DamagedFile, match=r"c\.json is damaged: it has a number that is NaN or infinite"):
+        sosie.load(path)
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "c.json"
+    link.symlink_to(Path("far") / "kept.json")  # which is not there yet
+    for _ in range(2):
+        assert comparison().save(link) == link
+        assert link.is_symlink()
+        assert isinstance(sosie.load(tmp_path / "far" / "kept.json"), Comparison)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["c.json", "far", "kept.json"]
+
+
+def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from sosie.results import write_atomically
+def write(path):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+write_atomically(sys.argv[1], write)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.json")], check=False)
+    assert len(list(tmp_path.glob(".*.part"))) == 1
+    other = tmp_path / ".b.json.0123abcd-1-x.part"  # of another machine, being written
+    own = tmp_path / f".b.json.{files._process_space()}-{os.getpid()}-x.part"  # of another thread
+    old = tmp_path / ".b.json.0123abcd-2-x.part.cka"
+    for path in (other, own, old, tmp_path / ".mine.part"):
+        path.touch()
+    os.utime(old, (0, 0))
+    comparison().save(tmp_path / "c.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"c.json", ".mine.part", other.name, own.name}
+
+
+@pytest.mark.parametrize("bounds", [[0, 1e308], [-1e308, None], [1, 0], [0], [0, "1"]])
+def test_bounds_that_are_none_are_refused(tmp_path: Path, bounds: list[object]) -> None:
+    values = json.loads(comparison().save(tmp_path / "c.json").read_text("utf-8"))["values"]
+    name = next(iter(values))
+    with pytest.raises(DamagedFile, match=r"c\.json is damaged"):
+        sosie.load(edited(tmp_path, values={name: {**values[name], "bounds": bounds}}))

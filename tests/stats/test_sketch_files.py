@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from forged import save_file
+from safetensors.torch import load_file
 from sketched import random_rows, sketch_of
 from torch import Tensor
 
@@ -68,7 +69,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "a pickle": lambda path: path.write_bytes(pickle.dumps({"sketch": 1})),
     "a torch file": lambda path: torch.save({"sketch": F}, path),
-    "other tensors": lambda path: save_file({"a": F}, path),
+    "other tensors": lambda path: save_file({"a": F}, path, {}),
     "statistics": lambda path: save_statistics({"moments": Moments.of(F, G)}, path),
     "statistics as sketch": lambda path: save_statistics({"sketch": Moments.of(F, G)}, path, kind="sketch"),
     "nothing in it": lambda path: save_statistics({"other": Moments.of(F, G)}, path, kind="sketch"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from forged import save_file
 from paired import correlated_rows
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sosie.results import DamagedFile
 from sosie.stats import (
@@ -49,7 +50,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert not is_statistics(path)
     with pytest.raises(DamagedFile, match="cannot be read as safetensors"):
         load_statistics(path)
-    save_file({"a": torch.zeros(2)}, path)
+    save_file({"a": torch.zeros(2)}, path, {})
     with pytest.raises(DamagedFile, match="holds no statistics"):
         load_statistics(path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from forged import save_file
 from small_clients import WAY, apart, make, some_clients, started
 from torch import nn
 from torch.nn import functional
@@ -233,7 +233,7 @@ def test_what_is_wrong_is_said() -> None:
 @pytest.mark.parametrize("text", [{}, {"about": "["}, {"about": "{}"}, {"about": "[]"}])
 def test_a_damaged_file_is_told(tmp_path: Any, text: dict[str, str]) -> None:
     save_file(
-        {"accuracy": torch.zeros(1)}, tmp_path / "f.safetensors", {"format": "sosie-federated", "version": "1", **text}
+        {"accuracy": torch.zeros(1)}, tmp_path / "f.safetensors", {"format": "sosie-federated", "version": "2", **text}
     )
     with pytest.raises(DamagedFile, match="is damaged"):
         Federated.load(tmp_path / "f.safetensors", make)

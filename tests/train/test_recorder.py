@@ -17,8 +17,8 @@ from torch import nn
 
 from sosie.capture import watch
 from sosie.models import small_cnn
-from sosie.results import DamagedFile
-from sosie.train import Recorder, frames, open_run, run_folder
+from sosie.results import DamagedFile, write_json
+from sosie.train import Recorder, frames, open_run
 
 IMAGES = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -270,8 +270,7 @@ def forged(folder: Path, **changes: Any) -> None:
     """A run.json that says something else, with a hash that fits."""
     found = {**json.loads((folder / "run.json").read_text()), **changes}
     del found["hash"]
-    found["hash"] = run_folder._digest(found)
-    (folder / "run.json").write_text(json.dumps(found))
+    write_json(folder / "run.json", found)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,7 @@ def forged(folder: Path, **changes: Any) -> None:
         {"parameters": []},
         {"probe": {"inputs": "many"}},
         {"by_depth": "yes"},
-        {"version": 2},
+        {"version": 3},
         {"format": "sosie-comparison"},
     ],
 )
@@ -329,3 +328,18 @@ def test_whether_coefficients_moved_is_known(model: nn.Module, tmp_path: Path) -
         model.conv2.coefficients.data *= 1.01
         recorder.record(2)
     assert open_run(tmp_path / "r").coefficients_moved() == ["conv2"]
+
+
+def test_a_last_record_that_was_changed_is_refused_and_one_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tiny_run(tmp_path / "r")
+    whole = path.read_bytes()
+    last = whole.rindex(frames.MAGIC)
+    for place in (last + 3, last + 10, last + frames.HEAD + 1, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        for read in (lambda: open_run(tmp_path / "r"), lambda: Recorder(tmp_path / "r", tiny(), "weights")):
+            with pytest.raises(DamagedFile, match=f"records is damaged at byte {last}.*truncate -s {last}"):
+                read()
+    for end in (last + 3, last + frames.HEAD, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        assert open_run(tmp_path / "r").steps == [0, 1]
+        assert f"{end - last} bytes of an unfinished record after step 1" in str(open_run(tmp_path / "r").note)

@@ -17,6 +17,7 @@ from small_training import MovingMasks, images, network, numbers, same
 from torch import nn
 
 from sosie.results import DamagedFile, read_nested, write_nested
+from sosie.results.files import _process_space
 from sosie.train import Attached, Augment, Penalty, Recorder, fit, open_run
 from sosie.train.resume import KIND, VERSION
 from sosie.train.sparse import Masks, Regrow
@@ -208,7 +209,7 @@ def test_it_is_written_after_every_so_many_epochs_and_the_last(tmp_path: Path) -
     def look(epoch: int) -> None:
         seen.append(read_nested(path, KIND, VERSION)[1]["epoch"] if path.exists() else None)
 
-    (tmp_path / ".c.safetensors.abc.part").write_bytes(b"left by a kill")
+    (tmp_path / f".c.safetensors.{_process_space()}-{2**31 - 1}-abc.part").write_bytes(b"left by a kill")
     fit(network(), x, y, epochs=5, seed=0, checkpoint=path, save_every=2, after_epoch=look)
     assert seen == [None, None, None, 2, 2, 4]
     assert read_nested(path, KIND, VERSION)[1]["epoch"] == 5

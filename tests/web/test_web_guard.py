@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
-from web_examples import a_run, awaited, made
+from web_examples import a_run, awaited, made, new_zoo
 
 import sosie
 from sosie import report
@@ -135,7 +136,7 @@ def a_million_rows() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_files_that_are_no_fingerprints_are_refused(client: Any, zoo: Zoo, tmp_path: Path) -> None:
-    save_file(a_million_rows(), tmp_path / "many", metadata={"format": "sosie-fingerprint", "version": "1"})
+    save_file(a_million_rows(), tmp_path / "many", metadata={"format": "sosie-fingerprint", "version": "2"})
     good = made(0).save(tmp_path / "good").read_bytes()
     pickled = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R."
     for content in (b"", b"{}", pickled, good[:-5], b"\xff" * 1000, good.replace(b"layer1", b"layer2")):
@@ -164,6 +165,33 @@ def test_they_are_refused_before_they_are_sent(address: str) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as sender:
         sender.sendall(b"POST /api/near HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2000000000\r\n\r\n")
         assert sender.recv(65536).startswith(b"HTTP/1.1 413")  # though not a byte of the body is there
+
+
+def test_slow_senders_are_in_nobodys_way(address: str, tmp_path: Path) -> None:
+    port = urlsplit(address).port
+    head = b"POST /api/near HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    content = made(0).save(tmp_path / "f").read_bytes()
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * uploads.AT_ONCE)]
+    try:
+        for sender in slow:
+            sender.sendall(head % len(content) + content[:10])  # and the rest is long in coming
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as quick:
+            quick.sendall(head % len(content) + content)
+            assert quick.recv(65536).startswith(b"HTTP/1.1 200")
+    finally:
+        for sender in slow:
+            sender.close()
+
+
+def test_a_zoo_called_zoo_is_not_named_in_the_midst_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_zoo(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    served = TestClient(create_app(Zoo("zoo")), base_url="http://127.0.0.1:8017")
+    assert served.get("/api/run", params={"name": "x"}).json()["error"] == "no run 'x' in the zoo's folder runs/"
+    (tmp_path / "zoo" / "vectors" / "cka-32.f32").unlink()
+    told = served.get("/api/models/1/near").json()["error"]
+    assert told.startswith("the zoo/vectors/cka-32.f32 ")
+    assert str(tmp_path) not in told
 
 
 @pytest.mark.usefixtures("nothing_left")

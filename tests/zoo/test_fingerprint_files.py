@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forged import save_file
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from sosie.models import open_model
 from sosie.models.atoms import with_atoms
@@ -103,7 +103,7 @@ def test_files_that_are_none_are_refused(made: Fingerprint, tmp_path: Path, monk
     path = made.save(tmp_path / "a.safetensors")
     (tmp_path / "cut").write_bytes(path.read_bytes()[:-100])
     (tmp_path / "text").write_text("hello")
-    save_file({"x": np.zeros(2, np.float32)}, tmp_path / "other")
+    save_file({"x": np.zeros(2, np.float32)}, tmp_path / "other", {})
     for name, words in (("cut", "safetensors"), ("text", "safetensors"), ("other", "no fingerprint")):
         with pytest.raises(DamagedFile, match=words):
             Fingerprint.load(tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -123,7 +124,8 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert "<b>" not in found._repr_html_()
     assert repr(found).startswith(found.sentence())
     assert list(found.to_pandas()["name"]) == found.names
-    path.write_text(path.read_text("utf-8").replace("neighbours", "strangers"), "utf-8")
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**content, "question": "strangers", "hash": None}), "utf-8")
     with pytest.raises(DamagedFile, match="strangers"):
         Neighbours.load(path)
     path.write_text('{"format": "sosie-answer", "version": 1, "question": "neighbours", "rows": 3}', "utf-8")

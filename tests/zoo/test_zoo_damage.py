@@ -15,7 +15,9 @@ import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
 from sosie.results import DamagedFile
-from sosie.zoo import DiskFull, Zoo, ZooBusy
+from sosie.zoo import DiskFull, Probe, Zoo, ZooBusy
+from sosie.zoo.probe_file import save_probe
+from sosie.zoo.store.vectors import checksum
 
 
 @pytest.mark.parametrize("file", ["exact.f32", "vectors/cka-16.f32", "vectors/weights-16.f32"])
@@ -83,7 +85,9 @@ def test_the_probe_set_is_checked(tmp_path: Path) -> None:
     path.write_bytes(whole[:-1] + b"\x42")
     report = zoo.check()
     assert [p["what"] for p in report.problems] == ["probe"]
-    assert zoo.settings.probe in report.problems[0]["text"]
+    assert "checksum" in report.problems[0]["text"]
+    save_probe(Probe.of(INPUTS + 1), path)  # whole, but another
+    assert zoo.settings.probe in zoo.check().problems[0]["text"]
     path.unlink()
     assert "gone" in zoo.check().problems[0]["text"]
     with pytest.raises(FileNotFoundError, match=r"probe set is gone.*puts it back"):
@@ -235,3 +239,37 @@ def test_a_foreign_table_of_the_same_name(tmp_path: Path) -> None:
         other.executescript("CREATE TABLE about (other TEXT); INSERT INTO about VALUES ('x')")
     with pytest.raises(DamagedFile, match="damaged"):
         Zoo(tmp_path / "zoo")
+
+
+@pytest.mark.parametrize("file", ["vectors/cka-16.f32", "exact.f32"])
+def test_a_question_about_changed_vectors_is_refused(file: str, tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 8)
+    path = zoo.folder / file
+    whole = bytearray(path.read_bytes())
+    width = len(whole) // 24
+    whole[5 * 3 * width + 3] ^= 0x7F  # the exponent of the first number of m5
+    path.unlink()
+    path.write_bytes(whole)
+    fresh = Zoo(zoo.folder)
+    questions = {
+        "search": lambda: fresh.search(made(5), k=8),
+        "layers": lambda: fresh.search(made(5), k=24, by="layer"),
+        "duplicates": lambda: fresh.duplicates(threshold=0.5),
+        "family": lambda: fresh.family(made(5)),
+    }
+    for ask in questions.values():
+        with pytest.raises(DamagedFile, match=f"{file} has other bytes than were written for .*check"):
+            ask()
+
+
+def test_vectors_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo = new_zoo(tmp_path, 6)
+    looked: list[int] = []
+    monkeypatch.setattr("sosie.zoo.store.record.checksum", lambda rows: looked.append(len(rows)) or checksum(rows))
+    zoo.search(made(5), k=6)
+    first = len(looked)
+    assert first == 6 + 6  # the short vectors of all, and the whole ones
+    zoo.search(made(4), k=6)
+    zoo.add(made(9), "m9")
+    zoo.search(made(4), k=7)
+    assert len(looked) == first + 2  # those that came since

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forged import save_file
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 from safetensors.numpy import load_file
 
@@ -58,11 +59,10 @@ def parts(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
 def refused(parts: tuple[dict[str, Any], dict[str, Any], Path], said: str, **header: str) -> None:
     """Written again with its changes, the file is refused, and nothing is left of it."""
     import numpy as np
-    from safetensors.numpy import save_file
 
     tensors, facts, path = parts
     tensors["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    save_file(tensors, path, {"format": "sosie-zoo-file", "version": "1"} | header)
+    save_file(tensors, path, {"format": "sosie-zoo-file", "version": "2"} | header)
     folder = path.parent / "copy"
     with pytest.raises(DamagedFile, match=said):
         Zoo.import_(path, folder)
@@ -161,10 +161,9 @@ def test_files_of_another_kind(parts: Any, tmp_path: Path) -> None:
 
 def test_facts_nested_without_end(parts: Any, tmp_path: Path) -> None:
     import numpy as np
-    from safetensors.numpy import save_file
 
     tensors, _, path = parts
     tensors["facts"] = np.frombuffer(b"[" * 200_000, np.uint8)
-    save_file(tensors, path, {"format": "sosie-zoo-file", "version": "1"})
+    save_file(tensors, path, {"format": "sosie-zoo-file", "version": "2"})
     with pytest.raises(DamagedFile, match="damaged"):
         Zoo.import_(path, tmp_path / "copy")

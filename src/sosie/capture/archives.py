@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sosie.results import DamagedFile
+from sosie.results.files import check_hash
 
+PIECE = 2**18  # bytes that are read at a time where they are not kept
+WHOLE = 2**30  # bytes of a compressed array that can only be read at once
+_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, struct.error)
 _LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -29,12 +37,25 @@ class Stored(NamedTuple):
 
 
 def read_npz(path: Path) -> dict[str, Stored]:
-    """The arrays of a .npz: memory-mapped, or if it is compressed decompressed once on first use."""
+    """The arrays of a .npz: memory-mapped, or if it is compressed decompressed as rows are asked for, in their order.
+
+    The checksum of an array is verified, which reads all of it once, before its first rows are handed out.
+    """
+    with _told(path), zipfile.ZipFile(path) as archive:
+        return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Whatever zipfile and NumPy find wrong, in words."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError) as error:
-        raise DamagedFile(f"{path} is no whole .npz file ({error}); was it cut off? Save it again") from error
+        yield
+    except DamagedFile:
+        raise
+    except (*_FAULTS, ValueError, OSError, RuntimeError, SyntaxError) as error:
+        raise DamagedFile(
+            f"{path} is no whole .npz file ({error}); was it cut off or changed? Save it again"
+        ) from error
 
 
 def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
@@ -45,20 +66,73 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
         header = stream.tell()
     if dtype.hasobject:
         return Stored(shape, "object", lambda start, stop: None)
-    if info.compress_type == zipfile.ZIP_STORED and 0 not in shape:
-        begin = _data_offset(path, info) + header
-        if begin + dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > path.stat().st_size:
-            raise ValueError(f"{info.filename} ends early")
-        order: Any = "F" if fortran else "C"
-        mapped = np.memmap(path, dtype, "r", begin, shape, order)
-        return Stored(shape, dtype.name, lambda start, stop: np.array(mapped[start:stop]))
+    size = dtype.itemsize * math.prod(shape)
+    if header + size != info.file_size:
+        raise ValueError(f"{info.filename} has {info.file_size - header:,} bytes for an array of {size:,}")
+    if not size:
+        return Stored(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    if info.compress_type == zipfile.ZIP_STORED:
+        rows: Any = np.memmap(path, dtype, "r", _data_offset(path, info) + header, shape, order)
+    elif fortran and size > WHOLE:
+        raise ValueError(
+            f"{info.filename} is compressed column by column (Fortran order), so that its {size / 2**30:.1f} GiB would "
+            "have to be read at once: save numpy.ascontiguousarray(array)"
+        )
+    else:
+        rows = _Inflated(path, info, header, shape, dtype, order)
+    verify = cache(lambda: _verify(path, info))
 
-    @cache
-    def whole() -> np.ndarray[Any, Any]:
-        with np.load(path, allow_pickle=False) as arrays:
-            return arrays[info.filename.removesuffix(".npy")]
+    def read(start: int, stop: int) -> np.ndarray[Any, Any]:
+        with _told(path):
+            verify()
+            return np.array(rows[start:stop])
 
-    return Stored(shape, dtype.name, lambda start, stop: whole()[start:stop])
+    return Stored(shape, dtype.name, read)
+
+
+def _verify(path: Path, info: zipfile.ZipInfo) -> None:
+    """Read to the end, where zipfile compares the checksum."""
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        while stream.read(PIECE):
+            pass
+
+
+class _Inflated:
+    """Rows of a compressed array: those that follow on the last are decompressed alone, for others from the start."""
+
+    def __init__(
+        self, path: Path, info: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
+    ) -> None:
+        self._path, self._info, self._header = path, info, header
+        self._shape, self._dtype, self._order = shape, dtype, order
+        self._row = dtype.itemsize * math.prod(shape[1:])
+        self._stream: Any = None
+        self._last = ((0, 0), b"")
+        self._lock = threading.Lock()
+
+    def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
+        start, stop, _ = rows.indices(self._shape[0])
+        if self._order == "F":
+            start, stop = 0, self._shape[0]
+        with self._lock:
+            if self._last[0] != (start, stop):  # the same rows may be asked for twice
+                self._last = (start, stop), self._read(start * self._row, stop * self._row)
+            content = self._last[1]
+        found = np.frombuffer(content, self._dtype).reshape(stop - start, *self._shape[1:], order=self._order)
+        return found[rows] if self._order == "F" else found
+
+    def _read(self, start: int, stop: int) -> bytes:
+        start, stop = self._header + start, self._header + stop
+        if self._stream is None or self._stream.tell() > start:
+            self._stream = zipfile.ZipFile(self._path).open(self._info)  # noqa: SIM115 (read on the next call)
+        while (left := start - self._stream.tell()) > 0:
+            if not self._stream.read(min(left, PIECE)):
+                raise EOFError(f"{self._info.filename} ends early")
+        content: bytes = self._stream.read(stop - start)
+        if len(content) < stop - start:
+            raise EOFError(f"{self._info.filename} ends early")
+        return content
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
@@ -75,9 +149,12 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     try:
         file = safe_open(path, framework="pt")
         about = file.metadata() or {}
+        check_hash(path, about)
         kind = about.get("format", "")
         if not kind.startswith("sosie-"):
             return {name: _safetensors_entry(file, name) for name in _in_order(list(file.keys()), about)}
+    except DamagedFile:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
     raise DamagedFile(f"{path} holds a {kind.removeprefix('sosie-')} of sosie's, and no arrays to read rows from")

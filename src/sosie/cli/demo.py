@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +17,11 @@ def demo(
 
     The networks stay as demo-a.safetensors and demo-b.safetensors, for `sosie compare small_cnn@demo-a.safetensors …`.
     """
-    from safetensors.torch import save_file
-
     from ..data import open_images
     from ..engine import compare, stitch_sites
     from ..models import open_model
     from ..report import print_comparison, write_report
-    from ..results import write_atomically
+    from ..results import write_weights
     from ..train import accuracy, fit
 
     train, test = (open_images("demo", split=split) for split in ("train", "test"))
@@ -41,7 +38,7 @@ def demo(
         networks.append(network)
     written = [out.with_name(f"{out.stem}-{letter}.safetensors") for letter in "ab"]
     for network, path in zip(networks, written, strict=True):
-        write_atomically(path, functools.partial(save_file, network.model.state_dict()))
+        write_weights(path, network.model.state_dict())
     found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
     written += [found.save(out.with_suffix(".json")), write_report(found, out)]
     print_comparison(found)

@@ -146,7 +146,7 @@ def _compare(
 ) -> Comparison | Comparisons:
     twins = [_first_like(sources, k) for k in range(len(sources))]
     pairs = list(itertools.combinations(range(len(sources)), 2))
-    checkpoint = Checkpoint(resume, pairs, on_the_way=not ranks.several)
+    checkpoint = Checkpoint(resume, pairs, sources, on_the_way=not ranks.several)
     with ExitStack() as stack:
         stack.enter_context(borrowed([source.model for source in sources if isinstance(source, ModelSource)]))
         for k in dict.fromkeys(twins):
@@ -193,15 +193,17 @@ def _compare(
             max_rows=settings.max_rows,
             largest=chunk_on_cpu(sources, sides),
             share=ranks.share,
+            skipped=checkpoint.skipped if ranks.first else None,
         )
         run.run(
-            ranks.deal(chunks, run),
+            checkpoint.digested(ranks.deal(chunks, run)),
             totals,
             expected=known if known is None else -(-known // ranks.share.of),
             each=lambda: checkpoint.save(partials),
             shown=ranks.first,
         )
         gather(ranks, run, totals, settings.first_row * each)
+        ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
 
     def result() -> Comparison | Comparisons:
         found = partials()

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..capture.structure import DECODER_MASK, MASK, is_parts
 from ..stats import row_hash
 from .arriving import Arriving
 
 PIECE = 2**18  # words that one pair of sums is of
 AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
 WORD = 4  # bytes
+STRETCH = 1024  # inputs whose digests are added up: an error names those that differ as closely as this
 SEEDS = (1, 2)  # of the numbers of either sum
 _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 
@@ -37,6 +39,68 @@ _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 def digest_of(value: Any) -> str:
     """A short digest of tensors in any structure; of anything else, its text."""
     return Digest(value).read()
+
+
+class InputDigests:
+    """Of inputs by their number: for each `STRETCH` of them the sum of their digests, mod 2¹²⁸.
+
+    Neither order nor batch size matters, and what several processes have read adds up.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, int] = {}
+
+    def add(self, batch: Any, start: int, count: int) -> None:
+        """Inputs in the structure of a loader's batch, from number `start` on."""
+        rows = [f"{start + k} ".encode() for k in range(count)]
+        digests = [hashlib.blake2b(row, digest_size=16) for row in rows]
+        for name, leaf in _leaves(batch, ""):
+            if isinstance(leaf, Tensor):
+                kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
+                width = leaf[:1].numel() * leaf.element_size()
+                content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                for k, digest in enumerate(digests):
+                    digest.update(kind)
+                    digest.update(content[k * width : (k + 1) * width])
+            else:
+                for k, digest in enumerate(digests):
+                    said = repr(leaf[k] if isinstance(leaf, list) else leaf)
+                    digest.update(f"{name} {len(said)} {said} ".encode())
+        for k, digest in enumerate(digests, start):
+            self._add(k // STRETCH, int.from_bytes(digest.digest(), "little"))
+
+    def absorb(self, others: dict[int, int]) -> None:
+        for stretch, total in others.items():
+            self._add(stretch, total)
+
+    def _add(self, stretch: int, value: int) -> None:
+        self.sums[stretch] = (self.sums.get(stretch, 0) + value) % 2**128
+
+
+def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What a batch holds, with where; tokens without their padding, which hangs on what else is in the batch."""
+    if isinstance(batch, Mapping):
+        for mask in (MASK, DECODER_MASK):
+            if isinstance(batch.get(mask), Tensor) and batch[mask].ndim == 2:
+                batch = _unpadded(batch, mask)
+        for key, part in batch.items():
+            yield from _leaves(part, f"{name}/{key}")
+    elif is_parts(batch):
+        for k, part in enumerate(batch):
+            yield from _leaves(part, f"{name}/{k}")
+    else:
+        yield name, batch
+
+
+def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
+    """What is as long as its mask as a list, an item an input, of what the mask has left."""
+    kept = batch[mask] != 0
+    return {
+        key: [row[keep].tolist() for row, keep in zip(part, kept, strict=True)]
+        if isinstance(part, Tensor) and part.shape[:2] == kept.shape
+        else part
+        for key, part in batch.items()
+    }
 
 
 class Digest:

@@ -35,6 +35,7 @@ class Partial:
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
     doubt: Doubt = NO_DOUBT
     mixing: tuple[str, ...] = ()  # models that mix the inputs of a batch, in words
+    seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
@@ -99,6 +100,7 @@ class Partial:
             inputs=self.inputs + other.inputs,
             rows=self.rows + other.rows,
             shortage=None,
+            seen=None,
             strained={**self.strained, **other.strained},
             mixing=tuple(dict.fromkeys(self.mixing + other.mixing)),
         )
@@ -117,6 +119,7 @@ class Partial:
             made_with=self.made_with,
             doubt=asdict(self.doubt),
             mixing=self.mixing,
+            seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
         )
 
     @classmethod
@@ -124,6 +127,7 @@ class Partial:
         statistics, about = load_statistics(path)
         try:
             side_a, side_b = (side_from_json(about[side]) for side in ("side_a", "side_b"))
+            seen = about.get("seen")
             return cls(
                 side_a,
                 side_b,
@@ -136,6 +140,7 @@ class Partial:
                 made_with=dict(about["made_with"]),
                 doubt=Doubt(**about["doubt"]),
                 mixing=tuple(about.get("mixing", ())),  # older files have none
+                seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error

@@ -206,6 +206,10 @@ class SavedSource:
     def digest(self) -> str:
         return digest_of([site.label for site in self._sites])
 
+    def activations(self, start: int, stop: int) -> dict[str, Tensor]:
+        """As they were saved, of some inputs, by site."""
+        return {site.label: self.saved.activation(site.label, start, stop) for site in self._sites}
+
     def on_cpu(self) -> bool:
         return self.device is None or torch.device(self.device).type == "cpu"
 

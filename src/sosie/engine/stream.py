@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..capture import ALL, Batches, Chunk, NoData, Share, recut
+from ..capture import ALL, Batches, Chunk, NoData, Share, count_inputs, cut, recut
 from ..data import open_data
 from ..results import Side
 from .sources import ModelSource, SavedSource, Source
@@ -54,15 +54,29 @@ class Stream:
         max_rows: int | None,
         largest: int | None = None,
         share: Share = ALL,
+        skipped: Callable[[Chunk], None] | None = None,
     ) -> Iterator[Chunk]:
-        """Chunks of whole blocks, from input `skip` on; those of other shares without their inputs."""
+        """Chunks of whole blocks, from input `skip` on; those of other shares without their inputs.
+
+        `skipped` is shown the inputs before, which may be cut otherwise.
+        """
         if self.rest is not None:
             batches: Any = itertools.chain([self.first], self.rest)
+            if skip and skipped is not None:
+                batches = _shown(batches, skip, skipped)
             if share.of > 1 and self.batches is not None and self.batches.places is not None:
+                if skip and skipped is not None:
+                    sizes = itertools.accumulate(map(count_inputs, batches))
+                    next((size for size in sizes if size >= skip), None)  # those that are shown are read here
                 batches, self.rest = self.batches, iter(())  # a loader's workers need not go on
             yield from recut(batches, block=block, skip=skip, max_rows=max_rows, largest=largest, share=share)
             return
         assert self.total is not None
+        if skip > self.total:
+            raise _too_few(self.total, skip)
+        for start in range(0, skip if skipped is not None else 0, SAVED_CHUNK):
+            assert skipped is not None
+            skipped(Chunk(None, start, min(SAVED_CHUNK, skip - start)))
         end = min(self.total, max_rows or self.total)
         size = SAVED_CHUNK if block is None else max(block, SAVED_CHUNK // block * block)
         while skip < end:
@@ -70,6 +84,26 @@ class Stream:
             count = end - skip if end - skip < size + (block or 0) else size
             yield Chunk(None, skip, count)
             skip += count
+
+
+def _shown(batches: Iterator[Any], skip: int, skipped: Callable[[Chunk], None]) -> Iterator[Any]:
+    """The same batches, of which the first inputs are shown on the way."""
+    seen = 0
+    for batch in batches:
+        if seen < skip:
+            count = count_inputs(batch)
+            skipped(Chunk(cut(batch, 0, min(count, skip - seen)), seen, min(count, skip - seen)))
+            seen += count
+        yield batch
+    if seen < skip:
+        raise _too_few(seen, skip)
+
+
+def _too_few(inputs: int, skip: int) -> ValueError:
+    return ValueError(
+        f"the data end after {inputs} inputs, but the statistics that are to be resumed hold {skip}: these are other "
+        "data; name another file, or remove it"
+    )
 
 
 def _paired(sources: Sequence[Source], saved: Sequence[SavedSource]) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sosie.results import DamagedFile
+from sosie.results.files import check_hash
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
@@ -160,6 +161,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
+            check_hash(path, metadata)
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except SafetensorError as error:
         size = path.stat().st_size

@@ -6,16 +6,25 @@ from .collection import Comparisons, MadeWhenAsked
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
 from .cost import Cost, Costs
 from .dynamics import THRESHOLDS, Dynamics, Order
-from .files import check_writable, write_atomically
+from .files import (
+    DamagedFile,
+    OtherFile,
+    check_writable,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+    write_weights,
+)
 from .layers import TENSORS, WHOLE, at_layers, layers
 from .leaderboard import Entry, Leaderboard
 from .nested_files import read_nested, write_nested
 from .shifted import is_shifted
 from .stitched import in_order, what_is_said, what_it_does
-from .storage import DamagedFile, OtherFile, load, side_from_json
+from .storage import load, side_from_json
 from .summary import Summary, same_depth, summarise, two_decimals
 from .tables import counted
-from .tensor_files import read_tensors
 from .transfer import (
     MEAN_EMBEDDING,
     TRANSFER,
@@ -72,6 +81,7 @@ __all__ = [
     "least_first",
     "load",
     "over_sites",
+    "read_json",
     "read_nested",
     "read_tensors",
     "same_depth",
@@ -84,6 +94,9 @@ __all__ = [
     "what_is_said",
     "what_it_does",
     "write_atomically",
+    "write_json",
     "write_nested",
+    "write_tensors",
+    "write_weights",
     "written_p",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,16 +9,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .files import write_atomically
+from .files import DamagedFile, read_json, write_json
 from .frames import as_frame
-from .storage import DamagedFile, read_json
 from .tables import MOST_SHOWN, Rows, cell, counted, html_table
 
 if TYPE_CHECKING:
     import pandas
 
 ANSWER = "sosie-answer"
-ANSWER_VERSION = 1
+ANSWER_VERSION = 2
 ROUNDING = 1e-6
 
 A = TypeVar("A", bound="Answer")
@@ -56,7 +54,7 @@ class Answer(Rows):
     def save(self, path: str | os.PathLike[str]) -> Path:
         head = {"format": ANSWER, "version": ANSWER_VERSION, "question": self.question}
         content = {**head, "asked": self.asked, "rows": self.found, "notes": self.notes}
-        return write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+        return write_json(path, content, indent=1)
 
     @classmethod
     def load(cls: type[A], path: str | os.PathLike[str]) -> A:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import write_atomically
-from .storage import DamagedFile, _list, _real, _text, read_json
+from .files import DamagedFile, read_json, write_json
+from .storage import _list, _real, _text
 
 COST = "sosie-cost"
-COST_VERSION = 1
+COST_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ class Costs:
         return {"format": COST, "version": COST_VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        text = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return write_atomically(path, text + "\n")
+        return write_json(path, self.as_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Costs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .comparison import Array, Caveat, Values
-from .files import write_atomically
+from .files import DamagedFile, read_json, write_json
 from .frames import as_frame
-from .storage import DamagedFile, _list, _real, _text, read_json
+from .storage import _list, _real, _text, bounds_from_json
 
 if TYPE_CHECKING:
     import pandas
 
-DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 1
+DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 2
 THRESHOLDS = (0.99, 0.999)
 
 
@@ -162,8 +161,7 @@ class Dynamics:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""
-        text = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return write_atomically(path, text + "\n")
+        return write_json(path, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
         plain = {
@@ -248,15 +246,13 @@ def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
     array = np.array(nested, dtype=np.float64)
     if array.shape != shape:
         raise ValueError(f"values of shape {array.shape}, sites and steps make it {shape}")
-    low, high = (None if bound is None else _real(bound) for bound in _list(found["bounds"]))
     caveats = tuple(
         Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
         for c in _list(found["caveats"])
     )
     same = None if found["same"] is None else _real(found["same"])
-    return Values(
-        array, found["n"], _text(found["statistic"]), found["closer"], (low, high), same, caveats=caveats
-    )  # fmt: skip
+    bounds = bounds_from_json(found["bounds"])
+    return Values(array, found["n"], _text(found["statistic"]), found["closer"], bounds, same, caveats=caveats)
 
 
 def _steps(found: Any) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -10,11 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .files import write_atomically
-from .storage import DamagedFile, read_json
+from .files import DamagedFile, read_json, write_json
 
 LEADERBOARD = "sosie-leaderboard"
-LEADERBOARD_VERSION = 1
+LEADERBOARD_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,7 @@ class Leaderboard:
         return {"format": LEADERBOARD, "version": LEADERBOARD_VERSION, **asdict(self), "rows": self.rows()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        text = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return write_atomically(path, text + "\n")
+        return write_json(path, self.as_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Leaderboard:

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import write_atomically
-from .storage import DamagedFile
-from .tensor_files import read_tensors
+from .files import DamagedFile, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,18 +18,10 @@ PLAIN = (type(None), bool, int, float, str)
 
 def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: Mapping[str, Any], value: Any) -> Path:
     """Dicts, lists and tuples of tensors, numbers and text; whole or not at all: a kill leaves what was there."""
-    from safetensors.torch import save
-
     tensors: dict[str, Tensor] = {}
     layout = _encode(value, "", tensors)
-    text = {
-        "format": f"sosie-{kind}",
-        "version": str(version),
-        "about": json.dumps(about),
-        "layout": json.dumps(layout, ensure_ascii=False),
-    }
-    # As bytes: save_file has a temporary file of its own, which a kill would leave behind.
-    return write_atomically(path, save(tensors, metadata=text))
+    text = {"about": json.dumps(about), "layout": json.dumps(layout, ensure_ascii=False)}
+    return write_tensors(path, kind, version, tensors, text)
 
 
 def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], Any]:
@@ -47,11 +37,11 @@ def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON holds of a value; tensors are cloned, since safetensors refuses those that share memory."""
+    """What JSON holds of a value, the tensors of which are gathered apart."""
     from torch import Tensor
 
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().cpu().contiguous().clone()
+        tensors[key] = value
         return {"tensor": key}
     if isinstance(value, Mapping):
         # Pairs, since an optimiser's names are numbers, which JSON would make text.

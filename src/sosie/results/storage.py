@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict, fields
@@ -13,7 +12,7 @@ import numpy as np
 
 from .collection import Comparisons
 from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
-from .files import write_atomically
+from .files import DamagedFile, read_json, write_json
 
 if TYPE_CHECKING:
     from .answers import Answer
@@ -21,24 +20,20 @@ if TYPE_CHECKING:
     from .dynamics import Dynamics
 
 FORMAT = "sosie-comparison"
-VERSION = 1
-
-
-class DamagedFile(ValueError):
-    """The file is not what sosie writes, or only a part of it."""
-
-
-class OtherFile(DamagedFile):
-    """The file may be whole, but holds something else."""
+VERSION = 2
+FARTHEST = 1e100  # a bound; larger ones, squared, are no numbers any more
 
 
 def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
-    text = json.dumps(as_json(result), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return write_atomically(path, text + "\n")
+    return write_json(path, as_json(result))
 
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
-    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote."""
+    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote.
+
+    The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files from before
+    there were checksums are read as they are.
+    """
     from .answers import ANSWER
     from .cost import COST, costs_from_json
     from .dynamics import DYNAMICS, dynamics_from_json
@@ -50,34 +45,6 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dyn
         return readers[found["format"]](found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def read_json(path: str | os.PathLike[str], form: str | tuple[str, ...], newest: int, what: str) -> dict[str, Any]:
-    """A file of this format (or of one of these) and no newer version, whole; refused in words otherwise."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
-    except json.JSONDecodeError as error:
-        raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
-    except ValueError as error:  # a number of more digits than Python reads
-        raise DamagedFile(f"{path} is damaged: {error}") from error
-    except RecursionError as error:
-        raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
-    forms = (form,) if isinstance(form, str) else form
-    if not isinstance(found, dict) or found.get("format") not in forms:
-        raise DamagedFile(f"{path} is JSON, but not a saved {what} (no format {forms[0]!r} in it)")
-    version = found.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise DamagedFile(f"{path} has no valid version number: {version!r}")
-    if version > newest:
-        raise DamagedFile(
-            f"{path} was written by a newer sosie (format {version}, this one reads up to {newest}): upgrade sosie"
-        )
-    return found
 
 
 def as_json(result: Comparison | Comparisons) -> dict[str, Any]:
@@ -136,7 +103,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
     arrays: dict[str, Any] = {kind: _array(found.get(kind), shape) for kind in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
-    low, high = (None if bound is None else _real(bound) for bound in found["bounds"])
+    bounds = bounds_from_json(found["bounds"])
     for kind in ("p", "p_search"):
         if arrays[kind] is not None and ((arrays[kind] < 0) | (arrays[kind] > 1)).any():
             raise ValueError(f"{kind} lies between 0 and 1")
@@ -149,10 +116,19 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         n=int(found["n"]),
         statistic=_text(found["statistic"]),
         closer=found["closer"],
-        bounds=(low, high),
+        bounds=bounds,
         same=None if found["same"] is None else _real(found["same"]),
         caveats=caveats,
     )
+
+
+def bounds_from_json(found: Any) -> tuple[float | None, float | None]:
+    low, high = (None if bound is None else _real(bound) for bound in _list(found))
+    if any(bound is not None and abs(bound) > FARTHEST for bound in (low, high)):
+        raise ValueError(f"no measure is bounded by {low} and {high}")
+    if low is not None and high is not None and not low < high:
+        raise ValueError(f"bounds go from {low} to {high}")
+    return low, high
 
 
 def side_from_json(found: dict[str, Any]) -> Side:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..results import DamagedFile, Side, read_tensors, write_atomically
+from ..results import DamagedFile, Side, read_tensors, write_tensors
 from .drift import Drift
 from .gram_shuffles import ShuffledSums
 from .grams import Grams, PairSums
@@ -21,7 +21,7 @@ from .moments import Moments, SideSums
 from .sample import Sample
 from .sketches import Pairs, Part, SiteSketch, Sketch, Spans
 
-VERSION = 1
+VERSION = 2
 _CLASSES = {
     cls.__name__: cls
     for cls in (
@@ -35,17 +35,9 @@ def save_statistics(
     statistics: dict[str, Any], path: str | os.PathLike[str], *, kind: str = "statistics", **about: Any
 ) -> Path:
     """Write statistics by name, and whatever JSON says about them; `kind` tells such files from others."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     layout = {name: _encode(statistic, name, tensors) for name, statistic in statistics.items()}
-    text = {
-        "format": f"sosie-{kind}",
-        "version": str(VERSION),
-        "layout": json.dumps(layout),
-        "about": json.dumps(about),
-    }
-    return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
+    return write_tensors(path, kind, VERSION, tensors, {"layout": json.dumps(layout), "about": json.dumps(about)})
 
 
 def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,12 +92,12 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON holds of a value; tensors are cloned, since safetensors refuses those that share memory."""
+    """What JSON holds of a value, the tensors of which are gathered apart."""
     if isinstance(value, np.ndarray):
-        tensors[key] = torch.from_numpy(value).contiguous().clone()
+        tensors[key] = torch.from_numpy(value)
         return {"array": key}
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().cpu().contiguous().clone()
+        tensors[key] = value
         return {"tensor": key}
     if is_dataclass(value):
         kept = [f for f in fields(value) if f.metadata.get("kept", True)]

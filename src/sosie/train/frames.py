@@ -53,8 +53,8 @@ def framed(step: int, payload: bytes) -> bytes:
 def scan(path: Path) -> Scanned:
     """Find the frames by their heads; only the last one's payload is read.
 
-    An unfinished last frame, or a last one with a wrong checksum, is left out. Damage with whole frames after it is no
-    interruption, and refused; so is a length that reaches over them.
+    A last frame that ends early is what a kill leaves: it is left out. Anything else that is wrong is no interruption,
+    and refused: a frame of full length with a wrong checksum, a head that is none, damage with whole frames after it.
     """
     frames: list[Frame] = []
     if not path.exists():
@@ -77,8 +77,12 @@ def scan(path: Path) -> Scanned:
                 f"{path} is damaged at byte {doubtful}: {_fault(_head_at(file, doubtful), size)}, and the frame of "
                 f"step {later.step} after it is whole, so this is no interrupted run"
             )
-        if place == size and not last_is_whole:
-            place = frames.pop().begins
+        if not last_is_whole or (size - place >= HEAD and _head_at(file, place) is None):
+            raise DamagedFile(
+                f"{path} is damaged at byte {doubtful}: {_fault(_head_at(file, doubtful), size)}, and it is no record "
+                f"that a kill cut off. Restore it from a copy, or cut the file there (truncate -s {doubtful}) to go on "
+                "without what follows"
+            )
     torn = None
     if place < size:
         after = f"after step {frames[-1].step}" if frames else "at the start"

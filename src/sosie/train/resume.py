@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..results import DamagedFile, check_writable, read_nested, write_nested
 from .recorder import Recorder
 
-KIND, VERSION = "training", 1
+KIND, VERSION = "training", 2
 
 
 @runtime_checkable
@@ -62,8 +62,6 @@ class Saved:
     @torch.no_grad()
     def load(self) -> int:
         """The epochs done, 0 where there is no file; model, parts and random numbers are then as they were."""
-        for left in self.path.parent.glob(f".{self.path.name}.*.part"):  # by a kill in the middle of writing
-            left.unlink(missing_ok=True)
         if not self.path.exists():
             return 0
         about, state = read_nested(self.path, KIND, VERSION)

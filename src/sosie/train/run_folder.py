@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ..capture import nearest
-from ..results import DamagedFile, write_atomically
+from ..results import DamagedFile, read_json, write_json
 from .frames import Frame, Scanned, mapped, scan
 
 ABOUT, RECORDS = "run.json", "records"
-FORMAT, VERSION = "sosie-run", 1
+FORMAT, VERSION = "sosie-run", 2
 KINDS = ("atoms", "weights", "activations")
 SUMS = ".coefficients"  # beside atoms: sum and sum of squares of each layer's coefficients; no module is called so
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -45,8 +44,7 @@ class About:
 
     def as_json(self) -> dict[str, Any]:
         found = {key: value for key, value in vars(self).items() if not key.startswith("_")}
-        found = {"format": FORMAT, "version": VERSION, **found}
-        return {**found, "hash": _digest(found)}
+        return {"format": FORMAT, "version": VERSION, **found}
 
     def layout(self) -> tuple[bytes, int]:
         """The head of each record as safetensors has it, which is the same for all, and the bytes of the tensors."""
@@ -153,7 +151,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def write_about(folder: Path, about: About) -> None:
-    write_atomically(folder / ABOUT, json.dumps(about.as_json(), ensure_ascii=False, indent=1) + "\n")
+    write_json(folder / ABOUT, about.as_json(), indent=1)
 
 
 def read_about(folder: Path) -> About | None:
@@ -163,18 +161,7 @@ def read_about(folder: Path) -> About | None:
         if (folder / RECORDS).exists():
             raise DamagedFile(f"{folder} has {RECORDS} but no {ABOUT}: without it they cannot be read")
         return None
-    try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of too many digits
-        raise DamagedFile(f"{path} is not whole JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DamagedFile(f"{path} is JSON, but not of a recorded run (no format {FORMAT!r} in it)")
-    if not isinstance(found.get("version"), int) or not 1 <= found["version"] <= VERSION:
-        raise DamagedFile(
-            f"{path} has version {found.get('version')!r}, this sosie reads up to {VERSION}: upgrade sosie"
-        )
-    if found.get("hash") != _digest({key: value for key, value in found.items() if key != "hash"}):
-        raise DamagedFile(f"{path} was changed: its hash is not that of its content")
+    found = read_json(path, FORMAT, VERSION, "recorded run")
     try:
         return _about(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -247,11 +234,6 @@ def chosen_sites(run: Run, sites: str | Sequence[str] | None) -> list[str]:
     if not wanted:
         raise ValueError("an empty list of sites; leave sites out for all that were recorded")
     return [site for site in run.sites if site in wanted]
-
-
-def _digest(found: dict[str, Any]) -> str:
-    text = json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(found: Any) -> str:

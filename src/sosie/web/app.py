@@ -44,6 +44,8 @@ Offset = Annotated[int, Query(ge=0, le=2**62)]
 
 def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
     """An ASGI application that shows a zoo and changes nothing; `hosts` are names it answers to beside loopback's."""
+    # By its whole path, which errors name and readers are not told: a short one, "zoo" say, is a word of the messages.
+    zoo = Zoo(zoo.folder.absolute(), wait=zoo.store.wait)
     app = FastAPI(title="sosie", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     kept = Kept(zoo.store.database.changes)
     _tell_errors(app, zoo)
@@ -187,17 +189,17 @@ def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     @app.post("/api/near")
     async def near(request: Request, k: K = 10, kind: Kind = "cka", place: bool = False) -> Response:
         uploads.check_length(request.headers.get("content-length"), most)
-        async with room:
-            path = await uploads.received(request.stream(), most)
-            try:
+        path = await uploads.received(request.stream(), most)  # with no place taken: it may arrive slowly
+        try:
+            async with room:
                 found = await run_in_threadpool(uploads.checked, zoo, path)
                 answer = await run_in_threadpool(asking.near, zoo, found, k=k, kind=kind, by="model")
                 if place:
                     await map_of(kind)
                     answer["place"] = await run_in_threadpool(maps.place, kind, found)
                 return _json(as_json({**answer, "sent": uploads.described(found)}))
-            finally:
-                os.unlink(path)
+        finally:
+            os.unlink(path)
 
 
 def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:

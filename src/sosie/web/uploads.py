@@ -16,7 +16,7 @@ from ..zoo.store import Facts
 
 HEAD = 2 * 2**20  # bytes for what is not vectors
 SECONDS = 60.0  # that a file may take to arrive
-AT_ONCE = 4
+AT_ONCE = 4  # that are checked and looked up
 
 
 class TooLarge(ValueError):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..progress import track
 from ..results import DamagedFile, check_writable, write_atomically
+from ..results.files import Part, assemble, check_tensors
 from .fingerprints.files import from_parts
 from .folder import new_folder
 from .probe_file import load_probe
@@ -24,7 +26,7 @@ from .store.vectors import as_bytes
 if TYPE_CHECKING:
     from .zoo import Zoo
 
-FORMAT, VERSION = "sosie-zoo-file", 1
+KIND, VERSION = "zoo-file", 2
 GROUP = 32  # models written in one transaction
 MOST_TEXT = 2**30  # bytes of JSON
 _RESERVED = ("facts", "probe")
@@ -68,35 +70,23 @@ def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
             facts = {key: getattr(record, key) for key in ("name", "digest", "architecture", "parameters", "added")}
             models.append({**facts, **asdict(record.facts), "about": record.about, "places": places})
         text = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
-        _assemble(path, parts, ends, {"facts": text.encode(), "probe": probe})
+        vectors = [
+            Part(f"vectors.{kind}", "F32", (rows, width), rows * width * 4, _pieces(parts[kind]))
+            for kind, (rows, width) in ends.items()
+        ]  # before the bytes, so that they are aligned
+        others = {"facts": text.encode(), "probe": probe}.items()
+        bytes_ = [Part(name, "U8", (len(content),), len(content), [content]) for name, content in others]
+        assemble(path, [*vectors, *bytes_], {"format": f"sosie-{KIND}", "version": str(VERSION)})
     finally:
         for part in parts.values():
             part.close()
             os.unlink(part.name)
 
 
-def _assemble(path: Path, parts: dict[str, Any], ends: dict[str, tuple[int, int]], others: dict[str, bytes]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "version": str(VERSION)}}
-    offset = 0
-    for kind, (rows, width) in ends.items():  # before the bytes, so that they are aligned
-        size = rows * width * 4
-        header[f"vectors.{kind}"] = {"dtype": "F32", "shape": [rows, width], "data_offsets": [offset, offset + size]}
-        offset += size
-    for name, content in others.items():
-        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [offset, offset + len(content)]}
-        offset += len(content)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as whole:
-        whole.write(len(text).to_bytes(8, "little") + text)
-        for kind in ends:
-            parts[kind].seek(0)
-            while some := parts[kind].read(2**22):
-                whole.write(some)
-        for content in others.values():
-            whole.write(content)
-        whole.flush()
-        os.fsync(whole.fileno())
+def _pieces(part: Any) -> Iterator[bytes]:
+    part.seek(0)
+    while some := part.read(2**22):
+        yield some
 
 
 def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
@@ -109,8 +99,11 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
         raise FileExistsError(f"{folder} is a zoo already: import into a new folder")
     try:
         with safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
+            check_tensors(path, opened.metadata() or {}, KIND, VERSION, "exported zoo")
             _read(opened, temporary)
     except DamagedFile as error:
+        if str(path) in str(error):
+            raise
         raise DamagedFile(f"{path}: {error}") from error
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedFile(f"{path} is no exported zoo, or is damaged: {type(error).__name__}: {error}") from error
@@ -118,11 +111,6 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
 
 
 def _read(opened: Any, folder: Path) -> None:
-    about = opened.metadata() or {}
-    if about.get("format") != FORMAT:
-        raise DamagedFile("no exported zoo")
-    if not about.get("version", "").isdecimal() or int(about["version"]) > VERSION:
-        raise DamagedFile(f"written by a newer sosie (format {about.get('version')}): upgrade sosie")
     found = json.loads(_bytes(opened, "facts"))
     settings = Settings.from_json(found["settings"])
     (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))

@@ -9,7 +9,7 @@ from ..engine.digest import digest_of
 from ..results import DamagedFile, read_nested, write_nested
 from .fingerprints import MOST_PROBES, Probe
 
-KIND, VERSION = "probe", 1
+KIND, VERSION = "probe", 2
 
 
 def save_probe(probe: Probe, path: Path) -> Path:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...results import DamagedFile, write_atomically
+from ...results import DamagedFile, read_json, read_tensors, write_json, write_tensors
 
+KIND, VERSION = "benchmark-unit", 2
 SETTINGS = "settings.json"
 MEASURES = "measures"
 
@@ -30,15 +30,15 @@ class Store:
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: a benchmark needs a folder of its own")
         path = self.folder / SETTINGS
-        wanted = json.loads(as_text(settings))
+        wanted = json.loads(json.dumps(_plain(settings)))
         if path.exists():
-            found = _read(path)
+            found = _read(path)["settings"]
             different = [key for key in wanted if found.get(key) != wanted[key]]
             if different:
                 raise ValueError(
                     f"{self.folder} holds another benchmark ({', '.join(different)} differ): name another folder"
                 )
-        write_atomically(path, as_text(wanted))
+        _write(path, {"settings": wanted})
 
     def json(self, name: str, make: Callable[[], dict[str, Any]], *, made_of: str = "") -> dict[str, Any]:
         """What `make` finds, from the file where it was found before; `made_of` tells versions of a measure apart."""
@@ -51,19 +51,18 @@ class Store:
 
     def write(self, name: str, found: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
         """Whatever was there before."""
-        path, text = self.folder / f"{name}.json", as_text({"made_of": made_of, "found": found})
-        write_atomically(path, text)
+        path, plain = self.folder / f"{name}.json", _plain(found)
+        _write(path, {"made_of": made_of, "found": plain})
         self._made.add(path)
-        return json.loads(text)["found"]
+        return json.loads(json.dumps(plain))
 
     def tensors(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The same for tensors, which are on the CPU when they come back."""
         path = self.folder / f"{name}.safetensors"
         if not self._is_there(path):
-            found = {key: value.detach().cpu().contiguous() for key, value in make().items()}
-            write_atomically(path, lambda temporary: save_file(found, temporary))
+            write_tensors(path, KIND, VERSION, make(), {})
             self._made.add(path)
-        return load_file(path)
+        return read_tensors(path, KIND, VERSION)[1]
 
     def of_measures(self) -> list[dict[str, Any]]:
         """What is kept about every measure that was tried here."""
@@ -80,11 +79,6 @@ def measure_folder(name: str) -> str:
     return f"{MEASURES}/{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def as_text(found: Any) -> str:
-    """JSON in which what is not finite is null."""
-    return json.dumps(_plain(found), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-
-
 def _plain(found: Any) -> Any:
     if isinstance(found, dict):
         return {str(key): _plain(value) for key, value in found.items()}
@@ -97,11 +91,12 @@ def _plain(found: Any) -> Any:
     return found
 
 
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_json(path, {"format": f"sosie-{KIND}", "version": VERSION, **content})
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DamagedFile(f"{path} is not whole JSON; remove it, and it is made again") from error
-    if not isinstance(found, dict):
-        raise DamagedFile(f"{path} does not hold what a benchmark writes; remove it, and it is made again")
-    return found
+        return read_json(path, f"sosie-{KIND}", VERSION, "unit of a benchmark")
+    except DamagedFile as error:
+        raise DamagedFile(f"{error}; remove it, and it is made again") from error

@@ -18,20 +18,18 @@ from ...capture.arguments import CallArguments
 from ...capture.leaks import is_mask
 from ...data import open_data
 from ...models.joint import Form, Joint
-from ...results import DamagedFile, read_tensors, write_atomically
+from ...results import DamagedFile, read_tensors, write_tensors
 from ..digest import digest_of
 from .evaluating import Stitch
 from .halves import Half, Stitched, open_network
 
-KIND, VERSION = "stitch", 1
+KIND, VERSION = "stitch", 2
 MADE_UP = 2  # inputs of an example that stands in for data
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EXAMPLES = (*WEIGHTS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def save_stitch(stitch: Stitch, path: str | os.PathLike[str]) -> Path:
-    from safetensors.torch import save_file
-
     joint = stitch.model.joint
     tensors = {"weight": joint.weight} if joint.bias is None else {"weight": joint.weight, "bias": joint.bias}
     about = {
@@ -44,9 +42,7 @@ def save_stitch(stitch: Stitch, path: str | os.PathLike[str]) -> Path:
         "b": _describe(stitch.model.upper, joint.target),
     }
     # Training that went astray may have reported what JSON has no number for.
-    text = {"format": f"sosie-{KIND}", "version": str(VERSION), "about": json.dumps(_finite(about), allow_nan=False)}
-    kept = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    return write_atomically(path, lambda temporary: save_file(kept, temporary, metadata=text))
+    return write_tensors(path, KIND, VERSION, tensors, {"about": json.dumps(_finite(about), allow_nan=False)})
 
 
 def load_stitch(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ...models.atoms import atom_layers
-from ...results import DamagedFile, read_tensors, write_atomically
+from ...results import DamagedFile, read_tensors, write_tensors
 from ...stats import AtomTable
 from ..stack import State, network, state_of
 
-KIND, VERSION = "federated", 1
+KIND, VERSION = "federated", 2
 _VALUES = ("accuracy", "before", "global_accuracy")
 
 
@@ -62,21 +62,13 @@ class Federated:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which `Federated.load` reads."""
-        from safetensors.torch import save_file
-
-        tensors = {f"shared/{name}": t.contiguous() for name, t in self.shared.items()}
+        tensors = {f"shared/{name}": t for name, t in self.shared.items()}
         for name, t in self.state.items():
             # What all clients have in common is written once.
-            tensors[f"{'state' if t.stride(0) else 'common'}/{name}"] = (
-                (t if t.stride(0) else t[0]).clone().contiguous()
-            )
-        tensors |= {name: t.contiguous() for name in _VALUES if (t := getattr(self, name)) is not None}
-        text = {
-            "format": f"sosie-{KIND}",
-            "version": str(VERSION),
-            "about": json.dumps({"method": self.method, "history": self.history, "head": self.head}),
-        }
-        return write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=text))
+            tensors[f"{'state' if t.stride(0) else 'common'}/{name}"] = t if t.stride(0) else t[0]
+        tensors |= {name: t for name in _VALUES if (t := getattr(self, name)) is not None}
+        about = {"method": self.method, "history": self.history, "head": self.head}
+        return write_tensors(path, KIND, VERSION, tensors, {"about": json.dumps(about)})
 
     @staticmethod
     def load(path: str | os.PathLike[str], make: Callable[[], nn.Module]) -> Federated:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...results import DamagedFile, read_tensors, write_atomically
+from ...results import DamagedFile, read_tensors, write_tensors
 from .making import MOST_SITES
 from .probe import FEWEST_PROBES, MOST_PROBES
 from .projection import check_size, project
 from .record import Fingerprint, Vectors, kind_of
 
-KIND, VERSION = "fingerprint", 1
+KIND, VERSION = "fingerprint", 2
 MOST_BYTES = 2**30
 MOST_TEXT = 2**20  # bytes of JSON
 LONGEST = 1000  # characters of a label
@@ -27,15 +27,13 @@ _KEY = re.compile(r"cka|weights|atoms-[0-9a-f]{8,64}")
 
 
 def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
-    from safetensors.numpy import save_file
-
-    arrays = {f"vectors.{key}": np.ascontiguousarray(vectors) for key, vectors in found.vectors.items()}
+    arrays = {f"vectors.{key}": vectors for key, vectors in found.vectors.items()}
     if found.exact is not None:
-        arrays["exact"] = np.ascontiguousarray(found.exact)
+        arrays["exact"] = found.exact
     names = ("probe", "n", "size", "seed", "rows", "labels", "absent", "about")
     text = json.dumps({name: getattr(found, name) for name in names}, ensure_ascii=False, allow_nan=False)
-    head = {"format": f"sosie-{KIND}", "version": str(VERSION), "fingerprint": text}
-    return write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata=head))
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    return write_tensors(path, KIND, VERSION, tensors, {"fingerprint": text})
 
 
 def load(path: str | os.PathLike[str]) -> Fingerprint:

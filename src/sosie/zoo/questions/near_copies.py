@@ -34,6 +34,7 @@ class Near:
     def each(self, taken: Set[int]) -> Iterator[tuple[int, Whole]]:
         """Each model that is near some before it, and those; `taken`: models that are no longer of interest, which may
         become more meanwhile."""
+        self.mapped.verify()
         models = self.mapped.models
         axis = self._axis()
         before = np.empty(0, np.int64)  # places of models, sorted along the axis

@@ -78,6 +78,7 @@ class Tile:
 
     @classmethod
     def of(cls, mapped: Mapped, chosen: Whole) -> Tile:
+        mapped.verify(chosen)
         first, count = mapped.first[chosen], mapped.count[chosen]
         having = [int((count > place).sum()) for place in range(int(count[0]))]
         index = np.concatenate([first[:many] + place for place, many in enumerate(having)])

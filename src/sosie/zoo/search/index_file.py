@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..store.vectors import Rows
 from ..store.vectors import mapped as map_rows
 
 FORMAT = "sosie-index"
-VERSION = 1
+VERSION = 2
 MOST_HEAD = 10_000  # bytes of the line in front
 SAMPLED = 64  # rows by which vectors are known again
 
@@ -32,7 +32,7 @@ class Head:
     trained: int  # rows that there were when the lists were made
     sample: str  # hash of some of the rows
     bytes: int
-    hash: str
+    hash: str  # of these facts and of the index itself
 
 
 class NoFaiss(ImportError):
@@ -71,7 +71,6 @@ def write_index(path: Path, index: Any, mapped: Mapped, rows: int, trained: int)
     file = file_of(mapped)
     assert file is not None
     content = load_faiss().serialize_index(index)
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     head = Head(
         file.name,
         rows,
@@ -80,8 +79,9 @@ def write_index(path: Path, index: Any, mapped: Mapped, rows: int, trained: int)
         trained,
         sample_of(mapped.rows[:rows]),
         content.nbytes,
-        digest,
+        "",
     )
+    head = replace(head, hash=_hash(head, content))
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as out:
@@ -107,12 +107,17 @@ def read_index(path: Path, mapped: Mapped) -> tuple[Head, Any]:
     if sample_of(map_rows(file, head.rows, head.width)) != head.sample:
         raise DamagedFile(f"{path.name} is of other vectors than are there")
     content = np.memmap(path, np.uint8, "r", start)
-    if content.nbytes != head.bytes or hashlib.blake2b(content.data, digest_size=16).hexdigest() != head.hash:
+    if content.nbytes != head.bytes or _hash(head, content.data) != head.hash:
         raise DamagedFile(f"{path.name} was cut off or changed")
     index = faiss.deserialize_index(content)
     if getattr(index, "nlist", None) != head.lists or index.d != head.width or index.ntotal > head.rows:
         raise DamagedFile(f"{path.name} is an index of another form")
     return head, index
+
+
+def _hash(head: Head, content: Any) -> str:
+    facts = json.dumps(asdict(replace(head, hash="")), sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=16, key=hashlib.blake2b(facts).digest()).hexdigest()
 
 
 def _read_head(path: Path) -> tuple[Head, int]:

@@ -57,12 +57,6 @@ def belong(mapped: Mapped, rows: Whole) -> NDArray[np.bool_]:
     return found
 
 
-def owners(mapped: Mapped, rows: Whole) -> Whole:
-    """Where among the models those are that rows belong to."""
-    found: Whole = np.searchsorted(mapped.first, rows, side="right") - 1
-    return found
-
-
 class Indexes:
     """Those of a zoo, read when first asked for, and again when somebody has made another."""
 
@@ -94,6 +88,7 @@ def build(mapped: Mapped, there: Index | str | None, *, lists: int | None = None
     rows = mapped.index()
     if len(rows) < FEWEST_ROWS:
         raise ValueError(f"{len(rows):,} rows of kind {mapped.kind!r}: an index is for {FEWEST_ROWS:,} and more")
+    mapped.verify()
     end = int(rows[-1]) + 1
     path = path_of(mapped)
     assert path is not None

@@ -31,6 +31,7 @@ def blocks(mapped: Mapped, most: int = BLOCK) -> Iterator[tuple[int, int, NDArra
         gap = int(np.searchsorted(gaps, start, side="right"))
         if gap < len(gaps) and gaps[gap] < stop and WORTH * (int(ends[gaps[gap] - 1]) - before) >= most:
             stop = int(gaps[gap])
+        mapped.verify(slice(start, stop))
         first, last = int(mapped.first[start]), int(mapped.first[stop - 1] + mapped.count[stop - 1])
         if last - first == int(ends[stop - 1]) - before:
             yield start, stop, np.asarray(mapped.rows[first:last])

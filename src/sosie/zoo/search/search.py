@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...results import Neighbours
 from ..store import Mapped
 from .index_file import file_of
-from .indexed import Index, owners
+from .indexed import Index
 from .plain import Whole, merge, nearest_rows, score_models
 from .query import Chosen, Query
 from .short_list import Cosines, places_of, row_products
@@ -50,6 +50,7 @@ class Search:
         rows, values = nearest_rows(vectors, self.unknown(self.index), self.rerank)
         found = np.full((len(vectors), self.rerank), -1, np.int64)
         for k, some in enumerate(named):
+            self.mapped.verify(self.mapped.owners(some))
             cosines = self.mapped.rows[some] @ vectors[k]
             best, _ = merge(rows[k : k + 1], values[k : k + 1], some[None], cosines[None], self.rerank)
             found[k, : best.shape[1]] = best[0]
@@ -61,7 +62,7 @@ class Search:
         if self.index is not None:
             named = np.concatenate(self.index.candidates(self.chosen.vectors, mapped, max(CANDIDATES, 2 * self.rerank)))
             later = np.arange(np.searchsorted(mapped.first, self.index.head.rows), len(mapped.models))
-            mapped = mapped.part(np.union1d(owners(mapped, named), later))
+            mapped = mapped.part(np.union1d(mapped.owners(named), later))
         scores = score_models(self.chosen.vectors, mapped, self.chosen.meets, symmetric=self.symmetric)
         return mapped.models[largest(scores, self.rerank)]
 
@@ -154,7 +155,7 @@ def by_model(one: Search) -> list[dict[str, Any]]:
 def by_layer(one: Search) -> list[dict[str, Any]]:
     """For each site of the query its nearest rows, in order by the best that is known of each."""
     near = one.nearest()
-    owned = owners(one.mapped, near)
+    owned = one.mapped.owners(near)
     facts = one.zoo.views.described(np.unique(one.mapped.models[owned[near >= 0]]).tolist(), one.chosen.key)
     found: list[dict[str, Any]] = []
     for site, (rows, of) in enumerate(zip(near, owned, strict=True)):

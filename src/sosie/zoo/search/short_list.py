@@ -55,6 +55,7 @@ class Cosines:
 
 def model_products(mapped: Mapped, vectors: Table) -> Table:
     """(rows of all models, vectors), in float64: a model at a time, which a processor's cache holds."""
+    mapped.verify()
     found = np.empty((int(mapped.count.sum()), len(vectors)))
     every = np.asarray(mapped.rows)
     wide = np.empty((int(mapped.count.max()), every.shape[1]))
@@ -68,6 +69,7 @@ def model_products(mapped: Mapped, vectors: Table) -> Table:
 
 def row_products(mapped: Mapped, rows: Whole, vector: NDArray[Any]) -> Table:
     """Of rows of the file with one vector, in float64."""
+    mapped.verify(mapped.owners(rows))
     found: Table = np.asarray(mapped.rows)[rows].astype(np.float64) @ vector.astype(np.float64)
     return found
 

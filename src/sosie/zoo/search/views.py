@@ -103,5 +103,6 @@ def rows_of(mapped: Mapped, model: int) -> Any:
     k = int(np.searchsorted(mapped.models, model))  # numbers go up with the rows
     if k == len(mapped.models) or mapped.models[k] != model:
         return None
+    mapped.verify(slice(k, k + 1))
     first = int(mapped.first[k])
     return np.asarray(mapped.rows[first : first + int(mapped.count[k])], np.float64)

@@ -16,7 +16,7 @@ from .errors import REPAIR, UnknownModel, parsed
 from .filters import where
 from .names import check_name
 from .record import Block, Facts, Mapped, Stored
-from .vectors import checksum, mapped, placed, read_rows
+from .vectors import Verified, changed, checksum, mapped, placed, read_rows
 
 T = TypeVar("T")
 TRIES = 5  # a reader meets files that were compacted away meanwhile, and looks again
@@ -28,6 +28,7 @@ class Reader:
     def __init__(self, folder: Path, wait: float) -> None:
         self.folder, self.wait = folder, wait
         self.database = Database(folder / "zoo.sqlite", wait)
+        self._verified: dict[str, Verified] = {}  # by file
 
     def id_of(self, connection: sqlite3.Connection, name: str) -> int:
         check_name(name)
@@ -99,7 +100,7 @@ class Reader:
         path = placed(self.folder, place["name"])
         rows = read_rows(path, place["first"], place["rows"], place["width"])
         if checksum(rows) != place["checksum"]:
-            raise DamagedFile(f"{path} has other bytes than were written for {name!r}: it was changed. {REPAIR}")
+            raise changed(path, repr(name))
         return Block(rows, tuple(parsed(place["labels"])))
 
     def mapped(self, kind: str, **filters: Any) -> Mapped:
@@ -114,14 +115,18 @@ class Reader:
                 there = ", ".join(row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id"))
                 raise UnknownModel(f"no vectors of kind {kind!r} in {self.folder}; there are {there or 'none yet'}")
             found = connection.execute(
-                "SELECT blocks.model, blocks.first, blocks.rows FROM blocks JOIN models ON models.id = blocks.model "
+                "SELECT blocks.model, blocks.first, blocks.rows, blocks.checksum "
+                "FROM blocks JOIN models ON models.id = blocks.model "
                 f"WHERE blocks.file = ? AND {condition} ORDER BY blocks.first",
                 (file["id"], *values),
             ).fetchall()
-        spans = np.array([tuple(row) for row in found], np.int64).reshape(-1, 3)
+        spans = np.array([tuple(row)[:3] for row in found], np.int64).reshape(-1, 3)
+        sums = np.array([row[3] for row in found], object)
         end = int(spans[-1, 1] + spans[-1, 2]) if len(spans) else 0
         rows = mapped(placed(self.folder, file["name"]), end, file["width"])
-        return Mapped(kind, rows, *(np.ascontiguousarray(column) for column in spans.T))
+        models, first, count = (np.ascontiguousarray(column) for column in spans.T)
+        verified = self._verified.setdefault(file["name"], Verified())
+        return Mapped(kind, rows, models, first, count, sums, verified)
 
     def files(self) -> list[str]:
         """Where the vectors of each kind are; others once the zoo was compacted."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .names import check_kind, check_name, check_tags, check_text
-from .vectors import Rows
+from .vectors import Rows, Verified, changed, checksum
 
 MOST_ROWS = 4096  # of one kind, of one model
 MOST_LETTERS = 1000  # of a site's name
@@ -94,13 +94,29 @@ class Stored(Record):
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """All rows of a kind, those of removed models among them, and which belong to whom."""
+    """All rows of a kind, those of removed models among them, and which belong to whom.
+
+    They are not verified before they are read: whoever reads rows calls `verify` for their models first.
+    """
 
     kind: str
     rows: Rows  # (all rows, width), on the disk
     models: NDArray[np.int64]  # ids, in the order of their rows
     first: NDArray[np.int64]  # row of each
     count: NDArray[np.int64]  # rows of each
+    sums: NDArray[np.object_] | None = None  # checksum of each; None: of rows that lie in no file
+    verified: Verified = field(default_factory=Verified)
+
+    def verify(self, places: Any = slice(None)) -> None:
+        """Compare the rows of these models with their checksums, unless that was done before in this process."""
+        if self.sums is None:
+            return
+        first, count, sums, models = self.first[places], self.count[places], self.sums[places], self.models[places]
+        rows = np.asarray(self.rows)
+        for k in self.verified.missing(first):
+            if checksum(rows[first[k] : first[k] + count[k]]) != sums[k]:
+                raise changed(getattr(self.rows, "filename", self.kind), f"model number {models[k]}")
+        self.verified.add(first)
 
     def owner(self, row: int) -> tuple[int, int]:
         """The model that a row is of, and which of its rows it is."""
@@ -109,9 +125,15 @@ class Mapped:
             raise KeyError(f"row {row} of {self.kind} belongs to no model")
         return int(self.models[k]), int(row - self.first[k])
 
+    def owners(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where among the models those are that rows belong to."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
     def part(self, chosen: Any) -> Mapped:
         """Some of the models, by their places, in the order of their rows."""
-        return Mapped(self.kind, self.rows, self.models[chosen], self.first[chosen], self.count[chosen])
+        sums = None if self.sums is None else self.sums[chosen]
+        found = self.models[chosen], self.first[chosen], self.count[chosen]
+        return Mapped(self.kind, self.rows, *found, sums, self.verified)
 
     def index(self) -> NDArray[np.int64]:
         """The rows of the models, in order."""

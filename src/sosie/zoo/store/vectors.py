@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,31 @@ def as_bytes(rows: Rows) -> memoryview:
 
 def checksum(rows: Rows) -> bytes:
     return hashlib.blake2b(as_bytes(rows), digest_size=16).digest()
+
+
+def changed(path: Any, whose: str) -> DamagedFile:
+    return DamagedFile(f"{path} has other bytes than were written for {whose}: it was changed. {REPAIR}")
+
+
+class Verified:
+    """Which blocks of a file were found to be as they were written, by their first rows; rows never change."""
+
+    def __init__(self) -> None:
+        self._done = np.zeros(0, bool)
+        self._lock = threading.Lock()
+
+    def missing(self, first: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the list those are that were not looked at."""
+        known = self._done
+        inside = first < len(known)
+        return np.flatnonzero(~(inside & known[np.where(inside, first, 0)])) if len(known) else np.arange(len(first))
+
+    def add(self, first: NDArray[np.int64]) -> None:
+        with self._lock:
+            lacking = int(first.max(initial=-1)) + 1 - len(self._done)
+            if lacking > 0:
+                self._done = np.concatenate([self._done, np.zeros(lacking + len(self._done), bool)])
+            self._done[first] = True
 
 
 def append_rows(path: Path, end: int, arrays: Sequence[Rows]) -> None:
