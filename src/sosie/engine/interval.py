@@ -113,8 +113,8 @@ def _array(value: Tensor) -> Array:
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:
     """The interval about a value, from its standard error."""
-    reach = error.reach(CONFIDENCE) * shrink
-    low, high = value - reach, value + reach
+    below, above = error.reach(CONFIDENCE)
+    low, high = value - below * shrink, value + above * shrink
     bottom, top = measure.bounds
     # An interval may end at a bound of the measure, since no value lies beyond; the value itself is not touched.
     return (
