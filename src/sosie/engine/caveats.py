@@ -9,7 +9,7 @@ import torch
 
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Side, Values
-from ..stats import DebiasedAlignment, Grams, Sample, Scatter, Statistic
+from ..stats import Grams, Sample, Scatter, Statistic
 from .chance import FEWEST_DRAWS, Chance
 from .doubt import Doubt
 
@@ -114,10 +114,12 @@ def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Cavea
         )
 
 
-def of_statistic(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
+def of_statistic(statistic: Statistic, block_error: np.ndarray | None) -> Iterator[Caveat]:
     """What the statistic leaves out."""
-    if isinstance(statistic, Grams) and not statistic.exact and measure.reads is not DebiasedAlignment:
-        yield Caveat(f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value")
+    if isinstance(statistic, Grams) and not statistic.exact:
+        known = [] if block_error is None else block_error[np.isfinite(block_error)]
+        size = f"within about {max(known):.2g} of" if len(known) else "not quite"
+        yield Caveat(f"from blocks of {statistic.block} rows: {size} the value from all rows, which exact=True gives")
     if isinstance(statistic, Sample) and not statistic.exact:
         yield Caveat(f"rests on {statistic.describe()}")
 

@@ -53,16 +53,20 @@ class Error:
         Johnson (1978, Journal of the American Statistical Association 73) shifts the interval by as much. With few
         groups that takes too much away on the other side, so nothing is taken away.
         """
-        from scipy.special import ndtri, stdtrit
-
-        sure = (1 + confidence) / 2
-        even = stdtrit(self.freedom, sure) * self.size
-        shift = (1 + 2 * ndtri(sure) ** 2) / 6 * self.skewness * self.size
+        even = student(self.freedom, confidence) * self.size
+        shift = (1 + 2 * student(np.inf, confidence) ** 2) / 6 * self.skewness * self.size
         return even + np.maximum(-shift, 0), even + np.maximum(shift, 0)
 
     def where(self, holds: Array, other: Error) -> Error:
         """These errors where something holds, elsewhere the others."""
         return Error(*(np.where(holds, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+
+
+def student(freedom: Array | float, confidence: float) -> Array:
+    """How many standard errors an interval goes to either side."""
+    from scipy.special import stdtrit
+
+    return np.asarray(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def by_jackknife(left: Array) -> Error:
