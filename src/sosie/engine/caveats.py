@@ -9,9 +9,10 @@ import torch
 
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Side, Values
-from ..stats import Grams, Sample, Scatter, Statistic
+from ..stats import SMALLEST_GROUP, Alignment, Grams, Sample, Scatter, Statistic
 from .chance import FEWEST_DRAWS, Chance
 from .doubt import Doubt
+from .standard_error import HALVED
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
 OF_POSITIONS = Caveat(
@@ -165,6 +166,8 @@ def of_chance(
         yield next(of_draws(doubt.draws), no_room)
     if doubt.interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
+    if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
+        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be wider than it need be")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:

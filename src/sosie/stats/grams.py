@@ -217,7 +217,7 @@ class Grams:
         if self.debiased.xy.shape != other.debiased.xy.shape or unlike:
             raise ValueError(
                 f"these Grams are of other sites: {tuple(self.debiased.xy.shape[1:])} and "
-                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps uncentred, shuffled or halved sums"
+                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps halved, uncentred or shuffled sums"
             )
         added: dict[str, Any] = {}
         for spec in fields(self):
