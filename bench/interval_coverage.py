@@ -107,9 +107,8 @@ def _intervals(name: str, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray,
 
     def on(kept: np.ndarray) -> np.ndarray:
         """(…, repetitions): the values on the groups that are kept (…, groups)."""
-        group = np.arange(n) % kept.shape[-1]
-        parts = [torch.from_numpy(np.flatnonzero(groups[group])) for groups in kept.reshape(-1, kept.shape[-1])]
-        return np.stack([_value(name, x[:, part], y[:, part]) for part in parts]).reshape(*kept.shape[:-1], len(x))
+        values = _on_parts(name, x, y, kept.reshape(-1, kept.shape[-1]))
+        return values.reshape(*kept.shape[:-1], len(x))
 
     value = on(np.ones((1, 1), dtype=bool))[0]
     error = by_jackknife(on(~np.eye(count, dtype=bool)))
@@ -119,13 +118,27 @@ def _intervals(name: str, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray,
     return value, *around(find(name), value, error)
 
 
-def _value(name: str, x: Tensor, y: Tensor) -> np.ndarray:
-    """(repetitions,): x (repetitions, rows, columns)."""
-    x, y = (rows - rows.mean(1, keepdim=True) for rows in (x, y))
+def _on_parts(name: str, x: Tensor, y: Tensor, kept: np.ndarray) -> np.ndarray:
+    """(parts, repetitions): x (repetitions, rows, columns), kept (parts, groups)."""
+    group = np.arange(x.shape[1]) % kept.shape[1]
     if name == "debiased_cka":
-        xx, yy, xy = (_unbiased(a, b) for a, b in ((x, x), (y, y), (x, y)))
-        return (xy / (xx * yy).sqrt()).numpy()
-    return _from_covariances(name, *(torch.bmm(a.mT, b) for a, b in ((x, x), (y, y), (x, y))))
+        parts = [torch.from_numpy(np.flatnonzero(groups[group])) for groups in kept]
+        return np.stack([_debiased_cka(x[:, part], y[:, part]) for part in parts])
+    x, y = (torch.cat([rows, torch.ones_like(rows[..., :1])], 2) for rows in (x, y))  # for the sums of columns
+    some = torch.from_numpy(kept).double()
+
+    def covariance(a: Tensor, b: Tensor) -> Tensor:
+        groups = [torch.bmm(a[:, group == g].mT, b[:, group == g]) for g in range(kept.shape[1])]
+        sums = torch.einsum("pg,grij->prij", some, torch.stack(groups))
+        return sums[..., :-1, :-1] - sums[..., :-1, -1:] * sums[..., -1:, :-1] / sums[..., -1:, -1:]
+
+    return _from_covariances(name, covariance(x, x), covariance(y, y), covariance(x, y))
+
+
+def _debiased_cka(x: Tensor, y: Tensor) -> np.ndarray:
+    x, y = (rows - rows.mean(1, keepdim=True) for rows in (x, y))
+    xx, yy, xy = (_unbiased(a, b) for a, b in ((x, x), (y, y), (x, y)))
+    return (xy / (xx * yy).sqrt()).numpy()
 
 
 def _unbiased(x: Tensor, y: Tensor) -> Tensor:
