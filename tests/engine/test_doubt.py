@@ -10,7 +10,10 @@ import torch
 from nets import inputs, mlp
 
 import sosie
+from sosie.engine.interval import from_all_rows
+from sosie.measures import MEASURES
 from sosie.results import Comparison
+from sosie.stats import Grams
 
 
 def related(n: int = 200, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -230,3 +233,43 @@ def test_many_neighbours_for_few_rows() -> None:
     x, y = random.normal(size=(50, 5)), random.normal(size=(50, 5))
     assert "k=10 neighbours of n=50 rows: 20% of all are neighbours by chance" in caveats(x, y, "mutual_knn")
     assert not caveats(x, y, "mutual_knn(k=3)")
+
+
+def test_all_rows_are_as_far_off_as_blocks_say() -> None:
+    """19 times in 20, and not much nearer: Student's t of 6 groups is 2.4."""
+    measures = [MEASURES[name] for name in ("debiased_cka", "linear_cka", "kernel_alignment")]
+    stated, off = [], []
+    for seed in range(30):
+        a, b = ([torch.from_numpy(site) for site in side.values()] for side in related(384, seed))
+        blocks, whole = Grams.of(a, b), Grams.of(a, b, block=384)
+        assert from_all_rows(measures[0], whole) is None
+        stated.append([from_all_rows(m, blocks) for m in measures])
+        off.append([(m(blocks.alignment(m.reads)) - m(whole.alignment(m.reads))).numpy() for m in measures])
+    assert np.mean(np.abs(off) <= np.array(stated)) == pytest.approx(0.95, abs=0.04)
+    ratio = np.sqrt(np.square(stated).mean(0) / np.square(off).mean(0))
+    assert (ratio > 1.5).all()
+    assert (ratio < 4).all()
+
+
+def test_values_from_blocks_say_how_far_all_rows_may_be(tmp_path: Path) -> None:
+    a, b = related(384)
+    c = sosie.compare(a, b, measures="debiased_cka", memory=3000)
+    found, largest = row(c, "debiased_cka", "near", "near"), c["debiased_cka"].block_error.max()
+    assert 0 < found["block_error"] <= largest
+    text = f"from blocks of 64 rows: within about {largest:.2g} of the value from all rows, which exact=True gives"
+    assert text in found["caveats"]
+    assert c.to_pandas()["block_error"].max() == largest
+    loaded = sosie.load(c.save(tmp_path / "c.json"))
+    assert np.array_equal(loaded["debiased_cka"].block_error, c["debiased_cka"].block_error)
+    exact = row(sosie.compare(a, b, measures="debiased_cka"), "debiased_cka", "near", "near")
+    assert exact["block_error"] is None
+    assert not any("blocks" in text for text in exact["caveats"])
+
+
+def test_too_few_rows_to_halve_is_said() -> None:
+    text = "n=100 rows are too few to halve and quarter: the interval may be wider than it need be"
+    names = ["mean_cca", "linear_cka"]
+    for n, said in ((100, True), (128, False)):
+        c = sosie.compare(*related(n), measures=names, interval=True)
+        assert (text in row(c, "mean_cca", "near", "near")["caveats"]) is said
+        assert text not in row(c, "linear_cka", "near", "near")["caveats"]

@@ -109,7 +109,8 @@ def test_scripts_never_parse_data_as_markup():
 def test_two_resnet50s_fit_in_two_megabytes(tmp_path):
     value = blocks(126, 126)
     values = {name: with_chance(similarity(value + k / 7), value * 0.031) for k, name in enumerate(("one", "two"))}
-    assert all(getattr(found, kind) is not None for found in values.values() for kind in ARRAYS)
+    packed = [kind for kind in ARRAYS if kind != "block_error"]  # which is in a caveat
+    assert all(getattr(found, kind) is not None for found in values.values() for kind in packed)
     comparison = Comparison(side("a", leaves(126)), side("b", leaves(126)), values)
     assert write_report(comparison, tmp_path / "big.html").stat().st_size < 2_000_000
 

@@ -141,3 +141,18 @@ def test_what_does_not_belong_together_is_refused() -> None:
         Grams.of(x, y, block=16).merge(Grams.of(x, y, block=32))
     with pytest.raises(ValueError, match="without uncentred sums"):
         Grams.of(x, y, uncentred=False).alignment(UncentredAlignment)
+
+
+@pytest.mark.parametrize("kind", [Alignment, DebiasedAlignment, UncentredAlignment])
+def test_blocks_cut_in_two_are_blocks_of_half_the_rows(kind: type[Alignment]) -> None:
+    x, y = correlated_rows(n=64)
+    whole, halved = Grams.of(x, y, block=16).halves, Grams.of(x, y, block=8)
+    parts = Grams.of(x[:32], y[:32], block=16).merge(Grams.of(x[32:], y[32:], block=16)).halves
+    assert whole is not None
+    assert parts is not None
+    for name in ("xx", "yy", "xy"):
+        found, added, expected = (getattr(grams.alignment(kind), name) for grams in (whole, parts, halved))
+        assert torch.allclose(found, added, rtol=1e-12)
+        if kind is not Alignment:  # which takes its diagonals about the mean of the block
+            assert torch.allclose(found, expected, rtol=1e-12)
+    assert Grams.of(x, y, block=6).halves is None

@@ -9,9 +9,10 @@ import torch
 
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Side, Values
-from ..stats import DebiasedAlignment, Grams, RowScatter, Sample, Scatter, Statistic
+from ..stats import SMALLEST_GROUP, Alignment, Grams, RowScatter, Sample, Scatter, Statistic
 from .chance import FEWEST_DRAWS, Chance
 from .doubt import Doubt
+from .standard_error import HALVED
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
 OF_POSITIONS = Caveat(
@@ -148,10 +149,12 @@ def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Cavea
         )
 
 
-def of_statistic(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
+def of_statistic(statistic: Statistic, block_error: np.ndarray | None) -> Iterator[Caveat]:
     """What the statistic leaves out."""
-    if isinstance(statistic, Grams) and not statistic.exact and measure.reads is not DebiasedAlignment:
-        yield Caveat(f"estimated from blocks of {statistic.block} rows; exact=True gives the whole-data value")
+    if isinstance(statistic, Grams) and not statistic.exact:
+        known = [] if block_error is None else block_error[np.isfinite(block_error)]
+        size = f"within about {max(known):.2g} of" if len(known) else "not quite"
+        yield Caveat(f"from blocks of {statistic.block} rows: {size} the value from all rows, which exact=True gives")
     if isinstance(statistic, Sample) and not statistic.exact:
         yield Caveat(f"rests on {statistic.describe()}")
 
@@ -197,6 +200,8 @@ def of_chance(
         yield next(of_draws(doubt.draws), no_room)
     if doubt.interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
+    if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
+        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be wider than it need be")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:

@@ -75,7 +75,7 @@ def evaluate(
         doubts = [
             *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
             *caveats.of_undefined(undefined[measure.name], side_a, side_b),
-            *_words(measure, statistic, rows, side_a, side_b),
+            *_words(measure, statistic, rows, made, side_a, side_b),
             *caveats.of_bounds(measure, array),
             *caveats.of_chance(measure, made, by_chance.get(measure.name), doubt, side_a, side_b),
             *([] if independent else [caveats.OF_POSITIONS]),
@@ -85,12 +85,14 @@ def evaluate(
     return values
 
 
-def _words(measure: Measure, statistic: Statistic, rows: Sample | None, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+def _words(
+    measure: Measure, statistic: Statistic, rows: Sample | None, values: Values, side_a: Side, side_b: Side
+) -> Iterator[Caveat]:
     """Doubts that have a rule."""
     yield from caveats.of_widths(measure, statistic, side_a, side_b)
     yield from caveats.of_lost_directions(measure, statistic, side_a, side_b)
     yield from caveats.of_order(statistic, side_a, side_b)
-    yield from caveats.of_statistic(measure, statistic)
+    yield from caveats.of_statistic(statistic, values.block_error)
     yield from data_caveats.of_one_direction(measure, statistic, side_a, side_b)
     yield from data_caveats.of_one_row(measure, statistic, rows, side_a, side_b)
     yield from data_caveats.of_hardly_varying(statistic, side_a, side_b)
@@ -153,6 +155,7 @@ def _values(
         closer=measure.closer,
         bounds=measure.bounds,
         same=measure.same,
+        block_error=where_defined(interval.from_all_rows(measure, statistic)),
         **at_random,
     )
 

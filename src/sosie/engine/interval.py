@@ -18,7 +18,7 @@ from ..measures import Measure
 from ..progress import Progress
 from ..stats import SMALLEST_GROUP, Alignment, Grams, Sample, Statistic
 from .pairwise import Widths, by_pair
-from .standard_error import HALVED, Error, by_halves, by_jackknife, halves_of_groups, quarters_of_groups
+from .standard_error import HALVED, Error, by_halves, by_jackknife, halves_of_groups, quarters_of_groups, student
 
 FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
 CONFIDENCE = 0.95
@@ -34,6 +34,26 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> tuple[Array |
         return None, None
     left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
     return around(measure, value, by_jackknife(left))
+
+
+def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:
+    """How far the value from all rows may be from that of blocks (95 %); None where the value is from all rows.
+
+    What single rows do counts in blocks as it does among all rows; what pairs of rows do together is averaged over
+    pairs within blocks alone. Its variance falls with the rows of a block, so cutting blocks of b rows in two changes
+    the value by as much as putting them together would, but for 1 − b/n: the changes of single groups give its size.
+    """
+    if not isinstance(statistic, Grams) or statistic.exact or (halves := statistic.halves) is None:
+        return None
+    groups, kind = statistic.groups, measure.reads
+    count = int(groups.sum())
+    changes, left = (
+        measure(statistic.alignment(kind, jackknife=without)) - measure(halves.alignment(kind, jackknife=without))
+        for without in (False, True)
+    )
+    single = count * changes - (count - 1) * left[groups]  # pseudo-values, which are 0 on average
+    size = (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
+    return _array(size) * student(count, CONFIDENCE)
 
 
 def by_rows(
@@ -113,8 +133,8 @@ def _array(value: Tensor) -> Array:
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:
     """The interval about a value, from its standard error."""
-    reach = error.reach(CONFIDENCE) * shrink
-    low, high = value - reach, value + reach
+    below, above = error.reach(CONFIDENCE)
+    low, high = value - below * shrink, value + above * shrink
     bottom, top = measure.bounds
     # An interval may end at a bound of the measure, since no value lies beyond; the value itself is not touched.
     return (

@@ -181,7 +181,7 @@ def _models(result: Comparisons) -> list[dict[str, Any]]:
 
 def between_models(result: Comparisons, measure: str) -> Values:
     """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
-    nothing: dict[str, Any] = dict.fromkeys(_DOUBT)
+    nothing: dict[str, Any] = dict.fromkeys((*_DOUBT, "block_error"))
     return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
 
 

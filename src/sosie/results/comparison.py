@@ -67,6 +67,7 @@ class Values:
     null_spread: Array | None = None  # its standard deviation
     p: Array | None = None  # how often chance gives a value as close as this
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
+    block_error: Array | None = None  # of values from blocks of rows: how far that from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
 
     @property
@@ -78,7 +79,7 @@ class Values:
             return (self.value - self.null) / (self.same - self.null)
 
 
-ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search")  # of Values, all of one shape
+ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")  # of Values, all of one shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +150,7 @@ class Comparison:
                             "p": _at(values.p, i, j),
                             "p_search": _at(values.p_search, i, j),
                             "score": _at(values.score, i, j),
+                            "block_error": _at(values.block_error, i, j),
                             "caveats": list(
                                 dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
                             ),

@@ -110,6 +110,8 @@ class GramSide:
     norms: list[Tensor]  # (blocks, sites) Σ Kᵢⱼ² of the U-centred ones
     heaviest: Tensor  # (sites,) the largest Σⱼ Kᵢⱼ² of one row of the U-centred Gram matrices
     drift: Drift
+    halves: list[Tensor]  # (2 blocks, sites, b/2·b/2) U-centred: blocks cut in two; none of blocks of fewer than 8 rows
+    raw_halves: list[Tensor]
 
     @classmethod
     def of(cls, parts: Sequence[GramPart]) -> GramSide:
@@ -133,6 +135,8 @@ class GramSide:
             raw=[without_diagonal(gram).flatten(2) for gram in raw],
             raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
             drift=Drift.of(torch.stack([part.few for part in parts], dim=1), sizes[0]),
+            halves=[u_centred(_cut_in_two(gram)).flatten(2) for gram in unbiased],
+            raw_halves=[without_diagonal(_cut_in_two(gram)).flatten(2) for gram in raw],
         )
 
     @property
@@ -147,6 +151,14 @@ class GramSide:
     def check(self) -> Tensor:
         """(2, sites): a number that is not finite where an activation was not, and how far off the mean was."""
         return torch.stack([self.length, self.offset])
+
+
+def _cut_in_two(gram: Tensor) -> Tensor:
+    """(2 blocks, sites, b/2, b/2): all first halves, then all second ones; an odd row is left out."""
+    half = gram.shape[-1] // 2
+    if half < 4:
+        return gram[:0]
+    return torch.cat([gram[..., :half, :half], gram[..., half : 2 * half, half : 2 * half]])
 
 
 def _from_means(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:

@@ -101,6 +101,10 @@ class Grams:
     raw_diagonal: PairSums | None = None
     raw_pairs: Tensor | None = None  # (G,) Σ b (b − 1)
     shuffled: ShuffledSums | None = None  # the same sums with rows shuffled within blocks, if chance was asked for
+    halved: PairSums | None = None  # the debiased sums of blocks that are cut in two: how much blocks cost
+    halved_pairs: Tensor | None = None  # (G,)
+    raw_halved: PairSums | None = None
+    raw_halved_pairs: Tensor | None = None
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment})  # the last only if it was asked for
 
@@ -133,6 +137,9 @@ class Grams:
         # Filled on the device: sending numbers there would make the host wait for it.
         each = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
         groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
+        in_two = zip(groups.split([count for count, _ in a.sizes]), a.halves, strict=True)
+        halved_groups = torch.cat([torch.cat([group, group])[: len(half)] for group, half in in_two])
+        half = torch.cat([a.length.new_full((len(h),), h.shape[-1] ** 0.5) for h in a.halves])
         return cls(
             block=block,
             blocks=a.blocks,
@@ -153,6 +160,10 @@ class Grams:
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
             raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
             shuffled=ShuffledSums.of(a, b, draws=draws, seed=seed, first_block=first_block) if draws else None,
+            halved=PairSums.of(a.halves, b.halves, halved_groups),
+            halved_pairs=_grouped(half * (half - 3), halved_groups),
+            raw_halved=PairSums.of(a.raw_halves, b.raw_halves, halved_groups) if a.raw else None,
+            raw_halved_pairs=_grouped(half * (half - 1), halved_groups) if a.raw else None,
         )
 
     @property
@@ -164,6 +175,14 @@ class Grams:
     def groups(self) -> Tensor:
         """(G,) bool: the groups that hold blocks."""
         return self.pairs > 0
+
+    @property
+    def halves(self) -> Grams | None:
+        """The same of blocks that are cut in two; none where they are too small, or were not kept."""
+        if self.halved is None or self.halved_pairs is None or not (self.halved_pairs > 0).equal(self.groups):
+            return None
+        raw = {} if self.raw_halved is None else {"raw": self.raw_halved, "raw_pairs": self.raw_halved_pairs}
+        return replace(self, debiased=self.halved, pairs=self.halved_pairs, **raw)  # type: ignore[arg-type]
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -193,11 +212,12 @@ class Grams:
     def merge(self, other: Grams) -> Grams:
         if self.block != other.block:
             raise ValueError(f"these Grams have blocks of {self.block} and of {other.block} rows")
-        unlike = (self.raw is None) != (other.raw is None) or (self.shuffled is None) != (other.shuffled is None)
+        kept = ("raw", "shuffled", "halved")
+        unlike = any((getattr(self, name) is None) != (getattr(other, name) is None) for name in kept)
         if self.debiased.xy.shape != other.debiased.xy.shape or unlike:
             raise ValueError(
                 f"these Grams are of other sites: {tuple(self.debiased.xy.shape[1:])} and "
-                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps uncentred or shuffled sums"
+                f"{tuple(other.debiased.xy.shape[1:])}, or only one keeps halved, uncentred or shuffled sums"
             )
         added: dict[str, Any] = {}
         for spec in fields(self):
