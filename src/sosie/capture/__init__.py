@@ -9,12 +9,12 @@ from .keep import Keep
 from .leaks import LeakingCut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .masks import Masks, mask_of
-from .mixing import ends, mixing_note
+from .mixing import TRIED, ends, mixing_note
 from .names import unwrap
 from .outputs import answer_in, fresh_leaf, unshared
 from .predictive import BETA, Loss, NoGradient, Predictive, predictive_of
-from .quiet import as_found, borrowed, restored_after_errors
-from .rows import RULES, Rule, check_rule, rows_per_input, to_rows
+from .quiet import as_found, borrowed, kept_attributes, restored_after_errors
+from .rows import RULES, Rule, check_rule, needs_axes, rows_per_input, to_rows
 from .saved import BadActivations, SavedActivations, open_activations
 from .shares import ALL, Share
 from .sites import NoRows, SilentSite, Site, SiteError, UnknownSite, nearest, select
@@ -26,6 +26,7 @@ __all__ = [
     "ALL",
     "BETA",
     "RULES",
+    "TRIED",
     "BadActivations",
     "BadBatch",
     "Batches",
@@ -62,12 +63,14 @@ __all__ = [
     "fresh_leaf",
     "input_numbers",
     "input_rows",
+    "kept_attributes",
     "labels_of",
     "linearised",
     "mask_of",
     "mixing_note",
     "model_arguments",
     "nearest",
+    "needs_axes",
     "number_array",
     "open_activations",
     "predictive_of",

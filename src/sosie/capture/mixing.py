@@ -13,7 +13,7 @@ from .batches import Chunk
 from .quiet import kept_attributes
 from .structure import count_inputs, cut, join
 
-TRIED = 4  # inputs of the first batch that the model is run on, twice
+TRIED = 4  # inputs of the first batch that a model is run on before all others
 FEWEST = 3  # the first and the last of them stay, so there must be one to change
 NUMBERS = 4096  # of each site that are compared
 # By how much of its size rounding may change an activation: ten times what TF32 and bfloat16 lose in a product. Batches
@@ -24,12 +24,15 @@ COARSE = 0.1
 Read = Callable[[Chunk], dict[str, Tensor]]
 
 
-def mixing_note(name: str, model: nn.Module, batch: Any, read: Read) -> str | None:
+def mixing_note(
+    name: str, model: nn.Module, batch: Any, read: Read, usual: dict[str, Tensor] | None = None
+) -> str | None:
     """In words, the first site where an input's activation changes with the other inputs of its batch; None: nowhere.
 
     A few inputs of the batch are run as they are, and once more with copies of the first in place of all but the last:
     at these two nothing may change. `read` runs the model and gives `ends` of every site, in execution order. Each run
-    starts from the same random state and the same attributes of the model, which are put back.
+    starts from the same random state and the same attributes of the model, which are put back. `usual`: what the run
+    as they are gave, if that was done in the same way already.
     """
     count = min(TRIED, count_inputs(batch))
     unknown = f"{name}: not known whether inputs of a batch are mixed"
@@ -42,7 +45,7 @@ def mixing_note(name: str, model: nn.Module, batch: Any, read: Read) -> str | No
             return read(Chunk(given, 0, count))
 
     try:
-        usual = run(cut(batch, 0, count))
+        usual = usual or run(cut(batch, 0, count))
         rounding = _rounding(model, usual)
         changed = _differ(usual, run(join([first] * (count - 1) + [last])), rounding)
         by_itself = _differ(usual, run(cut(batch, 0, count)), rounding) if changed else []

@@ -151,7 +151,7 @@ class _Holdings:
         self._numbers = numbers
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
         self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._tensors: list[tuple[Tensor, Tensor, int | None]] = []  # with a copy, and how often it was written to
         self._seen: set[int] = set()
         for module in modules_of(model):
             self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
@@ -170,7 +170,8 @@ class _Holdings:
         if isinstance(value, Tensor):
             plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
             if self._numbers and plain and value.nbytes < _LARGE:
-                self._tensors.append((value, value.detach().clone()))
+                writes = None if value.is_inference() else value._version
+                self._tensors.append((value, value.detach().clone(), writes))
         elif isinstance(value, dict):
             self._keep_dict(value)
         else:
@@ -182,8 +183,9 @@ class _Holdings:
     def put_back(self) -> None:
         """Only what changed: other threads may be reading the model, and autograd counts what is written."""
         with torch.inference_mode():  # which may write to a tensor of either kind
-            for tensor, numbers in self._tensors:
-                if not torch.equal(tensor, numbers):
+            for tensor, numbers, writes in self._tensors:
+                # Comparing numbers makes a GPU wait, for each of hundreds of buffers.
+                if (writes is None or tensor._version != writes) and not torch.equal(tensor, numbers):
                     tensor.copy_(numbers)
         for own, content, but in self._dicts:
             for key in [key for key in own if key not in content and key not in but]:

@@ -70,6 +70,11 @@ def rows_per_input(site: Site, rule: Rule) -> int:
     return math.prod(site.shape[:-1] if site.channels_last else site.shape[1:])
 
 
+def needs_axes(rule: Rule) -> bool:
+    """Whether the rule has to know which dimension holds the features."""
+    return not callable(rule) and rule != "flatten"
+
+
 def check_rule(rule: Rule) -> None:
     """Raise unless this is one of the rules, or a function."""
     if not callable(rule) and rule not in RULES:

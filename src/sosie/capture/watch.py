@@ -25,7 +25,7 @@ _RUNNING: ContextVar[Seen | None] = ContextVar("sosie_running_watch", default=No
 
 
 @contextmanager
-def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> Iterator[Seen]:
+def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes: bool = True) -> Iterator[Seen]:
     """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
 
     `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
@@ -33,9 +33,10 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None) -> I
     raises ends the watch's part in the forward, and is raised when the forward is over: the model itself always ends.
     Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
     path and compiled code, both of which pass hooks by, are off inside the block. Another thread that wants the model
-    meanwhile waits.
+    meanwhile waits. `axes=False`: which dimension holds the features is not looked for, which makes the first forward
+    faster, and `Site.channels_last` is None.
     """
-    seen = Seen(model, sites, sink)
+    seen = Seen(model, sites, sink, axes)
     with ExitStack() as stack:
         stack.enter_context(every_module_called(model))
         stack.callback(seen._close)
@@ -50,7 +51,7 @@ class Seen:
     watch is over.
     """
 
-    def __init__(self, model: nn.Module, sites: Any, sink: Sink | None) -> None:
+    def __init__(self, model: nn.Module, sites: Any, sink: Sink | None, axes: bool) -> None:
         self._root = unwrap(model)
         self._names = Names.of(self._root)
         self._wanted = selected(self._names, sites)
@@ -58,6 +59,7 @@ class Seen:
         self._sink: Sink = sink or self._keep  # type: ignore[assignment]
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._axes = axes
         self._layout: FeatureAxes | None = None  # while the first forward lasts
         self._never_called: list[str] = []
         self._no_activation: dict[str, str] = {}
@@ -113,7 +115,7 @@ class Seen:
             self._start()
             if self._keep is not None:
                 self._keep.start()
-            if self._sites is None:
+            if self._sites is None and self._axes:
                 self._layout = FeatureAxes()
                 self._layout.__enter__()
 

@@ -148,8 +148,9 @@ class Pass:
         def sink(site: str, rows: Tensor) -> dict[Kind, Any]:
             self._device = self._device or _meeting_place(rows)
             rows = rows.to(self._device, torch.float64 if self.precision == "float64" else rows.dtype)
-            if (k, site) not in self._wide:  # asked once: a GPU has to be waited for
-                self._wide[k, site] = lacks_room(rows, f"{site} of {self.sources[k].name}")
+            if (k, site) not in self._wide:
+                known = self.sources[k].largest.get(site)  # or else a GPU has to be waited for
+                self._wide[k, site] = lacks_room(rows, f"{site} of {self.sources[k].name}", known)
             rows = rows.double() if self._wide[k, site] else rows
             with products(tf32=self.tf32 and self.plan.statistics == ["grams"]):
                 return {kind: maker.part(site, rows, start) for kind, maker in makers.items()}

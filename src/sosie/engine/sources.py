@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import (
+    TRIED,
     Chunk,
     Masks,
     Rule,
@@ -22,26 +23,29 @@ from ..capture import (
     count_inputs,
     cut,
     ends,
+    kept_attributes,
     mixing_note,
     model_arguments,
+    needs_axes,
     restored_after_errors,
     rows_per_input,
     select,
     to_rows,
     watch,
 )
+from ..process_state import kept_random_state
 from ..results import Side
 from .digest import Digest, digest_of
 from .provenance import describe_inputs, describe_model
 
 Sink = Callable[[str, Tensor], Any]
-PROBE = 2  # inputs that are run first, to learn the order, the shapes and the widths of the sites
 
 
 class Source(Protocol):
     """Hands the rows of every site of a chunk to a sink, in execution order."""
 
     name: str
+    largest: dict[str, float]
 
     def identity(self) -> object: ...
     def describe(self) -> str: ...
@@ -75,6 +79,8 @@ class ModelSource:
         self._masks = Masks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
+        self._usual: dict[str, Tensor] | None = None
+        self.largest: dict[str, float] = {}  # number of the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
     def identity(self) -> object:
@@ -90,7 +96,7 @@ class ModelSource:
         with (
             restored_after_errors(self.model),
             as_found(self.model, self.device),
-            watch(self.model, self.sites, sink=self._receive) as seen,
+            watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows)) as seen,
         ):
             self._seen = seen
             try:
@@ -99,10 +105,21 @@ class ModelSource:
                 self._seen = None
 
     def look(self, batch: Any) -> Side:
-        """Run the first few inputs of a batch to learn the sites."""
-        count = min(PROBE, count_inputs(batch))
-        side = _side(self, Chunk(cut(batch, 0, count), 0, count), lambda: self._watched().sites)
+        """Run the first few inputs of a batch to learn the sites; the model is as before afterwards."""
+        count = min(TRIED, count_inputs(batch))
+        with kept_random_state(), kept_attributes(self.model):
+            found = self.read(Chunk(cut(batch, 0, count), 0, count), self._first_rows)
+        labels = [site.label for site in self._watched().sites]
+        self._usual = {label: rows for label, (_, rows, _) in zip(labels, found, strict=True)}
+        largest = torch.stack([most.to(found[0][2].device) for _, _, most in found])
+        self.largest = dict(zip(labels, largest.tolist(), strict=True))
+        side = _side(self.name, self._watched().sites, [rows for rows, _, _ in found])
         return replace(side, left_out=tuple(self.left_out.items()))
+
+    def _first_rows(self, site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
+        """Width and type of a site's rows, what `mixing` compares, and the largest number: read later, all at once."""
+        largest = torch.linalg.vector_norm(rows, torch.inf).double()
+        return _form(rows), ends(rows, self._counts.get(site)), largest
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -116,7 +133,7 @@ class ModelSource:
             found = self.read(chunk, lambda site, rows: ends(rows, self._counts.get(site)))
             return dict(zip((site.label for site in self._watched().sites), found, strict=True))
 
-        return mixing_note(self.name, self.model, batch, read)
+        return mixing_note(self.name, self.model, batch, read, self._usual)
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -196,6 +213,7 @@ class SavedSource:
 
     def __post_init__(self) -> None:
         self._sites = self.saved.select(self.sites)
+        self.largest: dict[str, float] = {}  # not looked for
 
     def identity(self) -> object:
         return id(self.saved), self._sites
@@ -217,7 +235,8 @@ class SavedSource:
         return nullcontext(self)
 
     def look(self, batch: Any) -> Side:
-        return _side(self, Chunk(None, 0, min(PROBE, self.saved.n)), lambda: self._sites)
+        few = Chunk(None, 0, min(TRIED, self.saved.n))
+        return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
 
     def mixing(self, batch: Any) -> str | None:
         return None  # not known any more
@@ -242,12 +261,13 @@ class SavedSource:
         return found
 
 
-def _side(source: Source, few: Chunk, sites: Callable[[], Iterable[Site]]) -> Side:
-    """What a few inputs show of the sites, which a model knows only once it has run."""
-    rows = source.read(few, lambda _, rows: (rows.shape[1], str(rows.dtype).removeprefix("torch.")))
-    widths, dtypes = zip(*rows, strict=True)
-    found = list(sites())
-    return Side(source.name, tuple(s.label for s in found), widths, tuple(s.shape for s in found), dtypes)
+def _form(rows: Tensor) -> tuple[int, str]:
+    return rows.shape[1], str(rows.dtype).removeprefix("torch.")
+
+
+def _side(name: str, sites: Sequence[Site], forms: Sequence[tuple[int, str]]) -> Side:
+    widths, dtypes = zip(*forms, strict=True)
+    return Side(name, tuple(s.label for s in sites), widths, tuple(s.shape for s in sites), dtypes)
 
 
 def _called(function: Callable[[Any], Any] | None) -> str:

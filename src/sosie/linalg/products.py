@@ -63,9 +63,12 @@ def with_room(rows: Tensor, label: str) -> Tensor:
     return rows.double() if lacks_room(rows, label) else rows
 
 
-def lacks_room(rows: Tensor, label: str) -> bool:
-    """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere."""
-    largest = _largest(rows[::FEW]) or _largest(rows)
+def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
+    """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere.
+
+    `largest`: the largest number in some of the rows, where that is known; 0 tells nothing.
+    """
+    largest = largest or _largest(rows[::FEW]) or _largest(rows)
     low, high = FLOAT64_PRODUCTS
     if math.isfinite(largest) and largest and not low <= largest <= high:
         raise ValueError(

@@ -21,6 +21,7 @@ from ...capture import (
     as_found,
     fresh_leaf,
     model_arguments,
+    needs_axes,
     restored_after_errors,
     select,
     to_rows,
@@ -61,7 +62,9 @@ class GradientSource(ModelSource):
                 parameter.requires_grad_(False)  # no gradients but those of the sites; as_found puts it back
             for wanted in select(self.model, self.sites).values():
                 stack.callback(wanted.module.register_forward_hook(self._begin_graph).remove)
-            self._seen = stack.enter_context(watch(self.model, self.sites, sink=self._receive))
+            self._seen = stack.enter_context(
+                watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows))
+            )
             try:
                 yield self
             finally:
