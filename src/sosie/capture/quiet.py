@@ -151,7 +151,7 @@ class _Holdings:
         self._numbers = numbers
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
         self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
-        self._tensors: list[tuple[Tensor, Tensor, int | None]] = []  # with a copy, and how often it was written to
+        self._tensors: list[tuple[Tensor, Tensor]] = []
         self._seen: set[int] = set()
         for module in modules_of(model):
             self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
@@ -170,8 +170,7 @@ class _Holdings:
         if isinstance(value, Tensor):
             plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
             if self._numbers and plain and value.nbytes < _LARGE:
-                writes = None if value.is_inference() else value._version
-                self._tensors.append((value, value.detach().clone(), writes))
+                self._tensors.append((value, value.detach().clone()))
         elif isinstance(value, dict):
             self._keep_dict(value)
         else:
@@ -183,10 +182,8 @@ class _Holdings:
     def put_back(self) -> None:
         """Only what changed: other threads may be reading the model, and autograd counts what is written."""
         with torch.inference_mode():  # which may write to a tensor of either kind
-            for tensor, numbers, writes in self._tensors:
-                # Comparing numbers makes a GPU wait, for each of hundreds of buffers.
-                if (writes is None or tensor._version != writes) and not torch.equal(tensor, numbers):
-                    tensor.copy_(numbers)
+            for tensor, numbers in self._changed():
+                tensor.copy_(numbers)
         for own, content, but in self._dicts:
             for key in [key for key in own if key not in content and key not in but]:
                 del own[key]
@@ -198,3 +195,12 @@ class _Holdings:
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
                 other.clear()
                 (other.update if isinstance(other, set) else other.extend)(items)
+
+    def _changed(self) -> list[tuple[Tensor, Tensor]]:
+        """The tensors whose numbers are others now; version counters do not see what batch norm writes."""
+        if not self._tensors:
+            return []
+        home = self._tensors[0][0].device
+        others = [(tensor != numbers).any().to(home) for tensor, numbers in self._tensors]
+        found = torch.stack(others).tolist()  # read together, so that a GPU is waited for once
+        return [pair for pair, other in zip(self._tensors, found, strict=True) if other]

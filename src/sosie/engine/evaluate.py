@@ -68,14 +68,19 @@ def evaluate(
     else:
         by_chance = _chance(measures, statistic, rows, widths, (~constant_a, ~constant_b), doubt)
         reach = _intervals(measures, statistic, rows, widths, arrays, doubt)
+    order = list(caveats.of_order(statistic, side_a, side_b))
     values = {}
     for measure in measures:
         array = arrays[measure.name]
-        made = _values(measure, statistic, array, by_chance.get(measure.name), reach.get(measure.name, (None, None)))
+        # Blocks of rows that come in an order are no fair sample, and cannot tell how far off they are.
+        off = None if order else interval.from_all_rows(measure, statistic)
+        near = reach.get(measure.name, (None, None))
+        made = _values(measure, statistic, array, by_chance.get(measure.name), near, off)
         doubts = [
             *caveats.of_constants(statistic, side_a, side_b, constant_a, constant_b),
             *caveats.of_undefined(undefined[measure.name], side_a, side_b),
-            *_words(measure, statistic, rows, made, side_a, side_b),
+            *_words(measure, statistic, rows, side_a, side_b),
+            *(order or caveats.of_statistic(statistic, made.block_error)),
             *caveats.of_bounds(measure, array),
             *caveats.of_chance(measure, made, by_chance.get(measure.name), doubt, side_a, side_b),
             *([] if independent else [caveats.OF_POSITIONS]),
@@ -85,14 +90,10 @@ def evaluate(
     return values
 
 
-def _words(
-    measure: Measure, statistic: Statistic, rows: Sample | None, values: Values, side_a: Side, side_b: Side
-) -> Iterator[Caveat]:
+def _words(measure: Measure, statistic: Statistic, rows: Sample | None, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Doubts that have a rule."""
     yield from caveats.of_widths(measure, statistic, side_a, side_b)
     yield from caveats.of_lost_directions(measure, statistic, side_a, side_b)
-    yield from caveats.of_order(statistic, side_a, side_b)
-    yield from caveats.of_statistic(statistic, values.block_error)
     yield from data_caveats.of_one_direction(measure, statistic, side_a, side_b)
     yield from data_caveats.of_one_row(measure, statistic, rows, side_a, side_b)
     yield from data_caveats.of_hardly_varying(statistic, side_a, side_b)
@@ -140,6 +141,7 @@ def _values(
     array: Array,
     by_chance: chance.Chance | None,
     reach: tuple[Array | None, Array | None],
+    block_error: Array | None,
 ) -> Values:
     def where_defined(found: Array | None) -> Array | None:
         return None if found is None else np.where(np.isnan(array), np.nan, found)
@@ -155,7 +157,7 @@ def _values(
         closer=measure.closer,
         bounds=measure.bounds,
         same=measure.same,
-        block_error=where_defined(interval.from_all_rows(measure, statistic)),
+        block_error=where_defined(block_error),
         **at_random,
     )
 
