@@ -6,7 +6,8 @@
     python papers/atoms/draw.py                             # the figures, from results/*.json
 
 Experiments share a GPU: run this a few times side by side, with another `--only` each; their seconds are then of a busy
-machine. SOSIE_DATA names the folders with the images (README.md says which).
+machine. Tables 1 and 3 write each method and seed when it is done (nets/, or the folder SOSIE_CHECKPOINTS), and a run
+that was ended goes on behind it. SOSIE_DATA names the folders with the images (README.md says which).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ EXPERIMENTS = {
     "figure-3": costs.figure_3,
     "figure-6": users.figure_6,  # 8 too
     "table-1": federated.table_1,
+    "table-1-short": federated.table_1_short,  # 15 rounds
     "table-3": federated.table_3,
     "table-3-cifar10": federated.table_3_cifar10,
 }

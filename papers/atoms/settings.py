@@ -31,17 +31,24 @@ class Federation:
     """Clients, rounds and methods of tables 1 and 3."""
 
     clients: int = 100
-    rounds: int = 30  # [100]
-    epochs: int = 5  # [15]
+    many_clients: int = 1000  # of the last column of table 3
+    rounds: int = 100
+    epochs: int = 15
     share: float = 0.1
     batch: int = 50
     rate: float = 0.01
-    seeds: tuple[int, ...] = (0,)  # of table 1; table 3 has the first
+    seeds: tuple[int, ...] = (0, 1, 2)  # of table 1; table 3 has the first
     pretrained_epochs: int = 20  # of the coefficients of "Pretrain"
     members: int = 3
-    head_epochs: int = 40  # [100]
+    head_epochs: int = 100
     random_members: int = 2  # drawings of members at random
     settings: tuple[tuple[str, int], ...] = (("cifar100", 5), ("cifar100", 20), ("cifar10", 2), ("cifar10", 5))
+    many_settings: tuple[tuple[str, int], ...] = (("cifar10", 2),)
+
+    @property
+    def local_epochs(self) -> int:
+        """Of a client that meets nobody: as many as the others have on average, and their last training."""
+        return round(self.rounds * self.share * self.epochs) + self.epochs
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Settings:
     digit_clients: int = 20
 
     federation: Federation = field(default_factory=Federation)
+    short_federation: Federation = Federation(rounds=15)  # table-1-short
     continual: Recipe = Recipe(epochs=15, batch=128, rate=0.02)
     continual_head_epochs: int = 50
     continual_seeds: tuple[int, ...] = (0, 1, 2)
@@ -93,6 +101,18 @@ class Settings:
 def small(full: Settings) -> Settings:
     """A smoke run: every line is run, and no number means anything."""
     tiny = Recipe(epochs=1, batch=8, images=16)
+    few = Federation(
+        clients=10,
+        many_clients=20,
+        rounds=1,
+        epochs=1,
+        share=0.3,
+        batch=5,
+        seeds=(0,),
+        pretrained_epochs=1,
+        head_epochs=2,
+        random_members=2,
+    )
     return replace(
         full,
         limit=800,
@@ -121,17 +141,8 @@ def small(full: Settings) -> Settings:
         cifar_tasks=3,
         a_task=2,
         digit_clients=4,
-        federation=Federation(
-            clients=10,
-            rounds=1,
-            epochs=1,
-            share=0.3,
-            batch=5,
-            seeds=(0,),
-            pretrained_epochs=1,
-            head_epochs=2,
-            random_members=2,
-        ),
+        federation=few,
+        short_federation=few,  # the clients of table 1
         continual=tiny,
         continual_head_epochs=2,
         continual_seeds=(0, 1),
