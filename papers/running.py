@@ -97,8 +97,7 @@ def remember(folder: Path, name: str, asked: Mapping[str, Any], make: Callable[[
 
     `asked` is all that decides the part, as JSON: whatever differs there is another file.
     """
-    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
-    path = folder / f"{name}-{key}.json"
+    path = part_path(folder, name, asked)
     if path.is_file():
         print(f"  {name}: kept", flush=True)
     else:
@@ -109,3 +108,8 @@ def remember(folder: Path, name: str, asked: Mapping[str, Any], make: Callable[[
         print(f"  {name}: {seconds:.0f} s", flush=True)
     read: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return read
+
+
+def part_path(folder: Path, name: str, asked: Mapping[str, Any], suffix: str = "json") -> Path:
+    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return folder / f"{name}-{key}.{suffix}"

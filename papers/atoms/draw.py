@@ -229,10 +229,12 @@ def table_3(found: dict[str, Any]) -> Any:
 
 FIGURES = {
     "figure-2": figure_2,
+    "figure-2-seeds": figure_2,
     "figure-3": figure_3,
     "figure-4a": figure_4a,
     "figure-4b": figure_4b,
     "figure-4-table": figure_4_table,
+    "figure-4-table-long": figure_4_table,
     "figure-5": maps,
     "figure-6": figure_6,
     "figure-9a": figure_9a,

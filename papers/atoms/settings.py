@@ -70,11 +70,15 @@ class Settings:
     tasks: int = 10
     atoms: tuple[int, ...] = (6, 9)
     task: Recipe = Recipe(epochs=12, rate=0.01, images=2450, clip=1.0)  # figure 2; half of a task's images
+    whole_task: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # figure-2-seeds: all of a task's images
+    figure_2_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     first: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # coefficients from the first task
     weights: tuple[float, ...] = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)  # figure 4b: of the penalty as it is printed
     cosine_weights: tuple[float, ...] = (3e-4, 3e-3)  # of the penalty of normalised channels
     decorrelated: Recipe = Recipe(epochs=8, rate=0.01, images=2450, clip=1.0)
     pair: Recipe = Recipe(epochs=4, rate=0.02, images=25_000, clip=1.0)  # figure 4's table; diverged without clipping
+    long_pair: Recipe = Recipe(epochs=60, batch=256, rate=0.04, clip=1.0)  # figure-4-table-long
+    long_pair_at: tuple[int, ...] = (4, 15, 30, 60)  # epochs that are looked at
     bound_draws: int = 500
     untrained: Recipe = Recipe(epochs=8, rate=0.02, images=10_000)  # figure 9a
     toys: int = 10  # figure 9b
@@ -124,11 +128,15 @@ def small(full: Settings) -> Settings:
         tasks=4,
         atoms=(6, 9),
         task=tiny,
+        whole_task=tiny,
+        figure_2_seeds=(0, 1),
         first=tiny,
         weights=(0.0, 3e-3),
         cosine_weights=(3e-3,),
         decorrelated=tiny,
         pair=tiny,
+        long_pair=replace(tiny, epochs=2),
+        long_pair_at=(1, 2),
         bound_draws=20,
         untrained=tiny,
         toys=2,

@@ -26,7 +26,7 @@ class Recipe:
 RECIPES = {
     "sgd": Recipe(0.1),
     "adam": Recipe(2e-3, optimiser="adam", decay=0.05),
-    "plain": Recipe(0.05, clip=1.0, batch_norm=False),  # each batch norm a scale and a shift of the channels
+    "plain": Recipe(0.1, clip=2.0, batch_norm=False),  # each batch norm a scale and a shift of the channels
 }
 
 

@@ -31,11 +31,15 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     assert verdicts["figure-9a-untrained"]["verdict"] == "reproduced"
     kept = small_run(PAPER, results, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
-    again = small_run(PAPER, results, "--only", "table-1,table-3", SOSIE_DATA=str(tmp_path))
-    for part in ("table-1-pretrain-seed0", "table-3-cifar100_20-local"):  # a method that is done is not run again
+    again = small_run(
+        PAPER, results, "--only", "table-1,table-3,figure-2-seeds,figure-4-table-long", SOSIE_DATA=str(tmp_path)
+    )
+    parts = ("table-1-pretrain-seed0", "table-3-cifar100_20-local", "figure-2-seed1", "figure-4-table-long-learnt")
+    for part in parts:  # what is done is not run again
         assert f"{part}: kept" in again
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == {*experiments_of(verdicts), "table-1-short"}
+    more = {"table-1-short", "figure-2-seeds", "figure-4-table-long"}
+    assert draw(PAPER, results) == experiments_of(verdicts) | more
 
 
 def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
