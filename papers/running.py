@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from claims import check_claims
+
+from sosie.results import write_atomically
 
 Experiment = Callable[[Any], dict[str, Any]]  # settings → {"numbers": {name: number}, and whatever figures need}
 
@@ -87,3 +90,26 @@ def _run(paper: Path, experiments: Mapping[str, Experiment], settings: Any, give
 def describe(device: str) -> str:
     chip = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine() + " CPU"
     return f"{chip}, torch {torch.__version__}"
+
+
+def remember(folder: Path, name: str, asked: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """One part of an experiment, written to the folder when it is done: a run that was ended goes on behind it.
+
+    `asked` is all that decides the part, as JSON: whatever differs there is another file.
+    """
+    path = part_path(folder, name, asked)
+    if path.is_file():
+        print(f"  {name}: kept", flush=True)
+    else:
+        start = time.perf_counter()
+        found = make()
+        seconds = round(time.perf_counter() - start, 1)
+        write_atomically(path, json.dumps({"asked": asked, "part_seconds": seconds, **found}) + "\n")
+        print(f"  {name}: {seconds:.0f} s", flush=True)
+    read: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return read
+
+
+def part_path(folder: Path, name: str, asked: Mapping[str, Any], suffix: str = "json") -> Path:
+    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return folder / f"{name}-{key}.{suffix}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 from data import Lessons, Pool, class_tasks, pool, probes
 from networks import State, atoms_of, copies, make, part, sites_of
+from running import remember
 from settings import Settings
 from similarity import Pairs, by_atoms, by_grassmann, by_stimulus, by_weights, correlation, look, mean
 from torch import Tensor, nn
@@ -32,39 +36,65 @@ def first_task(settings: Settings, atoms: int, images: Pool) -> nn.Module:
 
 def figure_2(settings: Settings) -> dict[str, Any]:
     """Ten tasks: coefficients drawn at random or from the first task, six atoms or nine, other atoms at first."""
-    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
-    tasks = class_tasks(settings.tasks, CLASSES)
     arms: dict[str, Any] = {}
-    numbers: dict[str, float | None] = {}
     for atoms in settings.atoms:
-        bases = {
-            "random": make(settings, settings.network, CLASSES, atoms, settings.seed),
-            "first_task": first_task(settings, atoms, images),
-        }
-        starts = (SAME, DIFFERENT) if atoms == settings.atoms[0] else (SAME,)
-        plan = [(source, start) for source in bases for start in starts]
-        models = [
-            model
-            for source, start in plan
-            for model in copies(bases[source], len(tasks), redraw=None if start == SAME else 100)
-        ]
-        lessons = Lessons.of(images, tasks, settings.task.images).repeat(len(plan))
-        found = train(settings, models, images, lessons, settings.task, seed=settings.seed)[settings.task.epochs]
-        right = accuracies(settings, models[0], found, test, Lessons.of(test, tasks).repeat(len(plan)))
-        for k, (source, start) in enumerate(plan):
-            own = slice(k * len(tasks), (k + 1) * len(tasks))
-            name = f"{source}_m{atoms}" + ("" if start == SAME else "_other_atoms")
-            base = (
-                {layer: x[0] for layer, x in atoms_of(stacked_state([bases[source]])).items()}
-                if start == SAME
-                else None
-            )
-            arms[name] = compared(settings, bases[source], part(found, own), base)
-            arms[name]["accuracy"] = right[own].tolist()
-            numbers |= {f"{name}_{key}": value for key, value in summary(arms[name]).items()}
+        arms |= arms_of(settings, atoms, (SAME, DIFFERENT) if atoms == settings.atoms[0] else (SAME,))
+    numbers: dict[str, float | None] = {
+        f"{name}_{key}": value for name, arm in arms.items() for key, value in summary(arm).items()
+    }
     both = [numbers[f"{source}_m{settings.atoms[0]}_cca"] for source in ("random", "first_task")]
     numbers["best_cca"] = max(value for value in both if value is not None)
-    return {"numbers": numbers, "tasks": len(tasks), "arms": arms}
+    return {"numbers": numbers, "tasks": settings.tasks, "arms": arms}
+
+
+def figure_2_seeds(settings: Settings) -> dict[str, Any]:
+    """The paper's nine atoms and all images of the tasks, several times: other coefficients, first atoms and orders."""
+    parts = []
+    for seed in settings.figure_2_seeds:
+        own = replace(settings, seed=seed, task=settings.whole_task)
+        asked = {key: asdict(getattr(own, key)) for key in ("task", "first", "probes")}
+        asked |= {key: getattr(own, key) for key in ("seed", "tasks", "network", "hidden", "width", "limit")}
+        parts.append(remember(settings.cache, f"figure-2-seed{seed}", asked, partial(arms_of, own, 9, (SAME,))))
+    arms = {f"{name}_seed{part['asked']['seed']}": part[name] for part in parts for name in part if "_m9" in name}
+    numbers: dict[str, float | None] = {}
+    for name in ("random_m9", "first_task_m9"):
+        found = [summary(part[name]) for part in parts]
+        for key in found[0]:
+            of = [each[key] for each in found if each[key] is not None]
+            if of:
+                numbers |= {
+                    f"{name}_{key}": fmean(of),
+                    f"{name}_{key}_lowest": min(of),
+                    f"{name}_{key}_highest": max(of),
+                }
+    return {"numbers": numbers, "tasks": settings.tasks, "arms": arms}
+
+
+def arms_of(settings: Settings, atoms: int, starts: Sequence[str]) -> dict[str, Any]:
+    """So many atoms, both kinds of coefficients, and these kinds of first atoms: all networks in one stack."""
+    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
+    tasks = class_tasks(settings.tasks, CLASSES)
+    bases = {
+        "random": make(settings, settings.network, CLASSES, atoms, settings.seed),
+        "first_task": first_task(settings, atoms, images),
+    }
+    plan = [(source, start) for source in bases for start in starts]
+    models = [
+        model
+        for source, start in plan
+        for model in copies(bases[source], len(tasks), redraw=None if start == SAME else 100)
+    ]
+    lessons = Lessons.of(images, tasks, settings.task.images).repeat(len(plan))
+    found = train(settings, models, images, lessons, settings.task, seed=settings.seed)[settings.task.epochs]
+    right = accuracies(settings, models[0], found, test, Lessons.of(test, tasks).repeat(len(plan)))
+    arms: dict[str, Any] = {}
+    for k, (source, start) in enumerate(plan):
+        own = slice(k * len(tasks), (k + 1) * len(tasks))
+        name = f"{source}_m{atoms}" + ("" if start == SAME else "_other_atoms")
+        base = {layer: x[0] for layer, x in atoms_of(stacked_state([bases[source]])).items()} if start == SAME else None
+        arms[name] = compared(settings, bases[source], part(found, own), base)
+        arms[name]["accuracy"] = right[own].tolist()
+    return arms
 
 
 def compared(settings: Settings, model: nn.Module, state: State, base: State | None) -> dict[str, Any]:

@@ -213,31 +213,35 @@ def table_2(found: dict[str, Any]) -> Any:
 
 
 def table_3(found: dict[str, Any]) -> Any:
-    cases = list(dict.fromkeys((row["data"], row["classes"]) for row in found["rows"]))
+    cases = list(dict.fromkeys((row["data"], row["classes"], row.get("clients", 100)) for row in found["rows"]))
     figure, axes = plt.subplots(1, len(cases), figsize=(2.6 * len(cases), 2.8), sharey=True, squeeze=False)
-    for axis, (data, classes) in zip(axes[0], cases, strict=True):
-        rows = [row for row in found["rows"] if (row["data"], row["classes"]) == (data, classes)]
+    for axis, case in zip(axes[0], cases, strict=True):
+        rows = [row for row in found["rows"] if (row["data"], row["classes"], row.get("clients", 100)) == case]
+        data, classes, clients = case
         means = [np.mean(row["accuracy"]) for row in rows]
         errors = [standard_error(row["accuracy"]) for row in rows]
         axis.bar(range(len(rows)), means, yerr=errors)
         axis.set_xticks(range(len(rows)), [row["method"] for row in rows], rotation=50, ha="right")
-        axis.set_title(f"{data.replace('cifar', 'CIFAR-')}, {classes} classes a client")
+        axis.set_title(f"{data.replace('cifar', 'CIFAR-')}, {classes} classes a client\n{clients} clients")
     axes[0, 0].set_ylabel("accuracy")
     return figure
 
 
 FIGURES = {
     "figure-2": figure_2,
+    "figure-2-seeds": figure_2,
     "figure-3": figure_3,
     "figure-4a": figure_4a,
     "figure-4b": figure_4b,
     "figure-4-table": figure_4_table,
+    "figure-4-table-long": figure_4_table,
     "figure-5": maps,
     "figure-6": figure_6,
     "figure-9a": figure_9a,
     "figure-9b": figure_9b,
     "figure-12": maps,
     "table-1": table_1,
+    "table-1-short": table_1,
     "table-2": table_2,
     "table-3": table_3,
     "table-3-cifar10": table_3,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from continual import wait
 from data import Lessons, Prepare, pool, probes
 from networks import make
+from running import remember
 from settings import Recipe, Settings
 from similarity import by_stimulus, look, mean
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from training import train
 from sosie.linalg import most_similar
 from sosie.models.atoms import freeze
 from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate, split_classes
+from sosie.train.heads import find_head
 
 ATOMS = 9
 TABLE_1 = ("fedavg", "ditto", "fedrep", "fedprox", "fedper", "pretrain")
@@ -30,28 +33,40 @@ CHOICES = ("atoms", *STIMULUS, "random", "own", "classes")
 CLASSES = {"cifar100": 100, "cifar10": 10}
 
 
-def clients_of(settings: Settings, data: str, classes: int, seed: int) -> Clients:
+def clients_of(settings: Settings, data: str, classes: int, seed: int, count: int | None = None) -> Clients:
     images, test = (pool(settings, data, split) for split in ("train", "test"))
-    parts = split_classes(images.labels, settings.federation.clients, classes, test_labels=test.labels, seed=seed)
+    count = count or settings.federation.clients
+    parts = split_classes(images.labels, count, classes, test_labels=test.labels, seed=seed)
     both = images.merge(test).images, torch.cat([images.labels, test.labels])
     return Clients(*both, *parts)
 
 
 @lru_cache
 def pretrained(settings: Settings, seed: int) -> nn.Module:
-    """Coefficients from other images: all of a network trained on CIFAR-10, then held."""
+    """Coefficients and atoms from other images: a network trained on CIFAR-10, then coefficients are held.
+
+    The head is a new one, of the seed: that of ten classes would start clients at a loss of 12 and more, from which
+    most of their last units die.
+    """
     images = pool(settings, "cifar10", "train")
-    model = make(settings, "small_cnn", CLASSES["cifar100"], ATOMS, seed)
+    model = make(settings, "small_cnn", CLASSES["cifar10"], ATOMS, seed)
     recipe = Recipe(epochs=settings.federation.pretrained_epochs)
-    state = train(settings, [model], images, Lessons.of(images, [list(range(10))]), recipe, seed=seed)[recipe.epochs]
-    model.load_state_dict({name: value[0] for name, value in state.items()})
-    return freeze(model, "coefficients")
+    lessons = Lessons.of(images, [list(range(CLASSES["cifar10"]))])
+    state = train(settings, [model], images, lessons, recipe, seed=seed)[recipe.epochs]
+    fresh = make(settings, "small_cnn", CLASSES["cifar100"], ATOMS, seed)
+    head = f"{find_head(fresh)}."
+    fresh.load_state_dict(fresh.state_dict() | {k: x[0] for k, x in state.items() if not k.startswith(head)})
+    return freeze(fresh, "coefficients")
 
 
 def learn(
     settings: Settings, clients: Clients, data: str, method: str, seed: int, last: str | None = None
 ) -> Federated:
-    """`pretrain` is local training of all but the coefficients; `last`: what each client trains at the end."""
+    """`pretrain` is local training of all but the coefficients; `last`: what each client trains at the end.
+
+    Where nobody meets, each client trains as long as the others do on average: of those that are drawn for a round
+    some would else train for hardly more than the end.
+    """
     f = settings.federation
 
     def fresh() -> nn.Module:
@@ -59,12 +74,14 @@ def learn(
             return copy.deepcopy(pretrained(settings, seed))
         return make(settings, "small_cnn", CLASSES[data], ATOMS, seed)
 
+    alone = method in ("local", "pretrain")
     return simulate(
         fresh,
         clients,
-        "local" if method == "pretrain" else method,
-        rounds=f.rounds,
+        "local" if alone else method,
+        rounds=0 if alone else f.rounds,
         epochs=f.epochs,
+        last_epochs=f.local_epochs if alone else None,
         share=f.share,
         seed=seed,
         batch=f.batch,
@@ -74,35 +91,65 @@ def learn(
     )
 
 
+def asked(settings: Settings, clients: Clients, **more: Any) -> dict[str, Any]:
+    """All that decides what a method reaches, seeds and settings of other experiments left out."""
+    f = asdict(settings.federation)
+    for other in ("seeds", "settings", "many_settings", "many_clients", "clients"):
+        del f[other]
+    images = {"clients": len(clients), "train": clients.train.shape[1], "test": clients.test.shape[1]}
+    return {**f, **images, "width": settings.width, "probes": asdict(settings.probes), **more}
+
+
 def table_1(settings: Settings) -> dict[str, Any]:
     """Base, and ensembles with three members chosen by each measure, at random, the client itself, and by its classes.
 
     All methods end with atoms, biases and head trained on the coefficients that the server has, so that atoms can be
-    compared (Ditto's clients have coefficients of their own, pulled towards the server's).
+    compared (Ditto's clients have coefficients of their own, pulled towards the server's). Seed by seed: a run that is
+    ended has all methods of the seeds it has.
     """
-    f = settings.federation
     rows: list[dict[str, Any]] = []
-    for seed in f.seeds:
+    for seed in settings.federation.seeds:
         clients = clients_of(settings, "cifar100", 5, seed)
         for method in TABLE_1:
-            found = learn(settings, clients, "cifar100", method, seed, "own")
-            seconds, similarity = similarities(settings, found)
-            similarity["classes"] = overlap(clients)
-            generator = torch.Generator().manual_seed(seed)
-            right: dict[str, list[Tensor]] = {}
-            for name, members in choices(similarity, f.members, f.random_members, generator):
-                answer = ensemble_accuracy(
-                    found, clients, members, epochs=f.head_epochs, seed=seed, prepare=Prepare(settings)
-                )  # fmt: skip
-                right.setdefault(name, []).append(answer.ensemble.cpu())
-                right.setdefault("base", []).append(answer.own.cpu())
-            accuracy = {name: torch.stack(each).mean(0).tolist() for name, each in right.items()}
-            shared = share_of_classes(similarity, f.members)
-            rows.append({"seed": seed, "method": method, "accuracy": accuracy, "seconds": seconds, "shared": shared})
-            print(f"  {method}, seed {seed}: {np.mean(accuracy['base']):.3f}", flush=True)
-            last = found
-    costs = counted(settings, last)
-    return {"numbers": numbers_of(rows, costs), "rows": rows, "costs": costs}
+            of = asked(settings, clients, method=method, seed=seed)
+            if method == "pretrain":
+                of["pretrained_on"] = len(pool(settings, "cifar10", "train").labels)
+            name = f"table-1-{method}-seed{seed}"
+            row = remember(
+                settings.cache, name, of, lambda m=method, s=seed, c=clients: with_members(settings, c, m, s)
+            )
+            print(f"  {method}, seed {seed}: {np.mean(row['accuracy']['base']):.3f}", flush=True)
+            rows.append({key: row[key] for key in ("seed", "method", "accuracy", "seconds", "shared", "costs")})
+    return {"numbers": numbers_of(rows), "rows": rows}
+
+
+def table_1_short(settings: Settings) -> dict[str, Any]:
+    """The same with fewer rounds."""
+    return table_1(replace(settings, federation=settings.short_federation))
+
+
+def with_members(settings: Settings, clients: Clients, method: str, seed: int) -> dict[str, Any]:
+    """One method: accuracy of each client alone and with members, and what choosing them costs."""
+    f = settings.federation
+    found = learn(settings, clients, "cifar100", method, seed, "own")
+    seconds, similarity = similarities(settings, found)
+    similarity["classes"] = overlap(clients)
+    generator = torch.Generator().manual_seed(seed)
+    right: dict[str, list[Tensor]] = {}
+    for name, members in choices(similarity, f.members, f.random_members, generator):
+        answer = ensemble_accuracy(
+            found, clients, members, epochs=f.head_epochs, seed=seed, prepare=Prepare(settings)
+        )  # fmt: skip
+        right.setdefault(name, []).append(answer.ensemble.cpu())
+        right.setdefault("base", []).append(answer.own.cpu())
+    return {
+        "seed": seed,
+        "method": method,
+        "accuracy": {name: torch.stack(each).mean(0).tolist() for name, each in right.items()},
+        "seconds": seconds,
+        "shared": share_of_classes(similarity, f.members),
+        "costs": counted(settings, found),
+    }
 
 
 def choices(
@@ -166,8 +213,9 @@ def share_of_classes(similarity: dict[str, Tensor], count: int) -> dict[str, flo
     }
 
 
-def numbers_of(rows: list[dict[str, Any]], costs: dict[str, Any]) -> dict[str, float]:
-    """Means over clients and seeds; differences with standard errors over clients."""
+def numbers_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over clients and seeds; differences with standard errors over clients, and their spread over seeds."""
+    costs = rows[-1]["costs"]
     numbers: dict[str, float] = {}
     methods = list(dict.fromkeys(row["method"] for row in rows))
     of = {
@@ -181,6 +229,7 @@ def numbers_of(rows: list[dict[str, Any]], costs: dict[str, Any]) -> dict[str, f
             gain = of[method, name] - of[method, other]
             numbers[f"{method}_{name}_less_{other}"] = float(gain.mean())
             numbers[f"{method}_{name}_less_{other}_error"] = float(gain.std(ddof=1) / len(gain) ** 0.5)
+        numbers |= spread_over_seeds([row["accuracy"] for row in rows if row["method"] == method], method)
     for pair in ("atoms_less_base", "atoms_less_random", "atoms_less_own", "atoms_less_cca"):
         numbers[f"mean_{pair}"] = float(np.mean([numbers[f"{method}_{pair}"] for method in methods]))
     numbers["methods_better"] = float(np.mean([numbers[f"{method}_atoms_less_base"] > 0 for method in methods]))
@@ -193,6 +242,17 @@ def numbers_of(rows: list[dict[str, Any]], costs: dict[str, Any]) -> dict[str, f
     return numbers
 
 
+def spread_over_seeds(accuracies: list[dict[str, list[float]]], method: str) -> dict[str, float]:
+    """Standard deviations of a run's mean, as the paper has them behind its ±; none of a single run."""
+    if len(accuracies) < 2:
+        return {}
+    means = {name: np.array([np.mean(each[name]) for each in accuracies]) for name in ("base", *CHOICES)}
+    found = {f"{method}_{name}_spread": float(of.std(ddof=1)) for name, of in means.items()}
+    for other in ("base", "random", "own", "cca"):
+        found[f"{method}_atoms_less_{other}_spread"] = float((means["atoms"] - means[other]).std(ddof=1))
+    return found
+
+
 def table_3(settings: Settings) -> dict[str, Any]:
     """Accuracy without ensembles; each method ends as it does by itself (fedavg and fedprox: all of the model)."""
     return without_ensembles(settings, "cifar100")
@@ -202,23 +262,33 @@ def table_3_cifar10(settings: Settings) -> dict[str, Any]:
     return without_ensembles(settings, "cifar10")
 
 
-def without_ensembles(settings: Settings, asked: str) -> dict[str, Any]:
+def without_ensembles(settings: Settings, asked_data: str) -> dict[str, Any]:
+    f = settings.federation
     rows = []
     numbers: dict[str, float] = {}
-    seed = settings.federation.seeds[0]
-    for data, classes in settings.federation.settings:
-        if data != asked:
+    seed = f.seeds[0]
+    cases = [(*case, f.clients) for case in f.settings] + [(*case, f.many_clients) for case in f.many_settings]
+    for data, classes, count in cases:
+        if data != asked_data:
             continue
-        clients = clients_of(settings, data, classes, seed)
+        clients = clients_of(settings, data, classes, seed, count)
+        case = f"{data}_{classes}" + ("" if count == f.clients else "_many")
         for method in TABLE_3:
-            found = learn(settings, clients, data, method, seed)
-            accuracy = found.accuracy.cpu()
-            row = {"data": data, "classes": classes, "method": method, "accuracy": accuracy.tolist()}
-            rows.append({**row, "before": float(found.before.mean())})
-            numbers[f"{data}_{classes}_{method}"] = float(accuracy.mean())
-            print(f"  {data} {classes} {method}: {accuracy.mean():.3f}", flush=True)
-        others = [numbers[f"{data}_{classes}_{method}"] for method in ("fedavg", "fedprox", "fedper", "fedrep")]
-        own = numbers[f"{data}_{classes}_atoms"]
-        numbers[f"{data}_{classes}_atoms_less_best"] = own - max(others)
-        numbers[f"{data}_{classes}_atoms_less_local"] = own - numbers[f"{data}_{classes}_local"]
+            of = asked(settings, clients, data=data, classes=classes, method=method, seed=seed)
+            make_row = partial(by_itself, settings, clients, data, method, seed)
+            row = remember(settings.cache, f"table-3-{case}-{method}", of, make_row)
+            accuracy = row["accuracy"]
+            about = {"data": data, "classes": classes, "clients": count, "method": method}
+            rows.append({**about, "accuracy": accuracy, "before": row["before"]})
+            numbers[f"{case}_{method}"] = float(np.mean(accuracy))
+            print(f"  {case} {method}: {np.mean(accuracy):.3f}", flush=True)
+        others = [numbers[f"{case}_{method}"] for method in ("fedavg", "fedprox", "fedper", "fedrep")]
+        own = numbers[f"{case}_atoms"]
+        numbers[f"{case}_atoms_less_best"] = own - max(others)
+        numbers[f"{case}_atoms_less_local"] = own - numbers[f"{case}_local"]
     return {"numbers": numbers, "rows": rows}
+
+
+def by_itself(settings: Settings, clients: Clients, data: str, method: str, seed: int) -> dict[str, Any]:
+    found = learn(settings, clients, data, method, seed)
+    return {"accuracy": found.accuracy.tolist(), "before": float(found.before.mean())}

@@ -31,17 +31,24 @@ class Federation:
     """Clients, rounds and methods of tables 1 and 3."""
 
     clients: int = 100
-    rounds: int = 30  # [100]
-    epochs: int = 5  # [15]
+    many_clients: int = 1000  # of the last column of table 3
+    rounds: int = 100
+    epochs: int = 15
     share: float = 0.1
     batch: int = 50
     rate: float = 0.01
-    seeds: tuple[int, ...] = (0,)  # of table 1; table 3 has the first
+    seeds: tuple[int, ...] = (0, 1, 2)  # of table 1; table 3 has the first
     pretrained_epochs: int = 20  # of the coefficients of "Pretrain"
     members: int = 3
-    head_epochs: int = 40  # [100]
+    head_epochs: int = 100
     random_members: int = 2  # drawings of members at random
     settings: tuple[tuple[str, int], ...] = (("cifar100", 5), ("cifar100", 20), ("cifar10", 2), ("cifar10", 5))
+    many_settings: tuple[tuple[str, int], ...] = (("cifar10", 2),)
+
+    @property
+    def local_epochs(self) -> int:
+        """Of a client that meets nobody: as many as the others have on average, and their last training."""
+        return round(self.rounds * self.share * self.epochs) + self.epochs
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,15 @@ class Settings:
     tasks: int = 10
     atoms: tuple[int, ...] = (6, 9)
     task: Recipe = Recipe(epochs=12, rate=0.01, images=2450, clip=1.0)  # figure 2; half of a task's images
+    whole_task: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # figure-2-seeds: all of a task's images
+    figure_2_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     first: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # coefficients from the first task
     weights: tuple[float, ...] = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)  # figure 4b: of the penalty as it is printed
     cosine_weights: tuple[float, ...] = (3e-4, 3e-3)  # of the penalty of normalised channels
     decorrelated: Recipe = Recipe(epochs=8, rate=0.01, images=2450, clip=1.0)
     pair: Recipe = Recipe(epochs=4, rate=0.02, images=25_000, clip=1.0)  # figure 4's table; diverged without clipping
+    long_pair: Recipe = Recipe(epochs=60, batch=256, rate=0.04, clip=1.0)  # figure-4-table-long
+    long_pair_at: tuple[int, ...] = (4, 15, 30, 60)  # epochs that are looked at
     bound_draws: int = 500
     untrained: Recipe = Recipe(epochs=8, rate=0.02, images=10_000)  # figure 9a
     toys: int = 10  # figure 9b
@@ -84,6 +95,7 @@ class Settings:
     digit_clients: int = 20
 
     federation: Federation = field(default_factory=Federation)
+    short_federation: Federation = Federation(rounds=15)  # table-1-short
     continual: Recipe = Recipe(epochs=15, batch=128, rate=0.02)
     continual_head_epochs: int = 50
     continual_seeds: tuple[int, ...] = (0, 1, 2)
@@ -93,6 +105,18 @@ class Settings:
 def small(full: Settings) -> Settings:
     """A smoke run: every line is run, and no number means anything."""
     tiny = Recipe(epochs=1, batch=8, images=16)
+    few = Federation(
+        clients=10,
+        many_clients=20,
+        rounds=1,
+        epochs=1,
+        share=0.3,
+        batch=5,
+        seeds=(0,),
+        pretrained_epochs=1,
+        head_epochs=2,
+        random_members=2,
+    )
     return replace(
         full,
         limit=800,
@@ -104,11 +128,15 @@ def small(full: Settings) -> Settings:
         tasks=4,
         atoms=(6, 9),
         task=tiny,
+        whole_task=tiny,
+        figure_2_seeds=(0, 1),
         first=tiny,
         weights=(0.0, 3e-3),
         cosine_weights=(3e-3,),
         decorrelated=tiny,
         pair=tiny,
+        long_pair=replace(tiny, epochs=2),
+        long_pair_at=(1, 2),
         bound_draws=20,
         untrained=tiny,
         toys=2,
@@ -121,17 +149,8 @@ def small(full: Settings) -> Settings:
         cifar_tasks=3,
         a_task=2,
         digit_clients=4,
-        federation=Federation(
-            clients=10,
-            rounds=1,
-            epochs=1,
-            share=0.3,
-            batch=5,
-            seeds=(0,),
-            pretrained_epochs=1,
-            head_epochs=2,
-            random_members=2,
-        ),
+        federation=few,
+        short_federation=few,  # the clients of table 1
         continual=tiny,
         continual_head_epochs=2,
         continual_seeds=(0, 1),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from data import Lessons, pool, probes
 from networks import copies, draw_atoms, joined, make, part
-from settings import Settings
+from running import part_path, remember
+from safetensors.torch import load_file, save_file
+from settings import Recipe, Settings
 from similarity import by_atoms, by_stimulus, look, mean
 from torch import Tensor, nn
 from training import accuracies, train
 
 import sosie
 from sosie.models.atoms import AtomConv2d, atom_layers, freeze
+from sosie.results import write_atomically
 from sosie.train.stack import stacked_state
 
 PROBES = ("cifar100", "mnist", "tiny-imagenet")  # [CIFAR-100 and SVHN]
@@ -67,32 +73,80 @@ def figure_4_table(settings: Settings) -> dict[str, Any]:
     They differ in the order of their images; a third starts from other atoms. Coefficients are random, or those of a
     network of which all was trained.
     """
-    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
-    whole, recipe = [list(range(100))], settings.pair
-    lessons = Lessons.of(images, whole, recipe.images)
     drawn = make(settings, settings.network, 100, 9, settings.seed)
-    learnt = copy.deepcopy(drawn)
-    state = train(settings, [learnt], images, lessons, recipe, seed=settings.seed)[recipe.epochs]
-    learnt.load_state_dict({name: value[0] for name, value in state.items()})
-    models = [m for base in (drawn, learnt) for m in (*copies(base, 2), *copies(base, 1, redraw=100))]
-    state = train(settings, models, images, lessons.repeat(6), recipe, seed=settings.seed + 1)[recipe.epochs]
-    right = accuracies(settings, drawn, state, test, Lessons.of(test, whole).repeat(6))
-    arms: dict[str, Any] = {}
-    for k, name in enumerate(("random", "learnt")):
-        own = part(state, slice(3 * k, 3 * k + 3))
-        atoms = mean(by_atoms(own))
-        arms[name] = {"atoms": float(atoms[0, 1]), "atoms_other_start": float(atoms[0, 2])}
+    bases = {"random": drawn, "learnt": learnt_base(settings, drawn, settings.pair)}
+    arms = {name: pair_on(settings, base, settings.pair)[str(settings.pair.epochs)] for name, base in bases.items()}
+    return {"numbers": pair_numbers(arms), "arms": arms}
+
+
+def figure_4_table_long(settings: Settings) -> dict[str, Any]:
+    """The same after more epochs on all images, and at several of them; the learnt base, then each arm, is written."""
+    recipe = settings.long_pair
+    asked = {key: getattr(settings, key) for key in ("seed", "network", "hidden", "width", "limit", "long_pair_at")}
+    asked |= {"recipe": asdict(recipe), "probes": asdict(settings.probes)}
+    by_arm = {
+        name: remember(settings.cache, f"figure-4-table-long-{name}", asked, partial(long_arm, settings, name, asked))
+        for name in ("random", "learnt")
+    }
+    by_epoch = {
+        str(epoch): {name: found[str(epoch)] for name, found in by_arm.items()} for epoch in settings.long_pair_at
+    }
+    numbers = {
+        f"{key}_after_{epoch}": value for epoch, arms in by_epoch.items() for key, value in pair_numbers(arms).items()
+    }
+    last = by_epoch[str(recipe.epochs)]
+    return {"numbers": {**pair_numbers(last), **numbers}, "arms": last, "by_epoch": by_epoch}
+
+
+def learnt_base(settings: Settings, drawn: nn.Module, recipe: Recipe) -> nn.Module:
+    """A network of which all is trained, from the one that was drawn."""
+    images, model = pool(settings, "cifar100", "train"), copy.deepcopy(drawn)
+    lessons = Lessons.of(images, [list(range(100))], recipe.images)
+    state = train(settings, [model], images, lessons, recipe, seed=settings.seed)[recipe.epochs]
+    model.load_state_dict({name: value[0] for name, value in state.items()})
+    return model
+
+
+def long_arm(settings: Settings, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """One arm; the base of learnt coefficients is written as well."""
+    base = make(settings, settings.network, 100, 9, settings.seed)
+    if name == "learnt":
+        path = part_path(settings.cache, "figure-4-table-long-base", asked, "safetensors")
+        if not path.is_file():
+            state = learnt_base(settings, base, settings.long_pair).state_dict()
+            own = {key: value.cpu().contiguous() for key, value in state.items()}
+            write_atomically(path, lambda temporary: save_file(own, temporary))
+        base.load_state_dict(load_file(path))
+    return pair_on(settings, base, settings.long_pair, settings.long_pair_at)
+
+
+def pair_on(settings: Settings, base: nn.Module, recipe: Recipe, at: Sequence[int] = ()) -> dict[str, dict[str, float]]:
+    """Two networks with the base's coefficients and atoms, and one with other first atoms; after the epochs `at`."""
+    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
+    whole = [list(range(100))]
+    models = [*copies(base, 2), *copies(base, 1, redraw=100)]
+    lessons = Lessons.of(images, whole, recipe.images).repeat(3)
+    states = train(settings, models, images, lessons, recipe, seed=settings.seed + 1, keep=at)
+    found = {}
+    for epoch, state in states.items():
+        atoms = mean(by_atoms(state))
+        arm = {"atoms": float(atoms[0, 1]), "atoms_other_start": float(atoms[0, 2])}
         for data in PROBES:
-            for measure, pairs in by_stimulus(look(settings, drawn, own, probes(settings, data))).items():
-                arms[name][f"{measure}_{data}"] = float(mean(pairs)[0, 1])
-                arms[name][f"{measure}_{data}_other_start"] = float(mean(pairs)[0, 2])
-        arms[name]["accuracy"] = float(right[3 * k : 3 * k + 2].mean())
+            for measure, pairs in by_stimulus(look(settings, base, state, probes(settings, data))).items():
+                arm[f"{measure}_{data}"] = float(mean(pairs)[0, 1])
+                arm[f"{measure}_{data}_other_start"] = float(mean(pairs)[0, 2])
+        arm["accuracy"] = float(accuracies(settings, base, state, test, Lessons.of(test, whole).repeat(3))[:2].mean())
+        found[str(epoch)] = arm
+    return found
+
+
+def pair_numbers(arms: dict[str, dict[str, float]]) -> dict[str, float]:
     numbers = {f"{name}_{key}": value for name, arm in arms.items() for key, value in arm.items()}
     for name in arms:
         for measure in ("cca", "linear_cka"):
             own, other = (numbers[f"{name}_{measure}_{data}"] for data in ("cifar100", "mnist"))
             numbers[f"{name}_{measure}_drop"] = own - other
-    return {"numbers": numbers, "arms": arms}
+    return numbers
 
 
 def figure_9a(settings: Settings) -> dict[str, Any]:

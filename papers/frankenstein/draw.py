@@ -25,7 +25,8 @@ def band(axis: Any, x: Any, points: list[list[float]], label: str, colour: str |
 
 
 def figure_2(found: dict[str, Any]) -> Any:
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharey="row")
+    columns = len(found["architectures"])
+    figure, axes = plt.subplots(2, columns, figsize=(4.5 * columns, 5.5), sharey="row", squeeze=False)
     for column, (name, part) in enumerate(found["architectures"].items()):
         for row, key in enumerate(("relative_accuracy", "cross_entropy")):
             for kind in COLOURS:
@@ -150,6 +151,8 @@ FIGURES = {
     "data-sets": curves,
     "architectures": curves,
     "control": curves,
+    "figure-2-ten": figure_2,
+    "further-results": figure_2,
 }
 
 if __name__ == "__main__":

@@ -6,16 +6,23 @@ Figure 4: similarity indices along the training of the joints of Figure 2 at the
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 from joining import Row, correlation, join, mean, spread
-from networks import Images, fit_batches, held_out, resnet20, tiny10
-from settings import Settings
+from networks import Images, accuracy_of, fit_batches, held_out, own_resnet20s, read, resnet20, tiny10
+from running import remember
+from settings import RECIPES, Settings
 from torch import Tensor
 
 import sosie
+from sosie.models import NamedModel
 
+Opened = Callable[[Any], NamedModel]  # a network by its name or seed, opened or trained when it is asked for
+CKAS = ("linear_cka", "debiased_cka")
 CLOSED = ("least_squares", "procrustes", "identity")
 COLLAPSED, FAIR = 0.5, 0.7  # relative accuracies that we take the paper's words "collapses" and "fairly well" to mean
 LATE = 3  # layers from the end that count as late
@@ -29,24 +36,113 @@ def figure_2(settings: Settings) -> dict[str, Any]:
         ("tiny10", tiny10, settings.tiny_sites, settings.tiny_pairs),
         ("resnet20", resnet20, settings.resnet_sites, settings.resnet_pairs),
     ):
-        networks = {seed: opened(seed, settings) for pair in pairs for seed in pair}
-        rows = []
-        for k, (a, b) in enumerate(pairs):
-            tasks = {"task_loss": settings.task(seed=k)}
-            if k < settings.label_pairs:
-                tasks["labels"] = settings.task(seed=k, targets="labels")
-            kinds = [*CLOSED, *tasks]
-            for site in sites:
-                joined = join(networks[a], site, networks[b], site, [*CLOSED, *tasks.values()], settings)
-                for kind, row in zip(kinds, joined, strict=True):
-                    rows.append({"pair": [a, b], "site": site, "kind": kind, **row})
-            print(f"  {name} {a} to {b}", flush=True)
+        rows = stitched(name, partial(_by_seed, opened, settings), pairs, sites, settings)
         found["architectures"][name] = {"sites": list(sites), "rows": rows, "curves": curves(rows, sites)}
         found["numbers"] |= {f"{name}_{key}": value for key, value in numbers(rows, sites).items()}
-    curve = found["architectures"]["resnet20"]["curves"]["least_squares"]["relative_accuracy"]
-    between = [site for site in settings.resnet_sites if "layer1.0" <= site <= "layer2.1"]
-    found["numbers"]["resnet20_least_squares_layer1.0_to_2.1"] = min(curve[site][0] for site in between)
+    found["numbers"]["resnet20_least_squares_layer1.0_to_2.1"] = lowest_between(found["architectures"]["resnet20"])
     return found
+
+
+def figure_2_ten(settings: Settings) -> dict[str, Any]:
+    """ResNet-20 again, with ten networks of our own, each below the next; and their baseline CKA."""
+    pairs = tuple((f"sgd {k}", f"sgd {(k + 1) % settings.ten}") for k in range(settings.ten))
+    own = own_networks(settings, sgd=settings.ten)
+    sites = settings.resnet_sites
+    rows = stitched("resnet20-ten", own, pairs, sites, settings)
+    ckas = [row for pair in pairs for row in kept_ckas("resnet20-ten", own, pair, sites, settings)]
+    part = {"sites": list(sites), "rows": rows, "curves": curves(rows, sites)}
+    found = {f"resnet20_{key}": value for key, value in numbers(rows, sites).items()}
+    found["resnet20_least_squares_layer1.0_to_2.1"] = lowest_between(part)
+    for key in CKAS:
+        of = [row[key] for row in ckas]
+        found |= {f"resnet20_{key}": mean(of), f"resnet20_{key}_spread": spread(of)}
+    accuracies = {f"sgd {k}": accuracy_of(own(f"sgd {k}"), "cifar10", settings) for k in range(settings.ten)}
+    found["lowest_accuracy"] = min(accuracies.values())
+    return {"numbers": found, "accuracies": accuracies, "architectures": {"resnet20": part}, "cka": ckas}
+
+
+def further_results(settings: Settings) -> dict[str, Any]:
+    """Section 5.1: networks without batch norm, by Adam, and one by SGD below one by Adam: none was unmatchable."""
+    few, sites = settings.few, ("conv1", *settings.across_sites)
+    ring = [(k, (k + 1) % few) for k in range(few)]
+    arms = {
+        "plain": tuple((f"plain {a}", f"plain {b}") for a, b in ring),
+        "adam": tuple((f"adam {a}", f"adam {b}") for a, b in ring),
+        "sgd_to_adam": tuple((f"sgd {k}", f"adam {k}") for k in range(few)),
+        "sgd_to_plain": tuple((f"sgd {k}", f"plain {k}") for k in range(few)),
+    }
+    own = own_networks(settings, sgd=settings.ten, adam=few, plain=few)
+    found: dict[str, Any] = {"numbers": {}, "architectures": {}}
+    for name, pairs in arms.items():
+        rows = stitched(f"further-{name}", own, pairs, sites, settings)
+        found["architectures"][name] = {"sites": list(sites), "rows": rows, "curves": curves(rows, sites)}
+        found["numbers"] |= {f"{name}_{key}": value for key, value in numbers(rows, sites).items()}
+        found["numbers"][f"{name}_task_loss_lowest"] = min(values(rows, "task_loss", None))
+    keys = [f"{recipe} {k}" for recipe in ("sgd", "adam", "plain") for k in range(few)]
+    found["accuracies"] = {key: accuracy_of(own(key), "cifar10", settings) for key in keys}
+    for recipe in ("sgd", "adam", "plain"):
+        own_accuracies = [value for key, value in found["accuracies"].items() if key.startswith(recipe)]
+        found["numbers"][f"{recipe}_lowest_accuracy"] = min(own_accuracies)
+    return found
+
+
+def _by_seed(opened: Any, settings: Settings, seed: int) -> NamedModel:
+    found: NamedModel = opened(seed, settings)
+    return found
+
+
+def own_networks(settings: Settings, **counts: int) -> Opened:
+    """Networks by names like "adam 3"; so many of each recipe are trained when the first of them is asked for."""
+
+    def opened(name: str) -> NamedModel:
+        recipe, seed = name.split()
+        return own_resnet20s(recipe, counts[recipe], settings)[int(seed)]
+
+    return opened
+
+
+def stitched(name: str, opened: Opened, pairs: Sequence[Any], sites: Sequence[str], settings: Settings) -> list[Row]:
+    """Every kind of joint at every site of every pair; a pair is written when it is done."""
+    rows: list[Row] = []
+    for k, pair in enumerate(pairs):
+        tasks = {"task_loss": settings.task(seed=k)}
+        if k < settings.label_pairs:
+            tasks["labels"] = settings.task(seed=k, targets="labels")
+        asked = {**asked_of(pair, sites, settings), "fits": tasks}
+        part = remember(
+            settings.nets,
+            f"stitch-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
+            asked,
+            lambda pair=pair, tasks=tasks: {"rows": pair_rows(opened, pair, sites, tasks, settings)},
+        )
+        rows += part["rows"]
+    return rows
+
+
+def asked_of(pair: Any, sites: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """What decides all that is done with a pair of networks."""
+    recipes = {
+        name: asdict(recipe) for name, recipe in RECIPES.items() if any(str(one).startswith(name) for one in pair)
+    }
+    trained = [settings.own_epochs, settings.own_batch] if recipes else []
+    images = [len(read("cifar10", "train", settings.train_images, settings.device)[0]), settings.fit_images]
+    return {"pair": list(pair), "recipes": recipes, "trained": trained, "images": images, "sites": list(sites)}
+
+
+def pair_rows(opened: Opened, pair: Any, sites: Sequence[str], tasks: dict[str, str], settings: Settings) -> list[Row]:
+    a, b = (opened(one) for one in pair)
+    rows = []
+    for site in sites:
+        joined = join(a, site, b, site, [*CLOSED, *tasks.values()], settings)
+        for kind, row in zip([*CLOSED, *tasks], joined, strict=True):
+            rows.append({"pair": list(pair), "site": site, "kind": kind, **row})
+    return rows
+
+
+def lowest_between(part: dict[str, Any]) -> float:
+    """Of least squares, between two layers that the paper names."""
+    curve = part["curves"]["least_squares"]["relative_accuracy"]
+    return min(curve[site][0] for site in part["sites"] if "layer1.0" <= site <= "layer2.1")
 
 
 def curves(rows: list[Row], sites: tuple[str, ...]) -> dict[str, Any]:
@@ -98,26 +194,42 @@ def numbers(rows: list[Row], sites: tuple[str, ...]) -> dict[str, float | None]:
 def baseline_cka(settings: Settings) -> dict[str, Any]:
     """CKA of S(A) and B with an image a row, not a position a row: the map is that of least squares."""
     found: dict[str, Any] = {"numbers": {}, "rows": []}
-    keys = ("linear_cka", "debiased_cka")
-    fitted = fit_batches(settings, count=settings.cka_images)
-    tested = held_out(settings)[: -(-settings.cka_images // settings.batch)]
     for name, opened, sites, pairs in (
         ("tiny10", tiny10, settings.tiny_sites, settings.tiny_pairs),
         ("resnet20", resnet20, settings.resnet_sites, settings.resnet_pairs),
     ):
-        for a, b in pairs:
-            lower, upper = opened(a, settings), opened(b, settings)
-            for site in sites:
-                stitched = sosie.stitch(lower, site, upper, site, fitted).model
-                x, y = (rows[: settings.cka_images] for rows in _images(stitched, tested))
-                both = sosie.compare({site: x.numpy()}, {site: y.numpy()}, measures=[*keys], exact=True)
-                values = {key: float(both.matrix(key)[0, 0]) for key in keys}
-                found["rows"].append({"network": name, "pair": [a, b], "site": site, **values})
-            print(f"  {name} {a} to {b}", flush=True)
-        for key in keys:
-            values_of = [row[key] for row in found["rows"] if row["network"] == name]
-            found["numbers"] |= {f"{name}_{key}": mean(values_of), f"{name}_{key}_spread": spread(values_of)}
+        by_seed = partial(_by_seed, opened, settings)
+        rows = [row for pair in pairs for row in kept_ckas(name, by_seed, pair, sites, settings)]
+        found["rows"] += [{"network": name, **row} for row in rows]
+        for key in CKAS:
+            of = [row[key] for row in rows]
+            found["numbers"] |= {f"{name}_{key}": mean(of), f"{name}_{key}_spread": spread(of)}
     return found
+
+
+def kept_ckas(name: str, opened: Opened, pair: Any, sites: Sequence[str], settings: Settings) -> list[Row]:
+    asked = {**asked_of(pair, sites, settings), "cka_images": settings.cka_images}
+    part = remember(
+        settings.nets,
+        f"cka-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
+        asked,
+        lambda: {"rows": pair_ckas(opened, pair, sites, settings)},
+    )
+    rows: list[Row] = part["rows"]
+    return rows
+
+
+def pair_ckas(opened: Opened, pair: Any, sites: Sequence[str], settings: Settings) -> list[Row]:
+    fitted = fit_batches(settings, count=settings.cka_images)
+    tested = held_out(settings)[: -(-settings.cka_images // settings.batch)]
+    lower, upper = (opened(one) for one in pair)
+    rows = []
+    for site in sites:
+        joined = sosie.stitch(lower, site, upper, site, fitted).model
+        x, y = (each[: settings.cka_images] for each in _images(joined, tested))
+        both = sosie.compare({site: x.numpy()}, {site: y.numpy()}, measures=[*CKAS], exact=True)
+        rows.append({"pair": list(pair), "site": site, **{key: float(both.matrix(key)[0, 0]) for key in CKAS}})
+    return rows
 
 
 @torch.no_grad()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-from settings import Settings
-from torch import Tensor
+from settings import RECIPES, Settings
+from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.data import open_images
 from sosie.models import NamedModel, load_weights, open_model
-from sosie.train import Augment, accuracy, fit
+from sosie.results import write_atomically
+from sosie.train import Augment, accuracy, fit, fit_side_by_side
 
 Images = list[tuple[Tensor, Tensor]]  # batches in [0, 1], with labels
 
@@ -63,10 +67,79 @@ def trained(spec: str, data: str, seed: int, settings: Settings) -> NamedModel:
         mixed=settings.mixed,
         task=f"training {found.name} on {data}",
     )
-    found.model.to(memory_format=torch.contiguous_format)
-    settings.nets.mkdir(parents=True, exist_ok=True)
-    torch.save(found.model.state_dict(), path)
+    _write(found.model, path)
     return found
+
+
+@functools.cache
+def own_resnet20s(recipe: str, count: int, settings: Settings) -> tuple[NamedModel, ...]:
+    """ResNet-20s of seeds 0, 1, …, trained here by one of the recipes; a few side by side, then they are written."""
+    chosen = RECIPES[recipe]
+    images, labels = read("cifar10", "train", settings.train_images, settings.device)
+    found = [_opened(f"resnet20(shortcut='B', normalise='cifar', seed={seed})", settings) for seed in range(count)]
+    if not chosen.batch_norm:
+        for each in found:
+            remove_batch_norms(each.model)
+    key = f"{chosen} {len(images)} {settings.own_epochs} {settings.own_batch}"
+    name = f"resnet20-{recipe}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    paths = {seed: settings.nets / f"{name}-seed{seed}.pt" for seed in range(count)}
+    missing = [seed for seed, path in paths.items() if not path.is_file()]
+    for group in (missing[k : k + settings.at_once] for k in range(0, len(missing), settings.at_once)):
+        models = [found[seed].model for seed in group]
+        fit_side_by_side(
+            models,
+            images,
+            labels,
+            epochs=settings.own_epochs,
+            seeds=group,
+            batch=settings.own_batch,
+            rate=chosen.rate,
+            optimiser=chosen.optimiser,
+            decay=chosen.decay,
+            clip=chosen.clip,
+            augment=Augment(),
+            prepare=_resident(found[0].prepare, settings.device),
+            mixed=settings.mixed,
+            task=f"{len(models)} ResNet-20s by {recipe}",
+        )
+        for seed, model in zip(group, models, strict=True):
+            _write(model, paths[seed])
+    for seed, path in paths.items():
+        load_weights(found[seed].model, path)
+    return tuple(found)
+
+
+class ScaleAndShift(nn.Module):
+    """What a batch norm does but for the norm: a scale and a shift for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def remove_batch_norms(model: nn.Module) -> None:
+    """Every batch norm becomes a scale and a shift; the last of each block starts at 0, that the sum does not grow."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            parent, _, own = name.rpartition(".")
+            plain = ScaleAndShift(module.num_features).to(module.weight.device)
+            if own == "bn2":
+                nn.init.zeros_(plain.weight)
+            setattr(model.get_submodule(parent), own, plain)
+
+
+def _resident(normalise: Any, device: str) -> Callable[[Tensor], Tensor]:
+    """The normalisation with its numbers on the device: a recorded step cannot send them there."""
+    mean, std = (torch.tensor(each, device=device).view(-1, 1, 1) for each in (normalise.mean, normalise.std))
+    return lambda x: (x - mean) / std
+
+
+def _write(model: nn.Module, path: Path) -> None:
+    model.to(memory_format=torch.contiguous_format)
+    write_atomically(path, lambda temporary: torch.save(model.state_dict(), temporary))
 
 
 def accuracy_of(network: NamedModel, data: str, settings: Settings) -> float:

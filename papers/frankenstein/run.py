@@ -5,7 +5,9 @@
     python papers/frankenstein/run.py --small                # a smoke run on a CPU: its numbers mean nothing
     python papers/frankenstein/draw.py                       # the figures, from results/*.json
 
-SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and the published weights (README.md says which).
+SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and the published weights (README.md says which). What is
+in matching.py writes each network and each pair when it is done (nets/, or the folder SOSIE_CHECKPOINTS), and a run
+that was ended goes on behind it.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ EXPERIMENTS = {
     "data-sets": across.data_sets,
     "architectures": across.architectures,
     "control": across.control,
+    "figure-2-ten": matching.figure_2_ten,
+    "further-results": matching.further_results,  # its networks by SGD are those of figure-2-ten
 }
 
 if __name__ == "__main__":

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 TINY_SITES = tuple(f"bn{i}" for i in range(1, 9))  # before the ReLU, as in the authors' code
 RESNET_SITES = ("conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)))
 TINY_PAIRS = tuple((k, k + 1) for k in range(10))  # of twelve published seeds: A is the first, B the second
 RESNET_PAIRS = ((0, 1), (1, 0))  # of two published seeds, both ways
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How ResNet-20s of our own differ: what section 5.1 says was tried, with no details."""
+
+    rate: float
+    optimiser: Literal["adam", "sgd"] = "sgd"
+    decay: float = 5e-4
+    clip: float | None = None  # the gradient to this length
+    batch_norm: bool = True
+
+
+RECIPES = {
+    "sgd": Recipe(0.1),
+    "adam": Recipe(2e-3, optimiser="adam", decay=0.05),
+    "plain": Recipe(0.1, clip=2.0, batch_norm=False),  # each batch norm a scale and a shift of the channels
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,13 @@ class Settings:
     label_pairs: int = 3  # pairs that are also trained on labels instead of B's answers
 
     cka_images: int = 500  # for CKA with an image a row
+
+    # Ten ResNet-20s of our own (figure-2-ten), and others by other recipes (further-results)
+    ten: int = 10
+    few: int = 5
+    own_epochs: int = 60
+    own_batch: int = 128
+    at_once: int = 5  # networks trained side by side, and written
 
     # Figure 3: networks of our own, two seeds a width [ten pairs; trained longer]
     widths: tuple[int, ...] = (1, 2, 3, 4)
@@ -103,6 +129,10 @@ def small(full: Settings) -> Settings:
         resnet_pairs=RESNET_PAIRS[:1],
         label_pairs=1,
         cka_images=64,
+        ten=2,
+        few=2,
+        own_epochs=1,
+        own_batch=32,
         widths=(1, 2),
         width_sites=("layer3.1",),
         net_epochs=1,

@@ -3,29 +3,59 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from represent import SITES, represent
+from represent import SITES, available, represent
+from running import remember
 from settings import RESNET18, RESNET50, Study
 
 import sosie
 
 REPRESENTATIONS = ("hadamard", "features", "gradients")  # figures 5, 9, 10
+ALGORITHM_1 = "hadamard_of_sketches"
 
 
 def figure_5(study: Study) -> dict[str, Any]:
-    """ResNet-18, two seeds a data set; sketches of one data set share their rows."""
-    seeds = (0, min(1, max(study.seeds)))
-    kept = {
-        (data, seed): represent(data, seed, study, kernels=REPRESENTATIONS)
-        for data, seed in itertools.product(study.training.datasets, set(seeds))
-    }
+    """ResNet-18, two seeds a data set; sketches of one data set share their rows.
+
+    And by the paper's algorithm 1, CKA as it is printed, with common sketches and with a sketch for each network.
+    """
     maps: dict[str, Any] = {}
-    for kernel in REPRESENTATIONS:
-        for a, b in itertools.combinations_with_replacement(study.training.datasets, 2):
-            maps.setdefault(kernel, {})[f"{a}-{b}"] = heat_map(kept[a, seeds[0]], kept[b, seeds[1]], kernel, a == b)
-    return {"numbers": numbers(maps["hadamard"]), "sites": SITES[RESNET18], "maps": maps}
+    for a, b in itertools.combinations_with_replacement(study.training.datasets, 2):
+        asked = {
+            "recipes": [asdict(study.training.recipe(data, RESNET18)) for data in (a, b)],
+            "images": [available(data, study) for data in (a, b)],
+            "size": study.size,
+            "seeds": len(study.seeds),
+        }
+        part = remember(study.cache, f"figure-5-{a}-{b}", asked, partial(maps_of, a, b, study))
+        for representation in (*REPRESENTATIONS, "algorithm_1", "algorithm_1_independent"):
+            maps.setdefault(representation, {})[f"{a}-{b}"] = part[representation]
+    found = {f"algorithm_1_{key}": value for key, value in numbers(maps["algorithm_1"]).items()}
+    apart = numbers(maps["algorithm_1_independent"])
+    found |= {f"algorithm_1_independent_{key}": value for key, value in apart.items()}
+    return {"numbers": {**numbers(maps["hadamard"]), **found}, "sites": SITES[RESNET18], "maps": maps}
+
+
+def maps_of(a: str, b: str, study: Study) -> dict[str, Any]:
+    """Every representation of one pair of data sets; the second network of algorithm 1 also with its own sketch."""
+    one = whole(a, 0, study, 0)
+    other = whole(b, min(1, max(study.seeds)), study, 0)
+    found = {kernel: heat_map(one, other, kernel, a == b) for kernel in REPRESENTATIONS}
+    found["algorithm_1"] = heat_map(one, other, ALGORITHM_1, a == b, "kernel_alignment")
+    apart = whole(b, min(1, max(study.seeds)), study, 1)
+    found["algorithm_1_independent"] = heat_map(one, apart, ALGORITHM_1, False, "kernel_alignment")
+    return found
+
+
+@lru_cache(maxsize=4)
+def whole(data: str, seed: int, study: Study, sketch_seed: int) -> Any:
+    """A network on all training images of its data set; a sketch of ten sites is of some gigabytes."""
+    kernels = (*REPRESENTATIONS, ALGORITHM_1)
+    return represent(data, seed, study, kernels=kernels, sketch_seed=sketch_seed, count=study.whole_images)
 
 
 def figure_11(study: Study) -> dict[str, Any]:
@@ -46,10 +76,10 @@ def figure_11(study: Study) -> dict[str, Any]:
     }
 
 
-def heat_map(a: Any, b: Any, kernel: str, shared: bool) -> dict[str, Any]:
+def heat_map(a: Any, b: Any, kernel: str, shared: bool, measure: str = "linear_cka") -> dict[str, Any]:
     compare = sosie.compare if shared else sosie.compare_unpaired
-    c = compare(a, b, measures="linear_cka", kernel=kernel)
-    values = c["linear_cka"]
+    c = compare(a, b, measures=measure, kernel=kernel)
+    values = c[measure]
     assert values.null is not None
     return {"value": values.value.round(4).tolist(), "chance": values.null.round(4).tolist()}
 

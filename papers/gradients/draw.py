@@ -97,10 +97,13 @@ def figure_4(found: dict[str, Any]) -> Any:
         for row, (score, words) in enumerate(SCORES.items()):
             for target, name in NAMES.items():
                 curve = found["curves"][architecture][score][f"{source}-{target}"]
-                axes[row, column].semilogy(range(1, len(curve) + 1), curve, ".-", label=f"on {name}")
+                line = axes[row, column].semilogy(range(1, len(curve) + 1), curve, ".-", label=f"on {name}")[0]
+                if "algorithm_1" in found:
+                    theirs = found["algorithm_1"][architecture][score][f"{source}-{target}"]
+                    axes[row, column].semilogy(range(1, len(theirs) + 1), theirs, ":", color=line.get_color())
             axes[row, 0].set_ylabel(words)
         axes[0, column].set_title(f"{architecture} of {NAMES[source]}")
-        axes[-1, column].set_xlabel("site")
+        axes[-1, column].set_xlabel("site" + ", dotted: by algorithm 1" * ("algorithm_1" in found))
     legend_above(figure, axes[0, 0], 3)
     return figure
 
@@ -121,7 +124,7 @@ def heat_maps(rows: dict[str, dict[str, Any]]) -> Any:
                 axis.axis("on")
                 image = axis.imshow(found[what], vmin=0, vmax=1, cmap="magma")
                 axis.set(xticks=[], yticks=[], title=named(pair) if line == 0 else "what chance gives")
-            axes[2 * row, 0].set_ylabel(KERNELS.get(name, name))
+            axes[2 * row, 0].set_ylabel(KERNELS.get(name, name.replace("_", " ")))
     figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, shrink=0.4, label="CKA")
     figure.supxlabel("a row is a site of the first network, a column one of the second; the stems meet at the top left")
     return figure
@@ -132,7 +135,10 @@ def figure_13(found: dict[str, Any]) -> Any:
     for axis, (base, targets) in zip(axes, found["curves"].items(), strict=True):
         for target, scores in targets.items():
             curve = scores["log_mean_over_norm"]
-            axis.plot(range(1, len(curve) + 1), curve, ".-", label=f"on {NAMES[target]}")
+            line = axis.plot(range(1, len(curve) + 1), curve, ".-", label=f"on {NAMES[target]}")[0]
+            if "algorithm_1" in found:
+                theirs = found["algorithm_1"][base][target]["log_mean_over_norm"]
+                axis.plot(range(1, len(theirs) + 1), theirs, ":", color=line.get_color())
         axis.set(title=f"network of {NAMES.get(base, 'ImageNet')}", xlabel="site", ylabel="log ‖μ‖ / (‖K‖/N²)")
         axis.set_xticks(range(1, len(curve) + 1))
     legend_above(figure, axes[0], 3)

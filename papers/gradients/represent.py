@@ -30,6 +30,11 @@ def batches(dataset: str, count: int, study: Study, split: str = "train") -> Bat
     return [(images[i : i + study.batch].float() / 255, labels[i : i + study.batch]) for i in steps]
 
 
+def available(dataset: str, study: Study) -> int:
+    """How many training images of a data set there are, up to all that are wanted."""
+    return len(read(dataset, "train", study.whole_images, study.device)[0])
+
+
 def network(dataset: str, seed: int, study: Study, architecture: str = RESNET18) -> Any:
     return trained(dataset, architecture, seed, study.device, cache=study.cache, settings=study.training)[0]
 

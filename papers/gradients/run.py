@@ -6,7 +6,10 @@
     python papers/gradients/run.py --small                        # a smoke run on a CPU: its numbers mean nothing
     python papers/gradients/draw.py                               # the figures, from results/*.json
 
-SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and EfficientNet-Lite0 (README.md says which).
+SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and EfficientNet-Lite0 (README.md says which). Figures 4,
+5 and 13 are of all training images, as many of each data set as the smallest has where norms are compared (so have
+MNIST's 60,000 at hand); they write each part when it is done (nets/, or the folder SOSIE_CHECKPOINTS, which must be
+train.py's --cache), and a run that was ended goes on behind it.
 """
 
 from __future__ import annotations

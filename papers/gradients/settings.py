@@ -111,7 +111,8 @@ class Study:
     cache: Path
     training: Settings = Settings()
     images: int = 10_000  # of each data set that a network is represented on
-    norm_images: int = 2_000  # for the norms of figures 4, 6 and 13, for Task2Vec and the Fisher-Rao norm
+    whole_images: int = 50_000  # the same for figures 4, 5, 6, 9, 10 and 13, at most: the training images, as the paper
+    norm_images: int = 2_000  # for Task2Vec and the Fisher-Rao norm
     size: int = 512  # buckets of a sketch, as in the paper
     batch: int = 500
     other_seeds: int = 2  # networks a data set for the representations of figures 7 and 8
@@ -132,6 +133,7 @@ def small_study(full: Study) -> Study:
         full,
         training=small(full.training),
         images=16,
+        whole_images=16,
         norm_images=16,
         size=8,
         batch=8,

@@ -45,10 +45,10 @@ def small_run(paper: Path, results: Path, *more: str, **variables: str) -> str:
 
 
 def smoke(paper: Path, results: Path, **variables: str) -> dict[str, Any]:
-    """The verdicts, by claim, of a smoke run in which each experiment has a claim, and each claim an experiment."""
+    """The verdicts, by claim, of a smoke run in which each claim has an experiment."""
     small_run(paper, results, **variables)
     verdicts = {each["name"]: each for each in json.loads((results / "verdicts.json").read_text())}
-    assert experiments_of(verdicts) == {path.stem for path in results.glob("*.json")} - {"verdicts"}
+    assert experiments_of(verdicts) <= {path.stem for path in results.glob("*.json")} - {"verdicts"}
     return verdicts
 
 

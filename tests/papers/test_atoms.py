@@ -31,8 +31,15 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     assert verdicts["figure-9a-untrained"]["verdict"] == "reproduced"
     kept = small_run(PAPER, results, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
+    again = small_run(
+        PAPER, results, "--only", "table-1,table-3,figure-2-seeds,figure-4-table-long", SOSIE_DATA=str(tmp_path)
+    )
+    parts = ("table-1-pretrain-seed0", "table-3-cifar100_20-local", "figure-2-seed1", "figure-4-table-long-learnt")
+    for part in parts:  # what is done is not run again
+        assert f"{part}: kept" in again
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == experiments_of(verdicts)
+    more = {"table-1-short", "figure-2-seeds", "figure-4-table-long"}
+    assert draw(PAPER, results) == experiments_of(verdicts) | more
 
 
 def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
@@ -51,6 +58,54 @@ def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
         "print('alike')"
     )
     assert run("-c", code).strip() == "alike"
+
+
+LEARNT = f"""
+import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]
+from dataclasses import replace
+from pathlib import Path
+import torch
+from settings import Settings, small
+import federated
+from sosie.train.federated.local import Local
+settings = small(Settings('cpu', Path('r'), Path('c')))
+torch.set_num_threads(1)
+"""
+
+
+def test_coefficients_of_another_set_get_a_head_of_their_own(tmp_path: Path) -> None:
+    """A head that was trained on ten of its hundred classes would start clients at a loss far above chance."""
+    pack(tmp_path)
+    code = LEARNT + (
+        "trained, fresh = federated.pretrained(settings, 3), federated.make(settings, 'small_cnn', 100, 9, 3)\n"
+        "for name, x in fresh.state_dict().items():\n"
+        "    same = torch.equal(x, trained.state_dict()[name])\n"
+        "    assert same == name.startswith('fc.'), (name, same)\n"
+        "print(trained.fc.out_features, {p.requires_grad for n, p in trained.named_parameters() if 'coeff' in n})"
+    )
+    assert run("-c", code, SOSIE_DATA=str(tmp_path)).strip() == "100 {False}"
+
+
+def test_every_client_that_meets_nobody_trains_as_long_as_others_do_on_average(tmp_path: Path) -> None:
+    pack(tmp_path)
+    code = LEARNT + (
+        "few = replace(settings.federation, rounds=10, share=0.2, epochs=3)\n"
+        "settings = replace(settings, federation=few)\n"
+        "clients = federated.clients_of(settings, 'cifar100', 5, 0)\n"
+        "train = Local.train\n"
+        "def count(self, who, own, shared, **options):\n"
+        "    epochs[who] += options['epochs']\n"
+        "    return train(self, who, own, shared, **options)\n"
+        "Local.train = count\n"
+        "for method in ('local', 'pretrain', 'fedavg'):\n"
+        "    epochs = torch.zeros(len(clients))\n"
+        "    federated.learn(settings, clients, 'cifar100', method, 0)\n"
+        "    print(int(epochs.min()), int(epochs.max()), float(epochs.mean()))\n"
+    )
+    *alone, together = run("-c", code, SOSIE_DATA=str(tmp_path)).splitlines()
+    assert alone == ["9 9 9.0"] * 2  # 10 rounds of a fifth of the clients, 3 epochs each, and 3 at the end
+    assert together.endswith(" 9.0")
+    assert not together.startswith("9 9")
 
 
 def test_a_site_follows_every_layer_of_atoms() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from paper_scripts import PAPERS, draw, experiments_of, small_run, smoke
+from paper_scripts import PAPERS, draw, experiments_of, run, small_run, smoke
 
 from sosie.data import open_images
 from sosie.factory import find_file
@@ -40,11 +40,37 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     # The widest of facts, which hold even here: unmatched joints are useless, matched ones are not.
     assert numbers["tiny10_unstitched_cross_entropy"] > 3
     assert numbers["tiny10_task_loss_mean"] > 0.6
-    told = small_run(PAPER, results, "--resume", "--only", "figure-2")
+    told = small_run(PAPER, results, "--resume", "--only", "figure-2,figure-4")
     assert "figure-2: kept" in told
+    (results / "figure-2-ten.json").unlink()
+    again = small_run(PAPER, results, "--only", "figure-2-ten")  # each pair was kept
+    assert "stitch-resnet20-ten-sgd0-to-sgd1: kept" in again
+    assert "cka-resnet20-ten-sgd1-to-sgd0: kept" in again
     assert all(f"{name} " in told for name in verdicts)
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    assert draw(PAPER, results) == experiments_of(verdicts) - {"baseline-cka"}  # which is numbers alone
+    more = {"figure-2-ten", "further-results"}
+    assert draw(PAPER, results) == experiments_of(verdicts) - {"baseline-cka"} | more  # which is numbers alone
+
+
+def test_a_network_without_batch_norms_starts_as_the_shortcuts_alone() -> None:
+    """And keeps its names, so that it is cut at the same sites."""
+    code = (
+        f"import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]\n"
+        "import torch; from torch import nn; from networks import remove_batch_norms\n"
+        "from sosie.models import open_model\n"
+        "model = open_model(\"resnet20(shortcut='B', seed=1)\").model.train()\n"
+        "names = [name for name, _ in model.named_modules()]\n"
+        "remove_batch_norms(model)\n"
+        "assert [name for name, _ in model.named_modules()] == names\n"
+        "assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())\n"
+        "x = torch.randn(8, 3, 32, 32)\n"
+        "torch.testing.assert_close(model(x)[:2], model(x[:2]))\n"  # an image does not see the others
+        "stem = torch.relu(model.conv1(x))\n"
+        "torch.testing.assert_close(model.layer1(stem), stem)\n"
+        "model(x).sum().backward()\n"
+        "print(all(p.grad is not None for p in model.parameters()))"
+    )
+    assert run("-c", code).strip() == "True"
 
 
 def test_an_unknown_experiment_is_refused() -> None:

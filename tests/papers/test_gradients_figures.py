@@ -48,3 +48,28 @@ def test_the_three_desiderata_are_counted() -> None:
     assert (found["first_at"], found["second_at"], found["third_at"], found["all_at"]) == (1, 2, 2, 1)
     assert found["strangers_farthest_from_chance"] == pytest.approx(0.2)
     assert found["strangers_above_chance"] == pytest.approx(0.1)
+
+
+def test_algorithm_1_is_sosies_scores_where_nothing_is_sketched(tmp_path: Path) -> None:
+    """And from sketches it is the sums over the product of S F Fᵀ Sᵀ and S G Gᵀ Sᵀ."""
+    code = (
+        "import sosie, torch; from norms import KERNELS, SCORES, both_ways\n"
+        "from torch import nn\n"
+        "torch.manual_seed(0)\n"
+        "model = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, 4))\n"
+        "data = [(torch.randn(20, 3, 2, 2), torch.arange(20) % 4) for _ in range(2)]\n"
+        "made = lambda size: sosie.sketch(model, data, sites=['1', '2'], size=size, kernels=KERNELS)\n"
+        "exact = both_ways(lambda: made(None))\n"
+        "for score in SCORES:\n"
+        "    torch.testing.assert_close(*(torch.tensor(exact[way][score]) for way in ('ours', 'algorithm_1')))\n"
+        "few = made(8)\n"
+        "f, g = few.site('2').features.rows.double(), few.site('2').gradients.rows.double()\n"
+        "kernel = (f @ f.T) * (g @ g.T)\n"
+        "found = both_ways(lambda: few)['algorithm_1']\n"
+        "assert abs(found['mean_embedding'][1] - float(kernel.mean().sqrt()) * 8 / 40) < 1e-9\n"
+        "assert abs(found['kernel_trace'][1] - float(kernel.trace().sqrt()) / 40) < 1e-9\n"
+        "assert abs(found['mean_over_norm'][1] * float(kernel.norm()) - float(kernel.sum().sqrt()) * 40) < 1e-9\n"
+        "print('alike')"
+    )
+    path = os.pathsep.join([str(PAPER), str(PAPERS), os.environ.get("PYTHONPATH", "")])
+    assert run("-c", code, PYTHONPATH=path).strip() == "alike"
