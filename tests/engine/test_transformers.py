@@ -130,7 +130,7 @@ def test_masks_that_are_added_are_refused(model: Callable[[], nn.Module]) -> Non
     added = torch.zeros(batch["attention_mask"].shape).masked_fill(batch["attention_mask"] == 0, float("-inf"))
     with pytest.raises(ValueError, match=r"attention_mask has -inf in it.*added to the scores"):
         sosie.compare(model(), model(), {**batch, "attention_mask": added}, rows="mean")
-    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 1, 1, 7\)"):
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(4, 1, 1, 7\)"):
         sosie.compare(model(), model(), {**batch, "attention_mask": added[:, None, None]}, rows="mean")
 
 
@@ -212,11 +212,11 @@ def test_each_model_has_its_own_tokeniser(rule: str, form: Callable[[list[str]],
 
 def test_positions_of_different_tokens_are_refused() -> None:
     models = bert(), bert(1)
-    with pytest.raises(ValueError, match=r"need paired rows.*4 an input at BertModel \(A\).*; 8 an input at BertModel"):
+    with pytest.raises(ValueError, match=r"need paired rows.*4 an input at BertModel \(A\).*; 12 an input at BertModel"):
         sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=LETTERS)
-    equal_length_at_first = ["a b", "c d", *["abc d"] * 20]
+    equal_length_at_first = [*["a b", "c d"] * 2, *["abc d"] * 20]
     no_space = by(lambda text: list(text.replace(" ", "")))
-    with pytest.raises(ValueError, match=r"input 2 of a chunk has 2 tokens at .* and 4 at .*rows='mean'"):
+    with pytest.raises(ValueError, match=r"input 4 of a chunk has 2 tokens at .* and 4 at .*rows='mean'"):
         sosie.compare(*models, equal_length_at_first, rows="positions", prepare_a=WORDS, prepare_b=no_space)
     with pytest.raises(ValueError, match=r"cut the same text into different ones, though as many"):
         sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=by(str.split, seed=1))
