@@ -22,6 +22,7 @@ def blas_threads() -> list[int]:
 
 
 def test_one_thread_and_as_before_afterwards() -> None:
+    _blas()  # loads all libraries there are
     before = blas_threads()
     assert before, "NumPy has no BLAS that can be told how many threads to use"
     with one_thread():

@@ -8,9 +8,9 @@ side by side.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -36,7 +36,16 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_ONE_THREAD = Shared(lambda: _blas().limit(limits=1, user_api="blas"))
+@contextmanager
+def _one_each() -> Iterator[None]:
+    limited = _blas().limit(limits=1, user_api="blas")  # without its `with`, which only the same thread can leave
+    try:
+        yield
+    finally:
+        limited.restore_original_limits()
+
+
+_ONE_THREAD = Shared(_one_each)
 
 
 def one_thread() -> AbstractContextManager[Any]:
