@@ -41,6 +41,17 @@ class Shared:
                 self._opened.__exit__(None, None, None)
 
 
+@contextmanager
+def switched(owner: Any, name: str, value: bool) -> Iterator[None]:
+    """An attribute of torch's set to this; afterwards as before."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 def forkable(lock: Lock, in_child: Callable[[], None] = lambda: None) -> Lock:
     """The lock, which a fork waits for: else a child may start with one that nobody will release."""
 
@@ -213,17 +224,7 @@ def matmul_precision(precision: str) -> AbstractContextManager[None]:
     return _MATMUL.at(precision) if torch.cuda.is_initialized() else nullcontext()
 
 
-@contextmanager
-def _convolutions_in_float32() -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-_CONVOLUTIONS = Shared(_convolutions_in_float32)
+_CONVOLUTIONS = Shared(lambda: switched(torch.backends.cudnn, "allow_tf32", False))
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Calls(nn.Module):
 
 
 class AlwaysTraining(nn.BatchNorm1d):
-    """Uses and updates the statistics of the batch whatever it is told."""
+    """Uses and updates the statistics of the batch in evaluation mode too."""
 
     def train(self, mode: bool = True):
         return super().train(True)

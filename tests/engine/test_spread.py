@@ -262,7 +262,7 @@ def of_two() -> Answers:
 )
 def test_processes_that_do_not_compare_the_same_all_say_so(mistake: Any, words: str, of_two: Answers) -> None:
     for error in of_two[mistake.__name__]:
-        with pytest.raises((ValueError, RankFailed), match=words):  # whoever is later is told by the first
+        with pytest.raises((ValueError, RankFailed), match=words):  # the later process reports what the first one said
             raise error
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..process_state import Shared
+from ..process_state import Shared, switched
 from ..progress import Progress
 from .adversarial import Prepare
 from .augment import Augment
@@ -86,7 +85,7 @@ def fit_side_by_side(
     an_epoch = -(-len(images) // batch)
     rates = rates_of(schedule, rate, epochs * an_epoch, round(warmup * an_epoch), momentum=momentum)
     source = augment.padded(images) if augment else images
-    with Progress(task, epochs * -(-count // at_once), "epochs") as bar, _fastest_algorithms():
+    with Progress(task, epochs * -(-count // at_once), "epochs") as bar, _FASTEST:
         for start in range(0, count, at_once):
             group = range(start, min(start + at_once, count))
             recorded = {
@@ -170,15 +169,5 @@ def _one_each(given: Sequence[T | None] | None, count: int, name: str) -> Sequen
     return found
 
 
-@contextmanager
-def _fastest_algorithms() -> Iterator[None]:
-    """cuDNN tries its algorithms on the first call of a shape: it pays when a step is replayed ten thousand times."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-_FASTEST = Shared(_fastest_algorithms)
+# cuDNN tries its algorithms on the first call of a shape: it pays when a step is replayed ten thousand times.
+_FASTEST = Shared(lambda: switched(torch.backends.cudnn, "benchmark", True))
