@@ -78,7 +78,14 @@ def _rounding(model: nn.Module, found: dict[str, Tensor]) -> float:
 
 def _differ(one: dict[str, Tensor], other: dict[str, Tensor], rounding: float) -> list[str]:
     """The sites where two runs differ by more than rounding."""
-    shares = [(one[site].double() - other[site].double()).norm() / one[site].double().norm() for site in one]
-    # Read together, so that a GPU is waited for once. 0 / 0, and activations that are not finite, tell nothing.
-    found = torch.stack([share.to(shares[0].device) for share in shares]).tolist()
-    return [site for site, share in zip(one, found, strict=True) if share > rounding]
+    lengths = [ends.numel() for ends in one.values()]
+    first, second = (_on_cpu(run).split(lengths) for run in (one, other))
+    shares = [float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True)]
+    # 0 / 0, and activations that are not finite, tell nothing.
+    return [site for site, share in zip(one, shares, strict=True) if share > rounding]
+
+
+def _on_cpu(run: dict[str, Tensor]) -> Tensor:
+    """All sites in one vector: one copy, for which a GPU is waited for once."""
+    home = next(iter(run.values())).device
+    return torch.cat([ends.to(home) for ends in run.values()]).to("cpu", torch.float64)

@@ -116,6 +116,7 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 _EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # flags, hooks, parameters, buffers, children
+_PLAIN = frozenset({int, float, bool, str, type(None)})  # most attributes: nothing to look into
 _LARGE = 64 * 2**20  # bytes of a tensor from which it is not copied: weights that a quantiser keeps as buffers
 
 
@@ -151,39 +152,47 @@ class _Holdings:
         self._numbers = numbers
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
         self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._tensors: dict[torch.device, list[Tensor]] = {}
         self._seen: set[int] = set()
         for module in modules_of(model):
             self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
             self._keep(vars(module).get("_buffers"))
+        self._bytes = {device: _bytes_of(tensors) for device, tensors in self._tensors.items()}
 
     def _keep_dict(self, own: dict[Any, Any], but: frozenset[str] = frozenset()) -> None:
         content = {key: value for key, value in own.items() if key not in but}
         self._dicts.append((own, content, but))
         for value in content.values():
-            self._keep(value)
+            if type(value) not in _PLAIN:
+                self._keep(value)
 
     def _keep(self, value: Any) -> None:
         if not isinstance(value, (Tensor, dict, list, tuple, set, deque)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
-            plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
+            plain = type(value) is Tensor and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
             if self._numbers and plain and value.nbytes < _LARGE:
-                self._tensors.append((value, value.detach().clone()))
+                self._tensors.setdefault(value.device, []).append(value)
         elif isinstance(value, dict):
             self._keep_dict(value)
         else:
             if not isinstance(value, tuple):
                 self._others.append((value, list(value)))
             for item in value:
-                self._keep(item)
+                if type(item) not in _PLAIN:
+                    self._keep(item)
 
     def put_back(self) -> None:
         """Only what changed: other threads may be reading the model, and autograd counts what is written."""
-        with torch.inference_mode():  # which may write to a tensor of either kind
-            for tensor, numbers in self._changed():
-                tensor.copy_(numbers)
+        for device, tensors in self._tensors.items():
+            if torch.equal(_bytes_of(tensors), self._bytes[device]):  # a GPU is waited for once
+                continue
+            before = self._bytes[device].split([tensor.nbytes for tensor in tensors])
+            with torch.inference_mode():  # which may write to a tensor of either kind
+                for tensor, was in zip(tensors, before, strict=True):
+                    if not torch.equal(_bytes_of([tensor]), was):
+                        tensor.copy_(was.clone().view(tensor.dtype).view(tensor.shape))
         for own, content, but in self._dicts:
             for key in [key for key in own if key not in content and key not in but]:
                 del own[key]
@@ -196,11 +205,7 @@ class _Holdings:
                 other.clear()
                 (other.update if isinstance(other, set) else other.extend)(items)
 
-    def _changed(self) -> list[tuple[Tensor, Tensor]]:
-        """The tensors whose numbers are others now; version counters do not see what batch norm writes."""
-        if not self._tensors:
-            return []
-        home = self._tensors[0][0].device
-        others = [(tensor != numbers).any().to(home) for tensor, numbers in self._tensors]
-        found = torch.stack(others).tolist()  # read together, so that a GPU is waited for once
-        return [pair for pair, other in zip(self._tensors, found, strict=True) if other]
+
+def _bytes_of(tensors: list[Tensor]) -> Tensor:
+    """All numbers of some tensors in a row: one copy and one comparison instead of hundreds."""
+    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
