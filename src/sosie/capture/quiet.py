@@ -171,7 +171,8 @@ class _Holdings:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
-            plain = type(value) is Tensor and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
+            strange = type(value) is not Tensor or value.layout is not torch.strided
+            plain = not (strange or value.is_meta or value.is_quantized)
             if self._numbers and plain and value.nbytes < _LARGE:
                 self._tensors.setdefault(value.device, []).append(value)
         elif isinstance(value, dict):
