@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
+import pathlib
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..report.page import style_file
 
-FOLDER = Path(__file__).with_name("static")
+FOLDER = pathlib.Path(__file__).with_name("static")
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

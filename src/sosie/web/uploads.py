@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
+import pathlib
 from typing import Any, BinaryIO
 
 from ..results import DamagedFile
@@ -35,7 +35,7 @@ def check_length(text: str | None, most: int) -> None:
         raise TooLarge(f"a fingerprint of this zoo has at most {most:,} bytes, this would be {text[:20]}")
 
 
-async def received(stream: AsyncIterator[bytes], most: int) -> Path:
+async def received(stream: AsyncIterator[bytes], most: int) -> pathlib.Path:
     """The body in a temporary file, which whoever asked deletes."""
     handle, name = tempfile.mkstemp(prefix="sosie-upload-", suffix=".safetensors")
     try:
@@ -44,7 +44,7 @@ async def received(stream: AsyncIterator[bytes], most: int) -> Path:
     except BaseException:
         os.unlink(name)
         raise
-    return Path(name)
+    return pathlib.Path(name)
 
 
 async def _write(stream: AsyncIterator[bytes], file: BinaryIO, most: int) -> None:
@@ -56,7 +56,7 @@ async def _write(stream: AsyncIterator[bytes], file: BinaryIO, most: int) -> Non
         file.write(part)
 
 
-def checked(zoo: Zoo, path: Path) -> Fingerprint:
+def checked(zoo: Zoo, path: pathlib.Path) -> Fingerprint:
     """The fingerprint, if it is one and was made as those of the zoo."""
     try:
         found = Fingerprint.load(path)
