@@ -18,14 +18,13 @@ from ..stats import BLOCK
 from .collect import Pair, Pass, Totals, gather
 from .digest import digest_of
 from .doubt import Doubt
-from .opening import arguments_of, is_statistics, source_of
+from .opening import arguments_of, is_statistics, room_of, source_of
 from .partial import Partial, merge_files
 from .plan import MEMORY, Plan, Widths, make_plan, parse_size
 from .precision import check_precision
 from .provenance import provenance
 from .resume import Checkpoint
 from .settings import Settings, draws_of
-from .sketching.comparing import KERNEL, SKETCHED, check_sketches, compare_sketches, is_sketch
 from .sources import ModelSource, SavedSource, Source, tell_apart
 from .spread import Alone, together
 from .stream import Stream, chunk_on_cpu, rows_per_input
@@ -99,9 +98,9 @@ def compare(
                 raise DamagedFile(f"these statistics do not fit together: {error}") from error
         check_rule(rows)
         check_precision(precision)
-        sketched = any(is_sketch(thing) for thing in things)
+        room = next((found for thing in things if (found := room_of(thing)) is not None), None)
         if measures is None:
-            measures = SKETCHED if sketched else DEFAULT
+            measures = DEFAULT if room is None else room.DEFAULT
         chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
         if not chosen:
             raise ValueError("no measures asked for; `sosie measures` lists them")
@@ -112,12 +111,12 @@ def compare(
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         doubt = Doubt(draws_of(null, draws), seed, interval)
-        if sketched:
-            check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a,
+        if room is not None:
+            room.check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a,
                            prepare_b=prepare_b, inputs=inputs, precision=precision, memory=memory, max_rows=max_rows,
                            resume=resume, exact=exact or None, interval=interval or None, first_row=first_row or None,
                            rows=None if rows == "flatten" else rows)  # fmt: skip
-            return compare_sketches(things, chosen, kernel=kernel or KERNEL, draws=doubt.draws, seed=seed)
+            return room.compare_sketches(things, chosen, kernel=kernel or room.KERNEL, draws=doubt.draws, seed=seed)
         if kernel is not None:
             raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
         settings = Settings(

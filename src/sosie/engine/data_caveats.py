@@ -10,7 +10,7 @@ from torch import Tensor
 from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import Caveat, Side
-from ..stats import Alignment, Covariances, Grams, Sample, SketchPair, Statistic
+from ..stats import Alignment, Covariances, Grams, PairViews, Sample, Statistic
 
 ONE_DIRECTION = 0.8  # Σλ² / (Σλ)² above which a single direction holds some nine tenths of the variance
 ONE_ROW = 0.5  # share of the squared Gram matrix that a single row may make up
@@ -20,7 +20,7 @@ WORK = 10**9  # multiply-adds that looking at single rows of a site is worth
 
 
 def of_one_direction(
-    measure: Measure, statistic: Statistic | SketchPair, side_a: Side, side_b: Side
+    measure: Measure, statistic: Statistic | PairViews, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     """Measures that weigh directions by their variance see little else than the one that has it all."""
     if "linear" in measure.invariant or not issubclass(measure.reads, (Alignment, Covariances)) or statistic.n < 4:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from ..capture import SavedActivations, open_activations
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..stats import is_statistics as is_statistics_file
 from .settings import Settings
-from .sketching.comparing import is_sketch
 from .sources import ModelSource, SavedSource
 
 
@@ -32,6 +32,21 @@ def arguments_of(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]
     return [model_a, model_b], data
 
 
+# What is neither a model nor activations knows how to compare itself: in the package that its kind of file names.
+ROOMS = {"sketch": "sosie.sketching"}
+
+
+def room_of(thing: Any) -> Any:
+    """The package that compares such things, for an object or a file; None for models, activations and statistics."""
+    if isinstance(thing, (str, os.PathLike)):
+        if Path(thing).suffix != ".safetensors":
+            return None
+        kinds = [kind for kind in ROOMS if is_statistics_file(thing, kind=kind)]
+    else:
+        kinds = [kind for kind in ROOMS if getattr(type(thing), "kind", None) == kind]
+    return import_module(ROOMS[kinds[0]]) if kinds else None
+
+
 def is_statistics(thing: Any) -> bool:
     return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics_file(thing)
 
@@ -39,7 +54,7 @@ def is_statistics(thing: Any) -> bool:
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
     """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
     path = Path(text)
-    if is_statistics(path) or is_sketch(path):
+    if is_statistics(path) or room_of(path) is not None:
         return str(text)
     if path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file()):
         return open_activations(path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..linalg import side_by_side
 from ..measures import Measure
 from ..progress import track
-from ..stats import Covariances, Grams, Neurons, PairedRows, Sample, SketchPair, Statistic
+from ..stats import Covariances, Grams, Moments, Neurons, PairedRows, PairViews, Sample, Statistic
 
 Widths = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -37,7 +37,7 @@ class Found:
 
 def by_pair(
     measures: Sequence[Measure],
-    statistic: Statistic | SketchPair,
+    statistic: Statistic | PairViews,
     widths: Widths,
     defined_a: np.ndarray,
     defined_b: np.ndarray,
@@ -76,11 +76,10 @@ def by_pair(
     return found
 
 
-def _on_gpu(statistic: Statistic | SketchPair) -> bool:
-    assert not isinstance(statistic, Grams)
-    if isinstance(statistic, SketchPair):
-        return False
-    return (statistic.xs[0] if isinstance(statistic, Sample) else statistic.cross).is_cuda
+def _on_gpu(statistic: Statistic | PairViews) -> bool:
+    if isinstance(statistic, Sample):
+        return statistic.xs[0].is_cuda
+    return isinstance(statistic, Moments) and statistic.cross.is_cuda
 
 
 def check_widths(measure: Measure, x: int, y: int) -> None:
@@ -88,12 +87,12 @@ def check_widths(measure: Measure, x: int, y: int) -> None:
         raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
 
-def view_of(kind: type, statistic: Statistic | SketchPair, i: int, j: int) -> Covariances | Neurons | PairedRows:
+def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Covariances | Neurons | PairedRows:
     assert not isinstance(statistic, Grams)
     if issubclass(kind, Covariances):
         return statistic.covariances(i, j)
     if issubclass(kind, Neurons):
-        assert not isinstance(statistic, SketchPair)
+        assert isinstance(statistic, (Moments, Sample))
         return statistic.neurons(i, j)
-    assert isinstance(statistic, (Sample, SketchPair))
+    assert not isinstance(statistic, Moments)
     return statistic.paired(i, j)

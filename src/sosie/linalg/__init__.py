@@ -3,7 +3,7 @@
 from . import gram_cuda
 from .assignment import best_assignment
 from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
-from .chains import chain_products, unit
+from .chains import VANISHED, chain_products, unit, vanishes
 from .clusters import adjusted_rand_index, cluster, clusterings, most_similar
 from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular_values, threads_for, triangular_inverse
 from .distances import distances, squared_distances, upper_triangle
@@ -52,6 +52,7 @@ __all__ = [
     "RANK_TOLERANCE",
     "SMALLEST_DIRECTION",
     "SMALLEST_DIRECTION_FLOAT32",
+    "VANISHED",
     "Affine",
     "Fit",
     "Invariants",
@@ -113,6 +114,7 @@ __all__ = [
     "u_centred",
     "unit",
     "upper_triangle",
+    "vanishes",
     "whitening",
     "widened",
     "with_room",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
+
 
 def unit(matrix: Tensor) -> Tensor:
     """The matrix (…, d, p) over its largest entry; a matrix of zeros stays as it is.
@@ -27,3 +29,8 @@ def chain_products(factors: Sequence[Tensor]) -> list[Tensor]:
     for factor in factors[1:]:
         found.append(unit(found[-1] @ unit(factor)))
     return found
+
+
+def vanishes(size: float, whole: float) -> bool:
+    """Whether a kernel of this norm, of a map with this Σ W², is rounding."""
+    return not size > VANISHED * whole

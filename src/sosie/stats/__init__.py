@@ -33,7 +33,7 @@ from .sketches import (
     parts_of,
     plan_forms,
 )
-from .storage import is_statistics, load_statistics, moved, on_device, save_statistics
+from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
 from .views import (
     Alignment,
     Continuous,
@@ -45,6 +45,7 @@ from .views import (
     Neurons,
     Outputs,
     PairedRows,
+    PairViews,
     Predictions,
     Scatter,
     SiteRows,
@@ -91,6 +92,7 @@ __all__ = [
     "NotShared",
     "OutputSums",
     "Outputs",
+    "PairViews",
     "PairedRows",
     "Pairs",
     "Predictions",
@@ -129,4 +131,5 @@ __all__ = [
     "plan_forms",
     "row_hash",
     "save_statistics",
+    "storable",
 ]

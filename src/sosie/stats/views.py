@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -307,3 +307,16 @@ class Continuous(Differences):
 
 
 View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
+
+
+class PairViews(Protocol):
+    """What supplies the views of a pair of sites and is no statistic of rows: a pair of sketches, say."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def traces(self) -> tuple[Tensor, Tensor]: ...
+    @property
+    def own(self) -> tuple[Tensor, Tensor]: ...
+    def covariances(self, i: int, j: int) -> Covariances: ...
+    def paired(self, i: int, j: int) -> PairedRows: ...

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..results import DamagedFile, check_writable, read_nested, write_nested
-from .recorder import Recorder
 
 KIND, VERSION = "training", 2
 
@@ -118,8 +117,8 @@ def digest(tensor: Tensor) -> str:
 def rewind(after_epoch: Callable[[int], None] | None, epoch: int) -> None:
     """A recorder may have written epochs that are now trained again."""
     owner = getattr(after_epoch, "__self__", None)
-    if isinstance(owner, Recorder):
-        owner.resume(epoch)
+    if callable(resume := getattr(owner, "resume", None)):
+        resume(epoch)
 
 
 def _numbers(model: nn.Module) -> dict[str, Tensor]:

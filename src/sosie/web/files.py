@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 import pathlib
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import Response

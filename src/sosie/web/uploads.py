@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 import tempfile
 from collections.abc import AsyncIterator
-import pathlib
 from typing import Any, BinaryIO
 
 from ..results import DamagedFile

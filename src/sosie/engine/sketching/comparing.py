@@ -19,7 +19,7 @@ from .evaluation import Evaluation, is_signed
 
 Array = np.ndarray
 KERNEL = "hadamard"
-SKETCHED = "linear_cka"  # the default: debiased values of small sketches are noisy
+DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
 _ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ...capture import number_array
-from ...linalg import chain_products, near_one
+from ...linalg import chain_products, near_one, vanishes
 from ...measures import Measure, settled
 from ...stats import Atoms, LinearMaps, TensorPair, linear_maps
-from .kernels import vanishes
 
 
 def of_weights(chosen: Measure, x: Any, y: Any) -> float:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...linalg import Invariants, centred, chain_products, double_centred, unit
+from ...linalg import VANISHED, Invariants, centred, chain_products, double_centred, unit
 
-VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
 BLOCK_BYTES = 2**23  # that a block of pairs of models takes
 
 
@@ -44,11 +43,6 @@ class Kernels:
             return self
         q = self.basis[:, None]
         return Kernels(None, q @ self.cores @ q.mT)
-
-
-def vanishes(size: float, whole: float) -> bool:
-    """Whether a kernel of this norm, of a map with this Σ W², is rounding."""
-    return not size > VANISHED * whole
 
 
 def of_chains(weights: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:

@@ -6,15 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...results import DamagedFile, Side
+from ..storage import load_statistics, on_device, save_statistics, storable
 from .hashes import Buckets
 from .kernels import KERNELS, Kernel, Rows, kernel_of
-from .site import PARTS, SiteSketch
+from .site import PARTS, Pairs, Part, SiteSketch
 
 SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
 
@@ -63,6 +64,7 @@ class Sketch:
     rows and their S; `sosie.compare_unpaired` those that do not.
     """
 
+    kind: ClassVar[str] = "sketch"
     side: Side
     sites: tuple[SiteSketch, ...]
     n: int
@@ -139,8 +141,6 @@ class Sketch:
 
     def to(self, device: str | torch.device) -> Sketch:
         """The same sketch on another device: kernels are made there."""
-        from ..storage import on_device
-
         found = on_device(replace(self, _kernels={}), torch.device(device))
         assert isinstance(found, Sketch)
         return self if found.device == self.device else found
@@ -205,14 +205,10 @@ class Sketch:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read."""
-        from ..storage import save_statistics
-
         return save_statistics({"sketch": self}, path, kind="sketch")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
-        from ..storage import load_statistics
-
         found = load_statistics(path, kind="sketch")[0].get("sketch")
         try:
             if not isinstance(found, cls):
@@ -294,3 +290,6 @@ def _tensors(value: Any) -> list[Tensor]:
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         return [tensor for f in fields(value) for tensor in _tensors(getattr(value, f.name))]
     return []
+
+
+storable(Sketch, SiteSketch, Part, Pairs, Spans)
