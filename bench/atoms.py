@@ -13,9 +13,10 @@ import torch
 from measuring import show, timed, wait, write
 from torch import Tensor, nn
 
+from sosie.history import Recorder
 from sosie.models import AtomConv2d, alexnet, atom_layers
 from sosie.stats import AtomTable
-from sosie.train import Recorder, fit
+from sosie.train import fit
 
 CHANNELS, BATCH, SIDE, ATOMS = (16, 64, 128, 256), 64, 32, 9
 CLIENTS = 120

@@ -7,11 +7,11 @@ import argparse
 import torch
 from measuring import show, timed, write
 
-from sosie.engine.sources import ModelSource
+from sosie.engine.network import ModelSource
 from sosie.linalg import gram_cuda
 from sosie.models import open_model
-from sosie.zoo.fingerprints import Probe, fingerprint
-from sosie.zoo.fingerprints.gram_vectors import gram_vectors
+from sosie.zoo import Probe, fingerprint
+from sosie.zoo.kinds import gram_vectors
 
 IMAGES = 256
 

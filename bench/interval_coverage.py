@@ -22,8 +22,7 @@ from rich.progress import track
 from torch import Tensor
 
 import sosie
-from sosie.engine.interval import around
-from sosie.engine.standard_error import HALVED, by_halves, by_jackknife, halves_of_groups, quarters_of_groups
+from sosie.engine.uncertainty import HALVED, around, by_halves, by_jackknife, halves_of_groups, quarters_of_groups
 from sosie.measures import find
 
 REPETITIONS = 300

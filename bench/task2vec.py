@@ -14,9 +14,9 @@ from measuring import show, timed, write
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sosie.engine import task2vec
-from sosie.engine.classifier import drawn_labels
 from sosie.models import resnet18
+from sosie.sketching import task2vec
+from sosie.sketching.fisher import drawn_labels
 
 IMAGES, BATCH = (256, 1024), 256
 AT_A_TIME = 16  # images whose gradients vmap holds: 0.7 GB

@@ -12,7 +12,8 @@ from typing import Any
 
 from as_markdown import table
 
-from sosie.results import Leaderboard, write_atomically
+from sosie.files import write_atomically
+from sosie.results import Leaderboard
 
 PATH = Path(__file__).parent / "benchmark.md"
 KEPT = Path(__file__).parent / "leaderboard.json"

@@ -7,7 +7,7 @@ import write_measures
 import write_reference
 import write_speed
 
-from sosie.results import write_atomically
+from sosie.files import write_atomically
 
 GENERATED = (write_measures, write_speed, write_reference, write_benchmark)
 

@@ -33,7 +33,7 @@ BESIDE = {
         *("classify", "Classifiers", "linear_probe", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
         "cost",
     ),
-    "sosie.engine.benchmark": ("run_benchmark", "Scale"),
+    "sosie.benchmark": ("run_benchmark", "Scale"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel", "with_dynamic_tokens"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
@@ -67,7 +67,7 @@ BESIDE = {
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
-    "sosie.train.callbacks": ("lightning_callback", "hf_callback"),
+    "sosie.history.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.train.federated": (
         *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),
         *("Method", "Phase"),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from claims import check_claims
 
-from sosie.results import write_atomically
+from sosie.files import write_atomically
 
 Experiment = Callable[[Any], dict[str, Any]]  # settings → {"numbers": {name: number}, and whatever figures need}
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosie.results.files import TENSORS_HASH, _parts, assemble, write_atomically
+from sosie.files import TENSORS_HASH, _parts, assemble, write_atomically
 
 
 def save_file(tensors: dict[str, Any], path: Path, metadata: dict[str, str]) -> None:

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sosie.capture import watch
-from sosie.models.atoms import atom_layers
-from sosie.train.stack import stacked_state
+from sosie.models import atom_layers
+from sosie.train.together import stacked_state
 
 ATOMS = 9
 

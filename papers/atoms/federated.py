@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import train
 
 from sosie.linalg import most_similar
-from sosie.models.atoms import freeze
+from sosie.models import freeze
 from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate, split_classes
 from sosie.train.heads import find_head
 

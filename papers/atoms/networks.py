@@ -9,8 +9,7 @@ import torch
 from settings import Settings
 from torch import Tensor, nn
 
-from sosie.models import alexnet, small_cnn, vgg11
-from sosie.models.atoms import atom_layers, freeze
+from sosie.models import alexnet, atom_layers, freeze, small_cnn, vgg11
 
 State = dict[str, Tensor]
 

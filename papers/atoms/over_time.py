@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import sosie
-from sosie.models.atoms import atom_layers, freeze
+from sosie.history import Recorder
+from sosie.models import atom_layers, freeze
 from sosie.results.dynamics import rank_correlation
-from sosie.train import Recorder, accuracy, fit
+from sosie.train import accuracy, fit
 
 ATOMS = 9
 THRESHOLDS = (0.99, 0.999)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from training import accuracies, train
 
 import sosie
-from sosie.models.atoms import AtomConv2d, atom_layers, freeze
-from sosie.results import write_atomically
-from sosie.train.stack import stacked_state
+from sosie.files import write_atomically
+from sosie.models import AtomConv2d, atom_layers, freeze
+from sosie.train.together import stacked_state
 
 PROBES = ("cifar100", "mnist", "tiny-imagenet")  # [CIFAR-100 and SVHN]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.models import build_model, cifar_resnet
-from sosie.models.token_gates import mean_of_others, token_cka
+from sosie.models.vit import mean_of_others, token_cka
 from sosie.train import Penalty
 
 STRONG, WEAK = 0.8, 1e-6  # ρ² of the wide direction at the start; 1 − ρ² of the narrow one at the end

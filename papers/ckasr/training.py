@@ -18,8 +18,8 @@ from data import CLASSES, images, prepare
 from settings import NONE, Arm, Recipe, Settings
 from torch import Tensor, nn
 
+from sosie.files import write_atomically
 from sosie.models import DynamicViT, build_model, with_dynamic_tokens
-from sosie.results import write_atomically
 from sosie.train import Augment, TokenPenalty, accuracy, calibrate_tokens, fit_side_by_side, random_masks
 
 Record = dict[str, Any]

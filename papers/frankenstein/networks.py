@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.data import open_images
+from sosie.files import write_atomically
 from sosie.models import NamedModel, load_weights, open_model
-from sosie.results import write_atomically
 from sosie.train import Augment, accuracy, fit, fit_side_by_side
 
 Images = list[tuple[Tensor, Tensor]]  # batches in [0, 1], with labels

@@ -9,7 +9,7 @@ from typing import Any
 from represent import batches, mean, network, spread
 from settings import Study
 
-from sosie.engine import fisher_rao_norm, task2vec
+from sosie.sketching import fisher_rao_norm, task2vec
 
 
 def figure_2(study: Study) -> dict[str, Any]:

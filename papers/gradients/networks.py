@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sosie.data import ImageData, open_images
+from sosie.files import write_atomically
 from sosie.models import NamedModel, Normalise, open_model, parse_normalisation
-from sosie.results import write_atomically
 from sosie.train import Augment, accuracy, fit
 
 CHECKPOINTS = Path(__file__).resolve().parent / "nets"

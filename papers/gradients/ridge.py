@@ -13,7 +13,8 @@ from represent import batches, mean
 from settings import Study
 
 import sosie
-from sosie.engine import classify, linear_probe
+from sosie.benchmark import linear_probe
+from sosie.sketching import classify
 
 KERNELS = ("features", "hadamard", "hadamard_of_sketches")
 

@@ -26,7 +26,7 @@ import torch
 from networks import CHECKPOINTS, checkpoint, read_record, trained
 from settings import DATA_SETS, Settings, small
 
-from sosie.results import write_atomically
+from sosie.files import write_atomically
 
 PAPER = Path(__file__).resolve().parent
 Network = tuple[str, str, int]  # data set, architecture, seed

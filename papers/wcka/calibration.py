@@ -16,9 +16,9 @@ from parallel import each, say
 from settings import OWN, RIVALS, Settings
 
 import sosie
-from sosie.engine.benchmark.calibration import Probes, auc
-from sosie.engine.benchmark.functional import CLEAN, probing_images
-from sosie.engine.benchmark.values import Found
+from sosie.benchmark.calibration import Probes, auc
+from sosie.benchmark.candidates import Found
+from sosie.benchmark.population import CLEAN, probing_images
 
 MIXED = "mixed"  # clean and corrupted images together, as the text of section 3.1 has it
 

@@ -10,9 +10,8 @@ from networks import HEADS, SCRATCH, agree, study
 from parallel import each
 from settings import OWN, RIVALS, Settings
 
-from sosie.engine.benchmark.functional import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS
-from sosie.engine.benchmark.grounding import COEFFICIENTS, difference, ground
-from sosie.engine.benchmark.population import KINDS
+from sosie.benchmark.grounding import COEFFICIENTS, difference, ground
+from sosie.benchmark.population import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS, KINDS
 
 WORDS = ("seed", "architecture", "strategy")  # where the paper finds wCKA ahead; epochs: all alike
 SLOW = ("deconfounded_cka", "normalized_bures", "weight_cosine_matched", "wcka_lit")  # begun first

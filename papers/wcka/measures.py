@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 import sosie
-from sosie.engine.benchmark.candidates import Candidate, open_candidates
-from sosie.engine.benchmark.population import Images
-from sosie.engine.benchmark.scales import Scale
-from sosie.engine.weights import match_weights
+from sosie.benchmark import Scale
+from sosie.benchmark.candidates import Candidate, open_candidates
+from sosie.benchmark.population import Images
 from sosie.measures import find
+from sosie.weights import match_weights
 
 
 def factors(model: nn.Sequential) -> list[Tensor]:

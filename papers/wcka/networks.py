@@ -13,19 +13,21 @@ from safetensors.torch import load_file, save_file
 from settings import Settings
 from torch import Tensor, nn
 
-from sosie.data import open_images
-from sosie.engine.benchmark.calibration import Probes
-from sosie.engine.benchmark.functional import Agreement, agreements
-from sosie.engine.benchmark.grounding import Ground
-from sosie.engine.benchmark.population import (
+from sosie.benchmark import Scale
+from sosie.benchmark.calibration import Probes
+from sosie.benchmark.grounding import Ground
+from sosie.benchmark.population import (
+    Agreement,
+    Architecture,
     Images,
     Population,
+    Store,
+    agreements,
     make_population,
     open_benchmark_images,
     perceptron,
 )
-from sosie.engine.benchmark.scales import Architecture, Scale
-from sosie.engine.benchmark.store import Store
+from sosie.data import open_images
 from sosie.train import accuracy, fit
 
 SCRATCH, HEADS = "scratch", "heads"

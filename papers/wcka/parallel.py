@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from settings import Settings
 
-from sosie.engine.benchmark.scales import Scale
+from sosie.benchmark import Scale
 
 START = time.monotonic()
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

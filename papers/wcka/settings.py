@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sosie.engine.benchmark.scales import CORRUPTIONS, SCALES, Scale
+from sosie.benchmark import SCALES, Scale
+from sosie.data import CORRUPTIONS
 
 OWN = "wcka"
 RIVALS = ("normalized_bures", "linear_cka", "deconfounded_cka")  # the paper's: Procrustes as a similarity, CKA, dCKA

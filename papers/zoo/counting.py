@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sosie.engine.benchmark.correlations import percentile_interval, weighted_spearman
-from sosie.engine.stitching.tally import wilson
+from sosie.benchmark.grounding import percentile_interval, weighted_spearman
+from sosie.stitching.fitting import wilson
 
 Array = np.ndarray
 

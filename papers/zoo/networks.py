@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from settings import Architecture, Recipe, Settings
 from torch import Tensor, nn
 
+from sosie.files import write_atomically
 from sosie.models import atom_layers, build_model, freeze, open_model
 from sosie.models.specification import seeded
-from sosie.results import write_atomically
 from sosie.train.heads import find_head
 
 COPIES = ("trained_on", "pruned", "rounded")

@@ -30,8 +30,8 @@ from networks import (
 from settings import Recipe, Settings, Source, Target
 from torch import nn
 
+from sosie.files import write_atomically
 from sosie.models import atom_layers, freeze
-from sosie.results import write_atomically
 from sosie.train import Augment, accuracy, fit_side_by_side
 
 Make = Callable[[Job, Source], nn.Module]

@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import (
-        Stitch,
-        compare,
-        compare_outputs,
-        compare_unpaired,
-        compare_weights,
-        list_measures,
-        measure,
-        sketch,
-        stitch,
-        stitch_sites,
-        transfer,
-    )
-    from .engine.dynamics import dynamics
+    from .engine import compare, compare_outputs, list_measures, measure
+    from .history import dynamics
     from .report import write_report
     from .results import load
+    from .sketching import compare_unpaired, sketch, transfer
+    from .stitching import Stitch, stitch, stitch_sites
+    from .weights import compare_weights
     from .zoo import Zoo
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
@@ -32,14 +23,14 @@ _HOME = {
     "list_measures": "engine",
     "compare": "engine",
     "compare_outputs": "engine",
-    "stitch": "engine",
-    "stitch_sites": "engine",
-    "Stitch": "engine",
-    "sketch": "engine",
-    "transfer": "engine",
-    "compare_unpaired": "engine",
-    "compare_weights": "engine",
-    "dynamics": "engine",
+    "stitch": "stitching",
+    "stitch_sites": "stitching",
+    "Stitch": "stitching",
+    "sketch": "sketching",
+    "transfer": "sketching",
+    "compare_unpaired": "sketching",
+    "compare_weights": "weights",
+    "dynamics": "history",
     "load": "results",
     "write_report": "report",
     "Zoo": "zoo",

@@ -6,9 +6,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sosie.capture.axes import WeightAxes, order_of, places_of, weight_axes
-from sosie.capture.axes.algebra import concatenation, fix, leaf, leaves, product, regroup, repeated, stretch_of, unite
-from sosie.capture.examples import example_input
+from sosie.capture.arguments import example_input
+from sosie.weights.axes import (
+    WeightAxes,
+    concatenation,
+    fix,
+    leaf,
+    leaves,
+    order_of,
+    places_of,
+    product,
+    regroup,
+    repeated,
+    stretch_of,
+    unite,
+    weight_axes,
+)
 
 
 def test_flattening_and_its_reverse_keep_the_parts() -> None:

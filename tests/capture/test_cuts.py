@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sosie.capture import Cut, LeakingCut, SilentSite, UnknownSite, answer_in, cuts, watch
+from sosie.capture import SilentSite, UnknownSite, answer_in, watch
 from sosie.capture.arguments import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
+from sosie.stitching import cuts
+from sosie.stitching.cuts import Cut, LeakingCut
 
 from .cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithBuffer
 from .stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.capture import NoGradient, input_numbers, predictive_of
-from sosie.capture.predictive import Categorical, Gaussian, UserLoss
+from sosie.sketching.source import Categorical, Gaussian, NoGradient, UserLoss, input_numbers, predictive_of
 
 
 def logits(*shape: int, scale: float = 3.0) -> Tensor:

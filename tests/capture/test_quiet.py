@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sosie.capture import as_found, restored_after_errors
-from sosie.capture.quiet import kept_attributes
+from sosie.capture import as_found, kept_attributes, restored_after_errors
 
 from .stand_ins import ResNet20
 

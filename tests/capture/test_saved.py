@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from sosie.capture import BadActivations, UnknownSite, open_activations
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 
 
 @pytest.fixture
@@ -208,6 +208,6 @@ def test_a_compressed_archive_is_read_row_by_row(tmp_path, order):
 
 def test_a_large_array_that_can_only_be_read_whole_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", a=np.zeros((50, 40), order="F"))
-    monkeypatch.setattr("sosie.capture.archives.WHOLE", 1000)
+    monkeypatch.setattr("sosie.capture.saved.WHOLE", 1000)
     with pytest.raises(DamagedFile, match=r"a\.npz.*Fortran order.*ascontiguousarray"):
         open_activations(tmp_path / "a.npz")

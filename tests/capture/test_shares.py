@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from sosie.capture import Batches, Chunk, Share, recut
-from sosie.data.images import ImageData
+from sosie.data import ImageData
 
 N = 101
 X = torch.arange(N * 3.0).reshape(N, 3)

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import sosie
-from sosie.cli import main, zoo, zoo_questions
-from sosie.cli.lists import split
+from sosie.cli import main, zoo
+from sosie.cli import zoo as zoo_questions
+from sosie.cli.options import split
 from sosie.data import open_images
 from sosie.models import open_model
 from sosie.train import accuracy

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import sosie
 from sosie.cli.main import app
+from sosie.history import Recorder
 from sosie.models import small_cnn
-from sosie.train import Recorder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import sosie
 from sosie.cli.main import app
 from sosie.data import open_data
 from sosie.results import Comparison, Comparisons
-from sosie.stats import Sketch
+from sosie.sketching import Sketch
 
 SHORT = ("--data", "demo", "--sites", "relu2,fc", "--max-rows", "96")
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sosie.data.attacks import ATTACKS, Attack, attack, open_attack
+from sosie.data import ATTACKS, Attack, attack
+from sosie.data.attacks import open_attack
 from sosie.train import accuracy, fit
 
 REAL = [kind for kind in ATTACKS if kind != "gaussian"]

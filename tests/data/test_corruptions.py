@@ -10,10 +10,8 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from sosie.data.corruptions import CORRUPTIONS, corrupt
-from sosie.data.corruptions.define import Draws
-from sosie.data.corruptions.sampling import read_at, smoothed
-from sosie.data.corruptions.weather import _clouds
+from sosie.data import CORRUPTIONS, corrupt
+from sosie.data.corruptions import Draws, _clouds, read_at, smoothed
 
 RANDOM = [name for name in CORRUPTIONS if name not in ("scale", "brightness", "stripe", "canny_edges")]
 

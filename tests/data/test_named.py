@@ -15,7 +15,7 @@ import torch
 from scipy.io import savemat
 
 from sosie.data import list_data, open_data, open_images
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 
 RANDOM = np.random.default_rng(0)
 

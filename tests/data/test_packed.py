@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sosie.data import open_images
-from sosie.data.packed import read_packed
-from sosie.results import DamagedFile
+from sosie.data.readers import read_packed
+from sosie.files import DamagedFile
 
 RANDOM = np.random.default_rng(0)
 COLOUR = RANDOM.integers(0, 256, (5, 8, 6, 3), dtype=np.uint8)

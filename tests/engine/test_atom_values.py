@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import sosie
-from sosie.engine.benchmark import SCALES
-from sosie.engine.benchmark.candidates import open_candidates
+from sosie.benchmark import SCALES
+from sosie.benchmark.candidates import open_candidates
 from sosie.models import (
     atom_layers,
     load_atoms,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import sosie
-from sosie.capture.squared_gradients import SquaredGradients
-from sosie.engine import task2vec
 from sosie.measures import MEASURES
+from sosie.sketching import task2vec
+from sosie.sketching.squared_gradients import SquaredGradients
 
 BFLOAT16 = 2.0**-8
 

@@ -17,20 +17,20 @@ import torch
 from tiny_benchmark import TINY
 
 import sosie
-from sosie.engine.benchmark import SCALES, run_benchmark
-from sosie.engine.benchmark.calibration import auc
-from sosie.engine.benchmark.candidates import open_candidates
-from sosie.engine.benchmark.population import (
+from sosie.benchmark import SCALES, run_benchmark
+from sosie.benchmark.calibration import auc
+from sosie.benchmark.candidates import open_candidates, values_of
+from sosie.benchmark.population import (
     KINDS,
     Member,
+    Store,
     blocks_of,
     last_hidden,
     make_population,
+    measure_folder,
     open_benchmark_images,
     perceptron,
 )
-from sosie.engine.benchmark.store import Store, measure_folder
-from sosie.engine.benchmark.values import values_of
 from sosie.measures import MEASURES
 from sosie.results import Leaderboard
 
@@ -280,7 +280,7 @@ def test_slow_measures_state_their_limit() -> None:
 
 
 def test_a_budget_leaves_the_rest_undefined() -> None:
-    from sosie.engine.benchmark.values import Clock
+    from sosie.benchmark.candidates import Clock
 
     rows = [torch.rand(20, 4, dtype=torch.float64) for _ in range(3)]
     (candidate,) = open_candidates(cka, TINY)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sosie.engine.benchmark.correlations import (
+from sosie.benchmark.grounding import (
     bootstrap,
     meng,
     pearson,

@@ -11,13 +11,11 @@ from scipy import stats
 from tiny_benchmark import TINY
 from torch import Tensor, nn
 
-from sosie.data.corruptions import corrupt
-from sosie.engine.benchmark import functional
-from sosie.engine.benchmark.candidates import open_candidates
-from sosie.engine.benchmark.functional import agreements
-from sosie.engine.benchmark.grounding import Ground, difference, ground
-from sosie.engine.benchmark.population import Images, Member, Population, open_benchmark_images, perceptron
-from sosie.engine.benchmark.store import Store
+from sosie.benchmark import population as functional
+from sosie.benchmark.candidates import open_candidates
+from sosie.benchmark.grounding import Ground, difference, ground
+from sosie.benchmark.population import Images, Member, Population, Store, agreements, open_benchmark_images, perceptron
+from sosie.data import corrupt
 
 CPU = torch.device("cpu")
 

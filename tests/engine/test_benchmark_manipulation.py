@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_benchmark import TINY
 
-from sosie.engine.benchmark.candidates import open_candidates
-from sosie.engine.benchmark.manipulation import MANIPULATIONS, Bench, manipulate
-from sosie.engine.benchmark.population import last_hidden, open_benchmark_images, perceptron
+from sosie.benchmark.candidates import open_candidates
+from sosie.benchmark.manipulation import MANIPULATIONS, Bench, manipulate
+from sosie.benchmark.population import last_hidden, open_benchmark_images, perceptron
 from sosie.measures import MEASURES
 from sosie.train import accuracy, fit
 

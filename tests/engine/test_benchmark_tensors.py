@@ -11,10 +11,9 @@ import torch
 from tiny_benchmark import TINY
 
 import sosie
-from sosie.engine.benchmark import SCALES, run_benchmark
-from sosie.engine.benchmark.candidates import open_candidates
-from sosie.engine.benchmark.store import Store
-from sosie.engine.benchmark.values import values_of
+from sosie.benchmark import SCALES, run_benchmark
+from sosie.benchmark.candidates import open_candidates, values_of
+from sosie.benchmark.population import Store
 from sosie.measures import MEASURES
 from sosie.results import Leaderboard
 from sosie.stats import TensorPair

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
-from sosie.engine import cost
+from sosie.benchmark import cost
 from sosie.measures import MEASURES
 from sosie.models import open_model
 from sosie.report import print_comparison

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import sosie
+from sosie.benchmark import cost, counted
+from sosie.benchmark.cost import FORWARD, MEASURE, ByProbes, Watched
 from sosie.capture import Chunk
-from sosie.engine import cost
-from sosie.engine.costing import counted
-from sosie.engine.costing.running import FORWARD, MEASURE, ByProbes, Watched
+from sosie.files import DamagedFile
 from sosie.measures import find
 from sosie.models import open_model, small_cnn
-from sosie.results import Cost, Costs, DamagedFile
+from sosie.results import Cost, Costs
 
 SPEC = "small_cnn(atoms=6, width=4, size=16)"
 SHAPE = (1, 16, 16)

@@ -11,9 +11,10 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.digest import Digest, digest_of
+from sosie.engine.provenance import Digest, digest_of
 from sosie.linalg import gram_cuda
-from sosie.zoo.fingerprints import Probe, fingerprint, making
+from sosie.zoo import Probe, fingerprint
+from sosie.zoo import fingerprints as making
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MEASURES = ["debiased_cka", "linear_cka", "kernel_alignment", "mean_cca", "mutual_knn", "rsa", "procrustes_angle"]
@@ -74,7 +75,7 @@ def test_the_setting_of_the_products_is_put_back() -> None:
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["blocks", "moments"])
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr("sosie.engine.resume.EVERY", 0.0)
+    monkeypatch.setattr("sosie.engine.partial.EVERY", 0.0)
     monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", small)
     x, path = inputs(400), tmp_path / "part.safetensors"
     kwargs = {"measures": ["debiased_cka", "mutual_knn", "mean_cca"], "block": 16, "device": "cuda"}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine import digest
-from sosie.engine.digest import digest_of
-from sosie.engine.sources import ModelSource
-from sosie.zoo.fingerprints import fingerprint
+from sosie.engine import provenance as digest
+from sosie.engine.network import ModelSource
+from sosie.engine.provenance import digest_of
+from sosie.zoo import fingerprint
 
 WIDTHS = (1, 2, 4)
 DTYPES = (

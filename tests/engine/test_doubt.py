@@ -10,7 +10,7 @@ import torch
 from nets import inputs, mlp
 
 import sosie
-from sosie.engine.interval import from_all_rows
+from sosie.engine.uncertainty import from_all_rows
 from sosie.measures import MEASURES
 from sosie.results import Comparison
 from sosie.stats import Grams

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import sosie
-from sosie.models import small_cnn
-from sosie.models.atoms import AtomConv2d
-from sosie.train import Recorder, open_run
+from sosie.history import Recorder, open_run
+from sosie.models import AtomConv2d, small_cnn
 
 IMAGES = torch.rand(20, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 ANGLES = [0.0, 0.3, 0.9, 1.4]

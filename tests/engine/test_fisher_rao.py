@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sosie.engine import FisherRao, fisher_rao_norm
+from sosie.sketching import FisherRao, fisher_rao_norm
 
 
 def relu_net(*widths: int, seed: int = 0) -> nn.Sequential:

@@ -14,9 +14,9 @@ from test_matching_weights import shuffled
 from torch import nn
 
 import sosie
-from sosie.engine.weights import decompose_together
-from sosie.engine.weights.joint_atoms import common_atoms, polar_atoms
 from sosie.models import atom_layers, decompose, recompose, small_cnn
+from sosie.weights import decompose_together
+from sosie.weights.atoms import common_atoms, polar_atoms
 
 
 def models(count: int = 3, **options: int) -> list[nn.Module]:

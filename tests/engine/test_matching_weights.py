@@ -9,11 +9,11 @@ import torch
 from permuted_nets import NETS, Shared, Sorted, WrittenInto, mlp, seeded
 from torch import nn
 
-from sosie.capture.axes import named_weights, weight_axes
-from sosie.capture.examples import example_input
-from sosie.engine.weights import match_weights
-from sosie.engine.weights.symmetry import checked_axes, function_change, random_orders, with_orders
+from sosie.capture.arguments import example_input
 from sosie.models import vit
+from sosie.weights import match_weights
+from sosie.weights.axes import named_weights, weight_axes
+from sosie.weights.matching import checked_axes, function_change, random_orders, with_orders
 
 nets = pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 
@@ -117,7 +117,7 @@ def test_what_is_not_understood_is_fixed_and_named(make: Callable[[], nn.Module]
 
 def test_a_group_that_changes_the_function_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that lies (sorting keeps axes as they are) is found out by trying."""
-    from sosie.capture.axes import rules
+    from sosie.weights import axes as rules
 
     monkeypatch.setitem(rules.RULES, "sort", rules._same)
     model = seeded(Sorted())

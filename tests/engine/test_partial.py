@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import sosie
-from sosie.engine.digest import InputDigests
-from sosie.results import DamagedFile
+from sosie.engine.provenance import InputDigests
+from sosie.files import DamagedFile
 
 MEASURES = ["debiased_cka", "mean_cca", "mutual_knn", "linear_cka"]
 
@@ -31,7 +31,7 @@ def stopping(batches, after: int):
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["blocks", "moments"])
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr("sosie.engine.resume.EVERY", 0.0)
+    monkeypatch.setattr("sosie.engine.partial.EVERY", 0.0)
     monkeypatch.setattr("sosie.engine.plan.SMALL_WORK", small)
     x, path = inputs(400), tmp_path / "part.safetensors"
     kwargs = {"measures": MEASURES, "block": 16}

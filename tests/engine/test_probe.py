@@ -10,8 +10,8 @@ from nets import mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine import classify, linear_probe
-from sosie.engine.sketching import probe
+from sosie.benchmark import linear_probe, probe
+from sosie.sketching import classify
 
 
 def labelled(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:

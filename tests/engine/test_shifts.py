@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sosie
-from sosie.data.attacks import attack
-from sosie.data.corruptions import corrupt
+from sosie.data import attack, corrupt
 from sosie.data.shifts import open_shifts
 from sosie.report import print_comparison
 from sosie.results import Comparison, Comparisons

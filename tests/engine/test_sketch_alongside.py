@@ -7,8 +7,8 @@ import torch
 from gradient_nets import Residual, Words, built, rows, words
 from torch import Tensor
 
-from sosie.capture import input_numbers
-from sosie.engine.sketching import run, sketch
+from sosie.sketching import run, sketch
+from sosie.sketching.source import input_numbers
 from sosie.stats import Buckets, Drawn
 
 

@@ -11,8 +11,8 @@ import torch
 from gradient_nets import Residual, built, rows, state_of
 from torch import Tensor
 
-from sosie.capture import NoGradient
-from sosie.engine.sketching import sketch
+from sosie.sketching import sketch
+from sosie.sketching.source import NoGradient
 
 
 def gradients(model: Any, x: Any, **options: Any) -> Tensor:

@@ -13,9 +13,12 @@ from gradient_nets import InPlace, Residual, built
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.sketching import sketch
-from sosie.results import Comparisons, DamagedFile
-from sosie.stats import Alignment, NotShared, Resketch, Sketch, SketchPair, UncentredAlignment
+from sosie.files import DamagedFile
+from sosie.results import Comparisons
+from sosie.sketching import Sketch, sketch
+from sosie.sketching.pair import SketchPair
+from sosie.sketching.sketches import NotShared
+from sosie.stats import Alignment, Resketch, UncentredAlignment
 
 SITES = ["stem", "mix", "head"]
 ALL = ["features", "gradients", "hadamard", "maps"]

@@ -12,9 +12,9 @@ from gradient_nets import InPlace, Words, built, images, words
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.sketching import classify, linear_probe, sketch
-from sosie.stats import Sketch
-from sosie.stats.sketches.sketch import _tensors
+from sosie.benchmark import linear_probe
+from sosie.sketching import Sketch, classify, sketch
+from sosie.sketching.sketches import _tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

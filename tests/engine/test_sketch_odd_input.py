@@ -12,10 +12,9 @@ from gradient_nets import InPlace, Residual, built, images, rows
 from torch import Tensor
 
 import sosie
-from sosie.engine import classify
 from sosie.linalg import Spectrum
-from sosie.stats import Sketch
-from sosie.stats.lottery import Fold
+from sosie.sketching import Sketch, classify
+from sosie.stats.sample import Fold
 
 SITES = ["stem", "left", "head"]
 

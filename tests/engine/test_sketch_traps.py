@@ -12,8 +12,8 @@ import torch
 from gradient_nets import InPlace, Residual, built, expected_loss, images, one_by_one, rows, state_of
 from torch import Tensor, nn
 
-from sosie.capture import NoGradient
-from sosie.engine.sketching import sketch
+from sosie.sketching import sketch
+from sosie.sketching.source import NoGradient
 
 
 def gradients(model: nn.Module, x: Any, site: str = "stem", **options: Any) -> Tensor:

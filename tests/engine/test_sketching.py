@@ -24,7 +24,7 @@ from gradient_nets import (
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.sketching import sketch
+from sosie.sketching import sketch
 
 BETAS = (0.1, 0.5, 0.9)
 ALONG_THE_WAY = ("c1", "b1", "r1", "c2", "r2", "c3", "flat", "r3", "fc")

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import sosie
 from sosie.capture import Share
 from sosie.engine.collect import Totals, gather
-from sosie.engine.spread import Alone, RankFailed
+from sosie.engine.distributed import Alone, RankFailed
 from sosie.results import ARRAYS, Comparison, Comparisons
 
 Answers = dict[str, list[Any]]  # of each process, by what it did

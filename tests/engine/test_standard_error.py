@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t
 
 import sosie
-from sosie.engine.standard_error import HALVED, by_halves, by_jackknife, halves_of_groups, quarters_of_groups
+from sosie.engine.uncertainty import HALVED, by_halves, by_jackknife, halves_of_groups, quarters_of_groups
 
 Array = np.ndarray
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import sosie
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 
 
 def images(n: int = 64) -> Tensor:

@@ -12,10 +12,10 @@ from nets import cnn
 from torch import Tensor, nn
 
 import sosie
-from sosie.capture import LeakingCut
-from sosie.engine.stitching.tally import Tally, wilson
 from sosie.report import write_report
 from sosie.results import Comparison
+from sosie.stitching.cuts import LeakingCut
+from sosie.stitching.fitting import Tally, wilson
 
 SITES = ["0", "1", "3", "5"]
 NUMBERS = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
@@ -80,10 +80,9 @@ def test_both_precisions_on_rows_that_are_hard_to_invert(batch: int) -> None:
 
 def _in_float64(a: nn.Module, b: nn.Module, x: Tensor, batch: int, precision: str) -> tuple[Tensor, Tensor]:
     """The fit before it is rounded to the network's own precision."""
-    from sosie.engine.stitching.halves import open_half
-    from sosie.engine.stitching.sums import sums_at_joint
     from sosie.linalg import fit
-    from sosie.models.joint import Form, Joint
+    from sosie.stitching.halves import open_half, sums_at_joint
+    from sosie.stitching.joint import Form, Joint
 
     halves = open_half(a, "0", None, None, x), open_half(b, "site", None, None, x)
     sums = sums_at_joint(*halves, Joint(Form(8), Form(8)), list(x.split(batch)), precision, None)  # type: ignore[arg-type]

@@ -8,8 +8,9 @@ from nets import cnn
 from torch import Tensor, nn
 
 import sosie
-from sosie.capture import LeakingCut, UnknownSite
+from sosie.capture import UnknownSite
 from sosie.models import small_cnn, vit
+from sosie.stitching.cuts import LeakingCut
 
 
 def images(n: int = 96, size: int = 6, seed: int = 0) -> Tensor:

@@ -14,10 +14,12 @@ from nets import mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sosie.capture import Chunk, SquaredGradients
-from sosie.engine import Task2Vec, compare, task2vec
-from sosie.engine.classifier import drawn_labels
-from sosie.results import DamagedFile
+from sosie.capture import Chunk
+from sosie.engine import compare
+from sosie.files import DamagedFile
+from sosie.sketching import Task2Vec, task2vec
+from sosie.sketching.fisher import drawn_labels
+from sosie.sketching.squared_gradients import SquaredGradients
 
 
 def reference(model: nn.Module, arguments: list[Any]) -> dict[str, Tensor]:
@@ -134,7 +136,7 @@ def test_convolutions_and_norms_match_one_backward_an_input(step: int, monkeypat
     model, x = made(Convolutions), random(9, 3, 12, 10)
     found = task2vec(model, x.split(step), exact=True)
     agree(found, reference(model, singles(x)))
-    monkeypatch.setattr("sosie.capture.layer_gradients.MEMORY", {"cpu": 1})  # an input at a time
+    monkeypatch.setattr("sosie.sketching.squared_gradients.MEMORY", {"cpu": 1})  # an input at a time
     agree(task2vec(model, x.split(step), exact=True), dict(found.fisher), 1e-12)
 
 

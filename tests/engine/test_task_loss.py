@@ -13,10 +13,10 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.stitching import TaskLoss
-from sosie.engine.stitching.losses import cka_of_rows
-from sosie.measures import similarity_at_joint
 from sosie.stats import Moments
+from sosie.stitching import TaskLoss
+from sosie.stitching.joint import similarity_at_joint
+from sosie.stitching.task_loss import cka_of_rows
 
 X = inputs(90).double()
 LABELS = torch.randint(3, (90,), generator=torch.Generator().manual_seed(1))
@@ -92,14 +92,14 @@ def test_a_joint_trained_among_many_is_the_one_trained_alone() -> None:
 
 def test_joints_that_do_not_fit_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(MANY, LABELLED)
-    monkeypatch.setattr("sosie.engine.stitching.training.FOLDED", 2 * 40 * 6 * 8)
+    monkeypatch.setattr("sosie.stitching.training.FOLDED", 2 * 40 * 6 * 8)
     for one, other in zip(train(MANY, LABELLED), expected, strict=True):
         assert torch.allclose(one.model.joint.weight, other.model.joint.weight, atol=1e-12)
 
 
 def test_what_does_not_fit_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(MANY, LABELLED)
-    monkeypatch.setattr("sosie.engine.stitching.kept.BUDGET", 90 * 3 * 8)  # B's answers alone
+    monkeypatch.setattr("sosie.stitching.task_loss.BUDGET", 90 * 3 * 8)  # B's answers alone
     for one, other in zip(train(MANY, LABELLED), expected, strict=True):
         assert torch.allclose(one.model.joint.weight, other.model.joint.weight, atol=1e-12)
 

@@ -11,9 +11,9 @@ from permuted_nets import mlp, seeded, vgg_like
 from test_matching_weights import shuffled
 from torch import nn
 
-from sosie.engine.weights import task_vector, tensor_sites, tensor_values
 from sosie.measures import MEASURES
 from sosie.stats import TensorPair
+from sosie.weights import task_vector, tensor_sites, tensor_values
 
 ALL = [name for name, measure in MEASURES.items() if measure.reads is TensorPair]
 

@@ -14,9 +14,10 @@ from nets import inputs, mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.sketching.scores import Score, scores_of
 from sosie.results import TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
-from sosie.stats.sketches import Pairs, Part, SiteSketch, TensorSketch
+from sosie.sketching.build import TensorSketch
+from sosie.sketching.kernels import Pairs, Part, SiteSketch
+from sosie.sketching.scores import Score, scores_of
 
 BETA = 0.5
 SITES = ["0", "3", "4"]

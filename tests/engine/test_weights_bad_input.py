@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from weight_nets import conv, dense
 
 import sosie
-from sosie.capture.examples import example_input
-from sosie.engine.weights.sources import candidates
+from sosie.capture.arguments import example_input
+from sosie.weights.maps import candidates
 
 
 def test_models_of_other_inputs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sosie.engine.benchmark import SCALES
+from sosie.benchmark import SCALES
 
 TINY = replace(
     SCALES["smoke"], name="tiny", train=120, test=40, seeds=3, epochs=(1, 3), corruptions=("fog",), random=4,

@@ -19,8 +19,7 @@ from flwr.clientapp import ClientApp
 from in_process import InProcess, arrays_of, metrics_of
 from torch import nn
 
-from sosie.models import small_cnn
-from sosie.models.atoms import atom_layers, with_atoms
+from sosie.models import atom_layers, small_cnn, with_atoms
 from sosie.stats import AtomTable
 from sosie.train.federated.flower import AtomStrategy, keep, recall, receive, upload
 

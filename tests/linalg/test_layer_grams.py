@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.linalg import double_centred, inner_products, layer_grams, sized_grams, u_centred
+from sosie.linalg import double_centred, u_centred
+from sosie.train import likeness as layer_grams
+from sosie.train.likeness import inner_products, sized_grams
 
 KINDS = pytest.mark.parametrize(
     ("centre", "unbiased"), [(True, False), (True, True), (False, False)], ids=["centred", "unbiased", "as they are"]

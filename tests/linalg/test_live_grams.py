@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sosie.linalg import centred_grams, live_gram, live_grams
+from sosie.linalg import centred_grams, live_gram
+from sosie.linalg import grams as live_grams
 
 
 def rows(*shape: int) -> torch.Tensor:

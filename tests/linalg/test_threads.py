@@ -12,9 +12,8 @@ import torch
 from threadpoolctl import threadpool_info
 
 import sosie
-from sosie.linalg import eigen, eigenvalues, lock_of, once, side_by_side, singular, triangular_inverse
-from sosie.linalg.dense import SMALL, singular_values
-from sosie.linalg.threads import _blas, one_thread
+from sosie.linalg import eigen, eigenvalues, lock_of, once, side_by_side, singular, singular_values, triangular_inverse
+from sosie.linalg.products import SMALL, _blas, one_thread
 
 
 def blas_threads() -> list[int]:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import sosie
-from sosie.measures import MEASURES, Measure, UnknownMeasure, define, find, linear_cka, mutual_knn
-from sosie.measures.define import settled
+from sosie.measures import MEASURES, Measure, UnknownMeasure, define, find, linear_cka, mutual_knn, settled
 from sosie.stats import Alignment, Moments
 
 

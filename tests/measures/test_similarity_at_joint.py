@@ -7,8 +7,9 @@ import torch
 from paired import correlated_rows
 
 from sosie.linalg import Affine, fit
-from sosie.measures import find, similarity_at_joint
+from sosie.measures import find
 from sosie.stats import Moments
+from sosie.stitching.joint import similarity_at_joint
 
 NAMES = [
     "linear_cka",

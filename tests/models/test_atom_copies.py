@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sosie.engine.weights import decompose_together
 from sosie.models import AtomConv2d, decompose, recompose, share_coefficients, small_cnn
+from sosie.weights import decompose_together
 
 
 def test_hooks_of_layers_of_atoms_come_along() -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import sosie
-from sosie.models import DynamicViT, dynamic_vit, open_model, token_gates, vit, with_dynamic_tokens
+from sosie.models import DynamicViT, dynamic_vit, open_model, vit, with_dynamic_tokens
+from sosie.models import vit as token_gates
 from sosie.train import calibrate_tokens
 
 SMALL: dict[str, Any] = {"classes": 3, "size": 16, "patch": 4, "depth": 4, "width": 24, "heads": 3, "channels": 1}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sosie.models.joint import Form, Joint
+from sosie.stitching.joint import Form, Joint
 
 VECTOR, MAP, TOKENS = Form(5), Form(4, (6, 6)), Form(3, (17,), tokens=True)
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import sosie
-from sosie.models.token_gates import TokenGates, draw, eq13, mean_of_others, token_cka
-from sosie.models.vit import AttentionWeights, TransformerBlock
+from sosie.models.vit import AttentionWeights, TokenGates, TransformerBlock, draw, eq13, mean_of_others, token_cka
 
 
 @pytest.fixture(autouse=True)

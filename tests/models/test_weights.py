@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import prune
 
+from sosie.files import DamagedFile
 from sosie.models import load_weights, open_model, read_weights, small_cnn, tiny10
-from sosie.results import DamagedFile
 
 
 class Evil:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sosie.report import print_answer, write_report
-from sosie.report.lists import print_table
+from sosie.report import print_answer, print_table, write_report
 from sosie.results import Duplicates, Map, Neighbours, Recommendation
 
 HOSTILE = "<img src=x onerror=alert(1)>"

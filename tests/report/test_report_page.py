@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sosie.report.contents
 from report_examples import (
     HOSTILE,
     angle,
@@ -27,12 +28,9 @@ from report_examples import (
     with_chance,
 )
 
-import sosie.report.contents
 from sosie.report import write_report
-from sosie.report.contents import contents, packed
-from sosie.report.page import render
-from sosie.results import Comparison, Comparisons
-from sosie.results.comparison import ARRAYS
+from sosie.report.page import contents, packed, render
+from sosie.results import ARRAYS, Comparison, Comparisons
 
 PAGE = Path(sosie.report.contents.__file__).with_name("page")
 

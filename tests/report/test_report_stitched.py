@@ -10,8 +10,7 @@ from report_examples import HOSTILE, pair, side, similarity
 from rich.console import Console
 
 from sosie.report import print_comparison
-from sosie.report.contents import contents
-from sosie.report.page import render
+from sosie.report.page import contents, render
 from sosie.results import Caveat, Comparison, in_order, summarise, what_is_said, what_it_does
 
 DOES = np.array([0.99, 0.81, 0.92])

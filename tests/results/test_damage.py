@@ -14,19 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import sosie
+from sosie.benchmark.population import Store
 from sosie.capture import open_activations
-from sosie.engine.benchmark.store import Store
 from sosie.engine.partial import Partial
-from sosie.engine.task2vec import Task2Vec
-from sosie.models.weights import read_weights
-from sosie.results import Cost, Costs, Dynamics, Entry, Leaderboard, Neighbours, Values, write_weights
-from sosie.results.nested_files import read_nested, write_nested
-from sosie.stats import Sketch
-from sosie.train import Recorder, open_run
+from sosie.files import read_nested, write_nested, write_weights
+from sosie.history import Recorder, open_run
+from sosie.models import read_weights
+from sosie.results import Cost, Costs, Dynamics, Entry, Leaderboard, Neighbours, Values
+from sosie.sketching import Sketch, Task2Vec
 from sosie.train.federated import Federated
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.fingerprints import project
-from sosie.zoo.probe_file import load_probe, save_probe
+from sosie.zoo.folder import load_probe, save_probe
+from sosie.zoo.kinds import project
 
 FLIPS, CUTS = 40, 6
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))

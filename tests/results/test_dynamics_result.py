@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import spearmanr
 
 import sosie
-from sosie.results import Caveat, DamagedFile, Dynamics, Values
+from sosie.files import DamagedFile
+from sosie.results import Caveat, Dynamics, Values
 from sosie.results.dynamics import rank_correlation
 
 

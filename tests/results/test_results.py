@@ -15,19 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sosie
+from sosie import files
+from sosie.files import DamagedFile, write_atomically
 from sosie.results import (
     Caveat,
     Comparison,
     Comparisons,
-    DamagedFile,
     Side,
     Values,
     by_chance,
-    files,
     same_depth,
     stars,
     summarise,
-    write_atomically,
     written_p,
 )
 

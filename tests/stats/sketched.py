@@ -10,7 +10,10 @@ from torch import Tensor
 
 from sosie.linalg import u_centred
 from sosie.results import Side
-from sosie.stats import Buckets, Drawn, SiteMaker, Sketch, Spans, Takes, plan_forms
+from sosie.sketching import Sketch
+from sosie.sketching.build import SiteMaker, Takes, plan_forms
+from sosie.sketching.sketches import Spans
+from sosie.stats import Buckets, Drawn
 
 ALL = ("features", "gradients", "hadamard", "maps")
 

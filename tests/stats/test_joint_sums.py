@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.stats import JointMaker, JointSums
+from sosie.stitching.joint import JointMaker, JointSums
 
 PAIRS = [(0, 1), (2, 1), (2, 3)]
 

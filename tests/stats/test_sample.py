@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from paired import correlated_rows
 
 from sosie.measures import MEASURES
-from sosie.stats import Lottery, Sample, SampleMaker
-from sosie.stats.lottery import Fold, row_hash
+from sosie.stats import Lottery, Sample, SampleMaker, row_hash
+from sosie.stats.sample import Fold
 
 
 def drawn(

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from sketched import random_rows, sketch_of
 from torch import Tensor
 
-from sosie.results import DamagedFile
-from sosie.stats import Moments, Sketch, save_statistics
+from sosie.files import DamagedFile
+from sosie.sketching import Sketch
+from sosie.stats import Moments, save_statistics
 
 F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)
 

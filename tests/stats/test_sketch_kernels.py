@@ -14,12 +14,12 @@ from sketched import debiased, hadamard, matrix, random_rows, sketch_of
 from torch import Tensor
 
 import sosie
-from sosie.engine.standard_error import by_jackknife
+from sosie.engine.uncertainty import by_jackknife
 from sosie.linalg import double_centred
 from sosie.measures import MEASURES
-from sosie.stats import Alignment, Buckets, DebiasedAlignment, SketchPair
-from sosie.stats.sketches import KERNELS, Kernel, Part, Resketch, SiteSketch
-from sosie.stats.sketches.kernels import Rows, kernel_of
+from sosie.sketching.kernels import KERNELS, Kernel, Part, Rows, SiteSketch, kernel_of
+from sosie.sketching.pair import SketchPair
+from sosie.stats import Alignment, Buckets, DebiasedAlignment, Resketch
 
 N = 30
 F, G = random_rows(N, 5, 1), random_rows(N, 5, 2)

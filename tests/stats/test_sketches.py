@@ -10,17 +10,11 @@ import torch
 from sketched import ALL, debiased, hadamard, matrix, random_rows, sketch_of, z_score
 
 from sosie.linalg import double_centred
-from sosie.stats import (
-    Alignment,
-    Buckets,
-    DebiasedAlignment,
-    Drawn,
-    NotShared,
-    SketchPair,
-    parts_of,
-    row_hash,
-)
-from sosie.stats.sketches import TensorSketch, making
+from sosie.sketching import build as making
+from sosie.sketching.build import TensorSketch
+from sosie.sketching.pair import SketchPair
+from sosie.sketching.sketches import NotShared, parts_of
+from sosie.stats import Alignment, Buckets, DebiasedAlignment, Drawn, row_hash
 
 F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)
 SEEDS = range(400)
@@ -223,7 +217,7 @@ def test_any_split_in_any_order_merges_to_one_pass(size: int | None, order: tupl
 
 
 def test_pairs_are_the_same_rows_however_they_came() -> None:
-    from sosie.stats.sketches import making
+    from sosie.sketching import build as making
 
     rows = random_rows(3000, 3, 7)
     whole = sketch_of({"a": (rows, rows)}, 8).site("a").pairs

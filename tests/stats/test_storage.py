@@ -11,7 +11,7 @@ from forged import save_file
 from paired import correlated_rows
 from safetensors.torch import load_file
 
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 from sosie.stats import (
     Alignment,
     DebiasedAlignment,

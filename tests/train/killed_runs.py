@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from sosie.train import Recorder, open_run
+from sosie.history import Recorder, open_run
 
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")

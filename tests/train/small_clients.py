@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sosie.models.atoms import AtomConv2d
+from sosie.models import AtomConv2d
 from sosie.train.federated import Clients
-from sosie.train.stack import State
+from sosie.train.together import State
 
 
 def make() -> nn.Module:

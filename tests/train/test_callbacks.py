@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sosie.train import Recorder, callbacks, open_run
+from sosie.history import Recorder, callbacks, open_run
 
 
 def network() -> nn.Module:

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from sosie.linalg import most_similar
-from sosie.models import small_cnn
-from sosie.models.atoms import with_atoms
+from sosie.models import small_cnn, with_atoms
 from sosie.train import accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
 

@@ -12,12 +12,12 @@ from small_clients import WAY, apart, make, some_clients, started
 from torch import nn
 from torch.nn import functional
 
-from sosie.models.atoms import freeze
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
+from sosie.models import freeze
 from sosie.train import fit
 from sosie.train.federated import METHODS, Federated, Method, Phase, simulate
-from sosie.train.federated.local import order_seed
-from sosie.train.stack import State, state_of
+from sosie.train.federated.clients import order_seed
+from sosie.train.together import State, state_of
 
 
 def test_one_full_step_of_fedavg_is_gradient_descent_on_all_images() -> None:

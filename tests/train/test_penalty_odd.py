@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from sosie.capture import SiteError
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
-from sosie.train.attached import LOOKS
-from sosie.train.penalties.likeness import _places
+from sosie.train.likeness import _places
+from sosie.train.taps import LOOKS
 
 
 def inputs(count: int = 12) -> Tensor:

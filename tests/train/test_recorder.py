@@ -16,9 +16,10 @@ from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from sosie.capture import watch
+from sosie.files import DamagedFile, write_json
+from sosie.history import Recorder, open_run
+from sosie.history import run_folder as frames
 from sosie.models import small_cnn
-from sosie.results import DamagedFile, write_json
-from sosie.train import Recorder, frames, open_run
 
 IMAGES = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from small_training import MovingMasks, images, network, numbers, same
 from torch import nn
 
-from sosie.results import DamagedFile, read_nested, write_nested
-from sosie.results.files import _process_space
-from sosie.train import Attached, Augment, Penalty, Recorder, fit, open_run
-from sosie.train.resume import KIND, VERSION
+from sosie.files import DamagedFile, _process_space, read_nested, write_nested
+from sosie.history import Recorder, open_run
+from sosie.train import Attached, Augment, Penalty, fit
+from sosie.train.loop import KIND, VERSION
 from sosie.train.sparse import Masks, Regrow
 
 WAYS: dict[str, dict[str, Any]] = {

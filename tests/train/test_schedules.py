@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from sosie.train.schedules import optimiser_of, schedule_of
+from sosie.train.step import optimiser_of, schedule_of
 
 
 def rates(name: str, steps: int, warmup: int = 0, **how: bool) -> list[float]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sosie.models import small_cnn
 from sosie.train import Augment, Penalty, fit, fit_side_by_side
-from sosie.train.schedules import optimiser_of, rates_of, schedule_of
 from sosie.train.sparse import random_masks
+from sosie.train.step import optimiser_of, rates_of, schedule_of
 
 on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 DEVICES = ["cpu", on_gpu]

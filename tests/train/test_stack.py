@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sosie.models.atoms import AtomConv2d
-from sosie.train.schedules import optimiser_of
-from sosie.train.stack import Stack, network, stacked_state, state_of, without_numbers
+from sosie.models import AtomConv2d
+from sosie.train.step import optimiser_of
+from sosie.train.together import Stack, network, stacked_state, state_of, without_numbers
 
 
 def model(seed: int, *, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -15,7 +15,7 @@ from torch.nn import functional
 import sosie
 from sosie.data import open_images
 from sosie.models import DynamicViT, dynamic_vit, open_model, vit, with_dynamic_tokens
-from sosie.models.token_gates import mean_of_others, token_cka
+from sosie.models.vit import mean_of_others, token_cka
 from sosie.train import Penalty, TokenPenalty, accuracy, calibrate_tokens, fit
 from sosie.train.tokens import answer_loss, ratio_loss, token_loss
 

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sosie.train import Attached, Augment, fit
-from sosie.train.schedules import optimiser_of
-from sosie.train.training import Training, trained
+from sosie.train import Attached, Augment, Training, fit
+from sosie.train.step import optimiser_of, trained
 
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_to_copy"}
 DRAWS = {"rand", "randn", "randint", "randperm", "bernoulli", "bernoulli_", "uniform_", "normal_", "random_"}

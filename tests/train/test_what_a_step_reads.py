@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from sosie.models import cifar_resnet
 from sosie.train import Augment, Penalty, Training, random_masks
-from sosie.train.schedules import optimiser_of
+from sosie.train.step import optimiser_of
 
 
 class Reads(TorchDispatchMode):

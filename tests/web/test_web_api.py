@@ -12,7 +12,7 @@ import pytest
 from web_examples import HOSTILE, PROBE, SITES, a_run, awaited, made
 
 from sosie.results import Dynamics
-from sosie.web.kept import Kept, as_json
+from sosie.web.cache import Kept, as_json
 from sosie.zoo import Zoo
 
 
@@ -203,7 +203,7 @@ def test_an_answer_is_worked_out_once_until_the_zoo_changes() -> None:
 
 def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, changes, made_times = [100.0], [0], []
-    monkeypatch.setattr("sosie.web.kept.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sosie.web.cache.time.monotonic", lambda: now[0])
     kept = Kept(lambda: changes[0])
 
     def make() -> int:
@@ -223,7 +223,7 @@ def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPat
 
 def test_few_slow_answers_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("sosie.web.kept.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sosie.web.cache.time.monotonic", lambda: now[0])
     kept = Kept(lambda: 0)
 
     def make() -> int:

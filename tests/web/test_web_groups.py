@@ -10,7 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 from web_examples import INPUTS, SIZE, made
 
-from sosie.web import create_app, groups
+from sosie.web import create_app
+from sosie.web import questions as groups
 from sosie.zoo import Zoo
 
 
@@ -118,8 +119,8 @@ def test_a_model_of_the_zoo_is_placed_where_it_lies(
 ) -> None:
     """An identity of classical scaling: what places a new model gives those of the map their own places."""
     if landmarks is not None:
-        monkeypatch.setattr("sosie.zoo.questions.map.MOST_WHOLE", 10)
-        monkeypatch.setattr("sosie.zoo.questions.asked.LANDMARKS", landmarks)
+        monkeypatch.setattr("sosie.zoo.questions.MOST_MAPPED", 10)
+        monkeypatch.setattr("sosie.zoo.questions.LANDMARKS", landmarks)
     client = TestClient(create_app(zoo), base_url="http://127.0.0.1:8017")
     points = {point["name"]: point for point in client.get("/api/map").json()["points"]}
     assert client.get("/api/map").json()["landmarks"] == landmarks
@@ -154,8 +155,8 @@ def test_a_place_is_on_the_map_that_is_shown(
     assert shown().keys() == set(zoo)
     assert [asked()["x"], asked()["y"]] == pytest.approx(shown()["m7"], abs=2e-5)
     # One that took long is shown again although a model went: it is put on that one, by those that are left.
-    monkeypatch.setattr("sosie.web.kept.SLOW", 0.0)
-    monkeypatch.setattr("sosie.web.kept.PATIENCE", 1e9)
+    monkeypatch.setattr("sosie.web.cache.SLOW", 0.0)
+    monkeypatch.setattr("sosie.web.cache.PATIENCE", 1e9)
     zoo.remove("m5")
     shown()
     zoo.remove("m6")

@@ -20,8 +20,9 @@ from web_examples import a_run, awaited, made, new_zoo
 
 import sosie
 from sosie import report
-from sosie.web import create_app, uploads
-from sosie.web.guard import POLICY
+from sosie.web import app as uploads
+from sosie.web import create_app
+from sosie.web.app import POLICY
 from sosie.zoo import Fingerprint, Probe, Zoo
 
 
@@ -91,7 +92,7 @@ def test_files_are_known_again(client: Any) -> None:
 
 def test_what_breaks_here_is_told_without_details(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     client = TestClient(create_app(zoo), base_url="http://localhost", raise_server_exceptions=False)
-    monkeypatch.setattr("sosie.zoo.store.listing.page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sosie.zoo.store.page", lambda *_, **__: 1 / 0)
     answer = client.get("/api/models")
     assert answer.status_code == 500
     assert "division" not in answer.text

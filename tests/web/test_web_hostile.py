@@ -16,8 +16,9 @@ import pytest
 import uvicorn
 from web_examples import made
 
-from sosie.web import create_app, prompt
-from sosie.web.kept import Kept
+from sosie.web import create_app
+from sosie.web import serving as prompt
+from sosie.web.cache import Kept
 from sosie.zoo import Zoo
 
 

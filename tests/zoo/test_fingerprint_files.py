@@ -13,10 +13,10 @@ import torch
 from forged import save_file
 from safetensors import safe_open
 
-from sosie.models import open_model
-from sosie.models.atoms import with_atoms
-from sosie.results import DamagedFile
-from sosie.zoo.fingerprints import Fingerprint, files, fingerprint
+from sosie.files import DamagedFile
+from sosie.models import open_model, with_atoms
+from sosie.zoo import Fingerprint, fingerprint
+from sosie.zoo import fingerprints as files
 
 Arrays = dict[str, Any]
 Facts = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from sosie.data import open_images
 from sosie.factory import find_file
-from sosie.zoo.fingerprints import Probe, fingerprint
+from sosie.zoo import Probe, fingerprint
 
 TINY = [f"drfrankenstein-tiny10-cifar10-seed{k:02d}.safetensors" for k in range(4)]
 

@@ -11,7 +11,7 @@ import pytest
 from made_prints import PROBE, SIZE, made, new_zoo
 
 from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo.search import indexed
+from sosie.zoo import index as indexed
 
 pytest.importorskip("faiss", reason="sosie[zoo] is not installed")
 

@@ -13,12 +13,10 @@ from test_questions import on_a_circle, one_site
 from sosie.linalg import adjusted_rand_index, cluster, clusterings
 from sosie.results import Clusters
 from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo.questions import landmarks, near_copies, similarities
-from sosie.zoo.questions.clusters import of_all, of_some
-from sosie.zoo.questions.landmarks import farthest
-from sosie.zoo.questions.map import scaled, spectrum
-from sosie.zoo.questions.near_copies import Near
-from sosie.zoo.questions.similarities import square
+from sosie.zoo import copies as near_copies
+from sosie.zoo import questions as landmarks
+from sosie.zoo.copies import Near
+from sosie.zoo.questions import farthest, of_all, of_some, scaled, similarities, spectrum, square
 from sosie.zoo.store import Mapped
 
 
@@ -52,7 +50,8 @@ def test_clusters_from_landmarks_are_those_from_all_pairs(tmp_path: Path, seed: 
 
 
 def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sosie.zoo.questions import asked, clusters
+    from sosie.zoo import questions as asked
+    from sosie.zoo import questions as clusters
 
     zoo = groups_on_a_circle(tmp_path, (20, 10, 5))
     monkeypatch.setattr(clusters, "MOST_WHOLE", 34)
@@ -106,7 +105,7 @@ def test_several_clusterings_are_each_its_own() -> None:
 def test_all_pairs_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
     import sys
 
-    monkeypatch.setattr(sys.modules["sosie.zoo.questions.similarities"], "TILE", tile)
+    monkeypatch.setattr(sys.modules["sosie.zoo.questions"], "TILE", tile)
     zoo = new_zoo(tmp_path)
     sites = [3, 1, 4, 1, 5, 2, 2, 3]
     prints = [made(k, sites=count) for k, count in enumerate(sites)]

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.weights.sources import WeightSource
 from sosie.linalg import u_centred
-from sosie.zoo.fingerprints import Probe, project, projection, standard_deviation
-from sosie.zoo.fingerprints.linear_vectors import linear_vectors
+from sosie.weights.maps import WeightSource
+from sosie.zoo import Probe
+from sosie.zoo import kinds as projection
+from sosie.zoo.kinds import linear_vectors, project, standard_deviation
 
 SEEDS = 400
 

@@ -12,11 +12,11 @@ from made_prints import PROBE, SIZE, made, new_zoo
 from torch import nn
 
 import sosie
-from sosie.results import DamagedFile
-from sosie.zoo import Clusters, Duplicates, Family, Fingerprint, Map, Zoo
-from sosie.zoo.questions import near_copies, similarities
-from sosie.zoo.questions.clusters import measured
-from sosie.zoo.questions.map import oriented, placed, scaled
+from sosie.files import DamagedFile
+from sosie.results import Clusters, Duplicates, Family, Map
+from sosie.zoo import Fingerprint, Zoo
+from sosie.zoo import copies as near_copies
+from sosie.zoo.questions import measured, oriented, placed, scaled, similarities
 
 
 def one_site(vector: np.ndarray, seed: int = 0) -> Fingerprint:

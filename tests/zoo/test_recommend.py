@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.models import open_model
-from sosie.results import over_sites
-from sosie.zoo import Recommendation, Zoo
-from sosie.zoo.questions.ridge_probe import GRID, left_out_accuracy
+from sosie.results import Recommendation, over_sites
+from sosie.zoo import Zoo
+from sosie.zoo.recommend import GRID, left_out_accuracy
 
 SPEC = "small_cnn"
 

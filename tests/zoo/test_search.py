@@ -13,9 +13,11 @@ from made_prints import INPUTS, PROBE, SIZE, made, new_zoo
 from torch import nn
 
 import sosie
-from sosie.results import DamagedFile
-from sosie.zoo import Fingerprint, Neighbours, Zoo
-from sosie.zoo.search import nearest_rows, plain, score_models
+from sosie.files import DamagedFile
+from sosie.results import Neighbours
+from sosie.zoo import Fingerprint, Zoo
+from sosie.zoo import index as plain
+from sosie.zoo.index import nearest_rows, score_models
 from sosie.zoo.store import Mapped
 
 

@@ -13,7 +13,7 @@ from made_prints import INPUTS, PROBE, SIZE, N, made, new_zoo, same
 from torch import nn
 
 import sosie
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 from sosie.zoo import Added, NameTaken, Probe, Zoo, fingerprint
 
 

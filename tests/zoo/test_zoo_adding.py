@@ -18,7 +18,7 @@ from torch import nn
 import sosie.zoo.tasks
 from sosie.models import open_model
 from sosie.zoo import Added, Zoo, fingerprint
-from sosie.zoo.adding import default_name
+from sosie.zoo.zoo import default_name
 
 FACTORIES = """
 import os, signal

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 from sosie.zoo import DiskFull, Probe, Zoo, ZooBusy
-from sosie.zoo.probe_file import save_probe
-from sosie.zoo.store.vectors import checksum
+from sosie.zoo.folder import save_probe
+from sosie.zoo.vectors import checksum
 
 
 @pytest.mark.parametrize("file", ["exact.f32", "vectors/cka-16.f32", "vectors/weights-16.f32"])
@@ -265,7 +265,7 @@ def test_a_question_about_changed_vectors_is_refused(file: str, tmp_path: Path) 
 def test_vectors_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo = new_zoo(tmp_path, 6)
     looked: list[int] = []
-    monkeypatch.setattr("sosie.zoo.store.record.checksum", lambda rows: looked.append(len(rows)) or checksum(rows))
+    monkeypatch.setattr("sosie.zoo.store.checksum", lambda rows: looked.append(len(rows)) or checksum(rows))
     zoo.search(made(5), k=6)
     first = len(looked)
     assert first == 6 + 6  # the short vectors of all, and the whole ones

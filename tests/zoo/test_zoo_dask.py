@@ -11,7 +11,7 @@ from made_prints import new_zoo, same
 from test_zoo_adding import FACTORIES
 
 from sosie.zoo import Zoo
-from sosie.zoo.cluster import dask_cluster
+from sosie.zoo.tasks import dask_cluster
 
 distributed = pytest.importorskip("distributed", reason="needs sosie[dask]")
 
@@ -51,7 +51,7 @@ def test_workers_that_die_are_survived(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_nobody_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sosie.zoo.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("sosie.zoo.tasks.PATIENCE", 0.5)
     with pytest.raises(OSError, match=r"no Dask scheduler at tcp://127\.0\.0\.1:9"), dask_cluster("tcp://127.0.0.1:9"):
         pass
 

@@ -12,7 +12,7 @@ from forged import save_file
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 from safetensors.numpy import load_file
 
-from sosie.results import DamagedFile
+from sosie.files import DamagedFile
 from sosie.zoo import Zoo
 
 

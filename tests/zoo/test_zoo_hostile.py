@@ -18,8 +18,8 @@ import pytest
 from made_prints import made, new_zoo
 
 from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo.store.errors import ZooGone
-from sosie.zoo.store.listing import relatives
+from sosie.zoo.database import ZooGone
+from sosie.zoo.store import relatives
 
 
 def test_a_folder_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:

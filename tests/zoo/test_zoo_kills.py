@@ -13,7 +13,7 @@ import pytest
 from made_prints import made, new_zoo, same
 
 from sosie.zoo import Zoo
-from sosie.zoo.store import statements
+from sosie.zoo import store as statements
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "zoo_kills.py"

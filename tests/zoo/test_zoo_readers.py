@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
-from sosie.zoo import Zoo, ZooBusy
-from sosie.zoo.questions import family
-from sosie.zoo.store import reading
+from sosie.zoo import Zoo, ZooBusy, family
+from sosie.zoo import store as reading
 
 MODELS = 12
 

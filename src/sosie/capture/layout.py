@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .names import Names
+from .sites import Names
 
 
 class FeatureAxes(TorchDispatchMode):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..process_state import kept_random_state
 from .batches import Chunk
-from .quiet import kept_attributes
+from .restore import kept_attributes
 from .structure import count_inputs, cut, join
 
 TRIED = 4  # inputs of the first batch that a model is run on before all others

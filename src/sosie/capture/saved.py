@@ -2,19 +2,187 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
+import re
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .archives import Stored, read_npz, read_safetensors
+from ..files import DamagedFile, check_hash
 from .rows import Rule, to_rows
 from .sites import Site, UnknownSite, nearest
 from .structure import number_array, with_tensors
+
+# Arrays in .npz and .safetensors files, opened without reading them and never unpickled
+
+PIECE = 2**18  # bytes that are read at a time where they are not kept
+WHOLE = 2**30  # bytes of a compressed array that can only be read at once
+_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, struct.error)
+_LOCAL_HEADER = 30  # bytes of a zip member's header before its name
+_SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class Stored(NamedTuple):
+    """One site's array: its shape and type, and how to read some of its rows."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[int, int], Any]  # (start, stop) -> array or tensor
+
+
+def read_npz(path: Path) -> dict[str, Stored]:
+    """The arrays of a .npz: memory-mapped, or if it is compressed decompressed as rows are asked for, in their order.
+
+    The checksum of an array is verified, which reads all of it once, before its first rows are handed out.
+    """
+    with _told(path), zipfile.ZipFile(path) as archive:
+        return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Whatever zipfile and NumPy find wrong, in words."""
+    try:
+        yield
+    except DamagedFile:
+        raise
+    except (*_FAULTS, ValueError, OSError, RuntimeError, SyntaxError) as error:
+        raise DamagedFile(
+            f"{path} is no whole .npz file ({error}); was it cut off or changed? Save it again"
+        ) from error
+
+
+def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
+    with archive.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = reader(stream)
+        header = stream.tell()
+    if dtype.hasobject:
+        return Stored(shape, "object", lambda start, stop: None)
+    size = dtype.itemsize * math.prod(shape)
+    if header + size != info.file_size:
+        raise ValueError(f"{info.filename} has {info.file_size - header:,} bytes for an array of {size:,}")
+    if not size:
+        return Stored(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    if info.compress_type == zipfile.ZIP_STORED:
+        rows: Any = np.memmap(path, dtype, "r", _data_offset(path, info) + header, shape, order)
+    elif fortran and size > WHOLE:
+        raise ValueError(
+            f"{info.filename} is compressed column by column (Fortran order), so that its {size / 2**30:.1f} GiB would "
+            "have to be read at once: save numpy.ascontiguousarray(array)"
+        )
+    else:
+        rows = _Inflated(path, info, header, shape, dtype, order)
+    verify = cache(lambda: _verify(path, info))
+
+    def read(start: int, stop: int) -> np.ndarray[Any, Any]:
+        with _told(path):
+            verify()
+            return np.array(rows[start:stop])
+
+    return Stored(shape, dtype.name, read)
+
+
+def _verify(path: Path, info: zipfile.ZipInfo) -> None:
+    """Read to the end, where zipfile compares the checksum."""
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        while stream.read(PIECE):
+            pass
+
+
+class _Inflated:
+    """Rows of a compressed array: those that follow on the last are decompressed alone, for others from the start."""
+
+    def __init__(
+        self, path: Path, info: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
+    ) -> None:
+        self._path, self._info, self._header = path, info, header
+        self._shape, self._dtype, self._order = shape, dtype, order
+        self._row = dtype.itemsize * math.prod(shape[1:])
+        self._stream: Any = None
+        self._last = ((0, 0), b"")
+        self._lock = threading.Lock()
+
+    def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
+        start, stop, _ = rows.indices(self._shape[0])
+        if self._order == "F":
+            start, stop = 0, self._shape[0]
+        with self._lock:
+            if self._last[0] != (start, stop):  # the same rows may be asked for twice
+                self._last = (start, stop), self._read(start * self._row, stop * self._row)
+            content = self._last[1]
+        found = np.frombuffer(content, self._dtype).reshape(stop - start, *self._shape[1:], order=self._order)
+        return found[rows] if self._order == "F" else found
+
+    def _read(self, start: int, stop: int) -> bytes:
+        start, stop = self._header + start, self._header + stop
+        if self._stream is None or self._stream.tell() > start:
+            self._stream = zipfile.ZipFile(self._path).open(self._info)  # noqa: SIM115 (read on the next call)
+        while (left := start - self._stream.tell()) > 0:
+            if not self._stream.read(min(left, PIECE)):
+                raise EOFError(f"{self._info.filename} ends early")
+        content: bytes = self._stream.read(stop - start)
+        if len(content) < stop - start:
+            raise EOFError(f"{self._info.filename} ends early")
+        return content
+
+
+def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where a stored member's bytes begin: after a local header with a name and extra field of its own."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        head = file.read(_LOCAL_HEADER)
+    name, extra = int.from_bytes(head[26:28], "little"), int.from_bytes(head[28:30], "little")
+    return info.header_offset + _LOCAL_HEADER + name + extra
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """The tensors of a .safetensors file, sliced on disk."""
+    try:
+        file = safe_open(path, framework="pt")
+        about = file.metadata() or {}
+        check_hash(path, about)
+        kind = about.get("format", "")
+        if not kind.startswith("sosie-"):
+            return {name: _safetensors_entry(file, name) for name in _in_order(list(file.keys()), about)}
+    except DamagedFile:
+        raise
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
+    raise DamagedFile(f"{path} holds a {kind.removeprefix('sosie-')} of sosie's, and no arrays to read rows from")
+
+
+def _safetensors_entry(file: Any, name: str) -> Stored:
+    part = file.get_slice(name)
+    dtype = part.get_dtype()
+    return Stored(tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop])
+
+
+def _in_order(names: list[str], metadata: dict[str, str]) -> list[str]:
+    asked = json.loads(metadata["sites"]) if "sites" in metadata else []
+    rest = [name for name in names if name not in asked]
+    return [name for name in asked if name in names] + sorted(rest, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Sorts layer2 before layer10."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+
 
 _REFUSED = {
     ".npy": "it holds one array without a site's name: save with numpy.savez(path, **{site: array})",

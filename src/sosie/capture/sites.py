@@ -1,17 +1,209 @@
-"""Sites: the places of a model where activations are taken, and how to ask for them."""
+"""The modules of a model by name, seen through the wrappers that torch puts around them."""
 
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from inspect import getattr_static
 from typing import Any
 
+import torch
 from torch import nn
 
-from .blocks import default_sites, repeated_blocks
-from .names import Names, unwrap
+_COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
+_REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module itself, out of torch.compile, DataParallel and DistributedDataParallel.
+
+    Hooks added after a compiled model's first call do not fire, and the wrapper's names carry a prefix.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"need a torch.nn.Module, got {type(model).__name__}")
+    while True:
+        if _COMPILED in model._modules:
+            model = model.get_submodule(_COMPILED)
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Every module once, as `model.modules()` has them, but not in that order, and in a quarter of the time."""
+    found, known = [model], {id(model)}
+    for module in found:
+        if children := module._modules:  # most have none
+            for child in children.values():
+                if child is not None and id(child) not in known:
+                    known.add(id(child))
+                    found.append(child)
+    return found if _as_torch_has(found, "modules", "named_modules") else list(model.modules())
+
+
+def parameters_of(model: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """As `model.parameters()` has them, of a model whose modules are known; a shared one more than once."""
+    if not _as_torch_has(modules, "parameters", "named_parameters"):
+        return list(model.parameters())
+    return [own for module in modules for own in module._parameters.values() if own is not None]
+
+
+def _as_torch_has(modules: Iterable[nn.Module], *methods: str) -> bool:
+    """Whether no class among these has methods of its own in place of torch's: it may show what lies elsewhere."""
+    kinds = set(map(type, modules))
+    return all(getattr(kind, method) is getattr(nn.Module, method) for kind in kinds for method in methods)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile stands between a call of this module and its code."""
+    return (
+        _COMPILED in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
+
+
+def is_script(module: nn.Module) -> bool:
+    """Whether this is TorchScript, of which torch takes no hooks."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Every name a module of the model goes by; a shared module's first name is the one it is shown under."""
+
+    by_name: dict[str, nn.Module]  # in registration order, "" is the model itself
+    first: dict[int, str]  # id of a module -> its first name
+    parents: frozenset[str]  # names that have names below them
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Names:
+        if is_script(model):
+            raise TypeError(
+                "this is a TorchScript module, whose layers cannot be watched: give the model that it was scripted or "
+                "traced from (compare_outputs takes it as it is)"
+            )
+        by_name: dict[str, nn.Module] = {}
+        first: dict[int, str] = {}
+        for raw, module in model.named_modules(remove_duplicate=False):
+            name = raw
+            if _REPARAMETRIZED in raw or _COMPILED in raw:
+                parts = raw.split(".")
+                if _REPARAMETRIZED in parts:
+                    continue
+                name = ".".join(part for part in parts if part != _COMPILED)
+            by_name[name] = module  # a compiled child's original comes after its wrapper and takes its place
+            first.setdefault(id(module), name)
+        parents = {above for name in by_name for above in ancestors(name)}
+        return cls(by_name, first, frozenset(parents))
+
+    def unique(self) -> dict[str, nn.Module]:
+        """Each module once, under its first name."""
+        return {name: module for name, module in self.by_name.items() if self.first[id(module)] == name}
+
+    def is_leaf(self, name: str) -> bool:
+        """No children that are ever called: attention reads `out_proj`'s weight and never calls it."""
+        return name not in self.parents or isinstance(self.by_name[name], nn.MultiheadAttention)
+
+    def leaves(self) -> list[str]:
+        found = []
+        for name in self.unique():
+            inside = any(isinstance(self.by_name[above], nn.MultiheadAttention) for above in ancestors(name))
+            if self.is_leaf(name) and not inside:
+                found.append(name)
+        return found
+
+
+@lru_cache(maxsize=100_000)
+def ancestors(name: str) -> tuple[str, ...]:
+    """The names above this one, the model's own "" first: `a.b.c` gives "", `a`, `a.b`."""
+    if not name:
+        return ()
+    parts = name.split(".")
+    return tuple(".".join(parts[:i]) for i in range(len(parts)))
+
+
+# Which sites to take when nobody says: a model's repeated blocks, or the layers of a plain net
+
+_UNCHANGED_AT_EVAL = (nn.modules.dropout._DropoutNd, nn.Identity, nn.Flatten)
+
+
+def default_sites(names: Names) -> list[str]:
+    """Repeated blocks where the model has them, else every layer that changes what passes through it."""
+    found = repeated_blocks(names)
+    if not found:
+        found = [name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL)]
+    return found or [""]
+
+
+def repeated_blocks(names: Names) -> list[str]:
+    """The outermost modules with children whose class occurs at least twice; of a stack its layers."""
+    blocks = {name: module for name, module in names.unique().items() if _is_block(names, name)}
+    repeated = _repeated_classes(names, blocks)
+    found: list[str] = []
+    inside: set[str] = set()
+    for name, module in blocks.items():
+        if inside.intersection(ancestors(name)):
+            continue
+        if type(module) in repeated and not _is_stack(names, name):
+            found.append(name)
+            inside.add(name)
+    return found
+
+
+def _is_block(names: Names, name: str) -> bool:
+    """A part of the model that computes something out of other parts; no mere container of them."""
+    kind = type(names.by_name[name])
+    if not name or names.is_leaf(name) or kind is nn.Sequential:
+        return False
+    # Looked up without descriptors: a scripted module's forward cannot be read off its class.
+    return getattr_static(kind, "forward") is not nn.Module.forward
+
+
+def _repeated_classes(names: Names, blocks: dict[str, nn.Module]) -> set[type]:
+    where = defaultdict(list)
+    for name, module in blocks.items():
+        where[type(module)].append(name)
+    return {kind for kind, found in where.items() if len(found) > 1 and not _parts_of_one(names, found)}
+
+
+def _is_stack(names: Names, name: str) -> bool:
+    """Whether a module is one half of a model, as T5's encoder and decoder are, and its listed layers the blocks.
+
+    A block of a block is none: blocks are numbered themselves, and few are mostly one list of one class.
+    """
+    if name.rpartition(".")[2].isdecimal():
+        return False
+    leaves = sum(name in ancestors(leaf) for leaf in names.leaves())
+    for child, module in names.by_name[name].named_children():
+        listed = f"{name}.{child}"
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1:
+            inside = sum(listed in ancestors(leaf) for leaf in names.leaves())
+            if _is_block(names, f"{listed}.0") and 2 * inside >= leaves:
+                return True
+    return False
+
+
+def _parts_of_one(names: Names, found: list[str]) -> bool:
+    """Whether all lie in one block of which they are the lesser part, as two MLPs beside an attention do.
+
+    An encoder that is nothing but its layers is the opposite case: there the layers are the blocks.
+    """
+    shared = set(ancestors(found[0])).intersection(*map(ancestors, found[1:]))
+    home = max((name for name in shared if name == "" or _is_block(names, name)), key=len)
+    if home == "":
+        return False
+    leaves = [name for name in names.leaves() if home in ancestors(name)]
+    covered = [name for name in leaves if set(found).intersection(ancestors(name))]
+    return 2 * len(covered) < len(leaves)
+
+
+# Sites: the places of a model where activations are taken, and how to ask for them
 
 OUTPUT = "output"
 

@@ -35,7 +35,7 @@ def benchmark(
 
     What is done is kept: interrupted, the same command goes on; with another measure, it joins the others.
     """
-    from ..engine.benchmark import run_benchmark
+    from ..benchmark import run_benchmark
     from ..report import print_leaderboard, write_report
 
     options: dict[str, Any] = {"of": of, "closer": closer, "rows": rows}

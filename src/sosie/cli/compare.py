@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .launched import own_device, working_together
-from .lists import split
+from .options import own_device, split, working_together
 
 if TYPE_CHECKING:
     from ..results import Comparison, Comparisons
@@ -61,13 +60,13 @@ def compare(
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:
     """Compare models layer by layer on the same inputs, in one pass."""
-    from .. import engine
+    from .. import engine, sketching
     from ..data import open_data
-    from ..results import check_writable
+    from ..files import check_writable
 
     for path in (out, html, resume):
         check_writable(path)
-    if unpaired or any(map(engine.is_sketch, models)):
+    if unpaired or any(map(sketching.is_sketch, models)):
         if unpaired and len(models) != 2:
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
         _of_sketches(
@@ -78,9 +77,9 @@ def compare(
         )
     if unpaired:
         chance = draws if null is not None else None
-        asked = engine.UNPAIRED if measures is None else split(measures) or []
-        between = engine.compare_unpaired(
-            *models, measures=asked, kernel=kernel or engine.KERNEL, draws=chance, seed=seed
+        asked = sketching.UNPAIRED if measures is None else split(measures) or []
+        between = sketching.compare_unpaired(
+            *models, measures=asked, kernel=kernel or sketching.KERNEL, draws=chance, seed=seed
         )
         _tell(between, out, html, full)
         return
@@ -111,9 +110,9 @@ def compare(
 
 def _of_sketches(things: list[str], options: Mapping[str, object]) -> None:
     """Complain about what is no sketch, and about what was settled when the sketches were made."""
-    from .. import engine
+    from .. import sketching
 
-    if others := [thing for thing in things if not engine.is_sketch(thing)]:
+    if others := [thing for thing in things if not sketching.is_sketch(thing)]:
         raise ValueError(f"sketches are compared with sketches: {', '.join(others)} is none; `sosie sketch` makes them")
     if wrong := [name for name, value in options.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: not for sketches, which hold what they were made with")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .lists import split
+from .options import split
 
 
 def cost(
@@ -33,13 +33,13 @@ def cost(
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
 ) -> None:
     """Tell what measures cost for a pair of models: FLOPs, time and memory, as the number of inputs grows."""
-    from .. import engine
+    from .. import benchmark
+    from ..files import check_writable
     from ..report import print_costs
-    from ..results import check_writable
     from .sites import parse_shape
 
     check_writable(out)
-    found = engine.cost(
+    found = benchmark.cost(
         model,
         model_b,
         None if measures is None else split(measures) or [],

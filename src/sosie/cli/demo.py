@@ -18,10 +18,11 @@ def demo(
     The networks stay as demo-a.safetensors and demo-b.safetensors, for `sosie compare small_cnn@demo-a.safetensors …`.
     """
     from ..data import open_images
-    from ..engine import compare, stitch_sites
+    from ..engine import compare
+    from ..files import write_weights
     from ..models import open_model
     from ..report import print_comparison, write_report
-    from ..results import write_weights
+    from ..stitching import stitch_sites
     from ..train import accuracy, fit
 
     train, test = (open_images("demo", split=split) for split in ("train", "test"))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .lists import split
+from .options import split
 
 
 def dynamics(
@@ -41,11 +41,11 @@ def dynamics(
     full: Annotated[bool, typer.Option("--full", help="Print every site.")] = False,
 ) -> None:
     """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
-    from .. import engine
+    from .. import history
     from ..data import open_data
+    from ..files import check_writable
+    from ..history.run_folder import is_run
     from ..report import print_dynamics, write_report
-    from ..results import check_writable
-    from ..train.run_folder import is_run
 
     for path in (out, html):
         check_writable(path)
@@ -63,7 +63,7 @@ def dynamics(
     if steps is not None and recorded:
         raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run, which knows its own")
     checkpoints = runs if steps is None else _at_steps(runs, steps)
-    found = engine.dynamics(
+    found = history.dynamics(
         recorded[0] if recorded else checkpoints,
         recorded[1] if len(recorded) == 2 else None,
         measures=None if measures is None else split(measures) or [],

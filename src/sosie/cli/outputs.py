@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .launched import own_device, working_together
-from .lists import split
+from .options import own_device, split, working_together
 
 
 def outputs(
@@ -47,8 +46,8 @@ def outputs(
     """Compare what models answer to the same inputs: agreement, errors in common, divergence."""
     from ..data import open_data
     from ..engine import compare_outputs
+    from ..files import check_writable
     from ..report import print_comparison, write_report
-    from ..results import check_writable
 
     for path in (out, html):
         check_writable(path)

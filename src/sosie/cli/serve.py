@@ -25,8 +25,8 @@ def serve(
 
     zoo = Zoo(folder)
     try:
+        from ..web import serve as answer
         from ..web.serving import address_of, bound, is_loopback
-        from ..web.serving import serve as answer
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .lists import split
+from .options import split
 
 COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried where none is given
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .lists import split
+from .options import split
 
 if TYPE_CHECKING:
-    from ..stats import Sketch
+    from ..sketching import Sketch
 
 
 def sketch(
@@ -40,7 +40,7 @@ def sketch(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
 ) -> None:
     """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""
-    from ..results import check_writable
+    from ..files import check_writable
 
     if out.suffix != ".safetensors":
         raise ValueError(f"a sketch is written as .safetensors, got --out {out}")
@@ -75,21 +75,21 @@ def size_of(text: str) -> int | None:
 
 
 def _made(model: str, data: str, batch: int, given: dict[str, Any]) -> Sketch:
-    from .. import engine
+    from .. import sketching
     from ..data import open_data
 
-    if engine.is_sketch(model):
+    if sketching.is_sketch(model):
         raise ValueError(f"{model} is a sketch already; --merge puts sketches together")
     for name in ("sites", "kernels"):
         if name in given:
             given[name] = split(given[name])
     if "size" in given:
         given["size"] = size_of(given["size"])
-    return engine.sketch(model, open_data(data, batch=batch), **given)
+    return sketching.sketch(model, open_data(data, batch=batch), **given)
 
 
 def _merged(paths: list[str]) -> Sketch:
-    from ..stats import Sketch
+    from ..sketching import Sketch
 
     if len(paths) < 2:
         raise ValueError(f"--merge puts two sketches or more together, got {len(paths)}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .lists import split as split_list
+from .options import split as split_list
 
 
 def stitch(
@@ -47,7 +47,7 @@ def stitch(
 ) -> None:
     """Join A up to a site to B from a site on by an affine layer, and see how well the whole does B's job."""
     from ..data import open_data
-    from ..results import check_writable
+    from ..files import check_writable
 
     if (site is None) != all_sites:
         raise ValueError("say where to stitch: --site NAME for one place, or --all-sites, not both")
@@ -71,11 +71,11 @@ def stitch(
 def _one_site(
     a: tuple[str, str], b: tuple[str, str], data: Any, held_out: Any, how: dict[str, Any], save: Path | None
 ) -> None:
-    from .. import engine
+    from .. import stitching
     from ..report import print_numbers
 
-    found = engine.stitch(*a, *b, data, **how)
-    assert isinstance(found, engine.Stitch)  # one fit, one stitch
+    found = stitching.stitch(*a, *b, data, **how)
+    assert isinstance(found, stitching.Stitch)  # one fit, one stitch
     written = [found.save(save)] if save is not None else []
     numbers = {f"fit: {key}": value for key, value in found.report.items()}
     print_numbers(f"{found.fit} from {a[1]} of A to {b[1]} of B", {**numbers, **found.evaluate(held_out)})
@@ -92,10 +92,10 @@ def _all_sites(
     out: Path | None,
     report: Path | None,
 ) -> None:
-    from .. import engine
+    from .. import stitching
     from ..report import print_comparison, write_report
 
-    found = engine.stitch_sites(model_a, model_b, data, test=held_out, **how)
+    found = stitching.stitch_sites(model_a, model_b, data, test=held_out, **how)
     # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
     written = [found.save(out)] if out is not None else []
     written += [write_report(found, report)] if report is not None else []

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .lists import split
+from .options import split
 from .sketch import size_of
 
 
@@ -33,10 +33,10 @@ def transfer(
     full: Annotated[bool, typer.Option("--full", help="Print every layer, of several models too.")] = False,
 ) -> None:
     """Score how much models would have to adapt to data, layer by layer and without labels; least first."""
-    from .. import engine
+    from .. import sketching
     from ..data import open_data
+    from ..files import check_writable
     from ..report import print_comparison, write_report
-    from ..results import check_writable
 
     for path in (out, html):
         check_writable(path)
@@ -45,7 +45,7 @@ def transfer(
     given = {name: value for name, value in options.items() if value is not None}
     if size is not None:
         given["size"] = size_of(size)
-    found = engine.transfer(
+    found = sketching.transfer(
         models if len(models) > 1 else models[0], None if data is None else open_data(data, batch=batch), **given
     )
     # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.

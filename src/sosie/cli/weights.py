@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .lists import split
+from .options import split
 
 
 def weights(
@@ -48,10 +48,10 @@ def weights(
     full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
 ) -> None:
     """Compare what models are made of: no data, the network up to each layer and from end to end."""
-    from ..engine import compare_weights
+    from ..files import check_writable
     from ..models import open_model
     from ..report import print_comparison, write_report
-    from ..results import check_writable
+    from ..weights import compare_weights
     from .sites import parse_shape
 
     for path in (out, html):

@@ -2,8 +2,8 @@
 
 from .attacks import ATTACKS, Attack, attack
 from .corruptions import CORRUPTIONS, Corruption, corrupt
-from .folder import ImageFolder
 from .images import Batches, ImageData
+from .readers import ImageFolder
 from .specification import list_data, open_data, open_images
 
 __all__ = [

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..factory import parse_call
 from .attacks import ATTACKS, Attack, open_attack
-from .corruptions import CORRUPTIONS, Corruption, find_corruption
-from .corruptions.define import DEFAULT
+from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
 
 CLEAN = "clean"
 

@@ -2,20 +2,230 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sosie.factory import find_file, is_factory, load_factory, parse_call
-
-from .folder import ImageFolder, open_folder
+from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
 from .images import Batches, ImageData, check_limit
-from .named import NAMED, SPLITS, VARIABLE, read_demo, read_named
-from .packed import read_packed
+from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
+
+# Data sets by name, looked for in the folders of SOSIE_DATA
+
+VARIABLE = "SOSIE_DATA"
+SPLITS = ("train", "test")
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle_boot"
+)  # fmt: skip
+OWN_CIFAR100 = (
+    "this packed CIFAR-100 mixes the official training and test images into a split of its own: do not quote "
+    "official test accuracy, nor evaluate networks trained on the official training images"
+)
+
+
+def read_demo(split: str) -> ImageData:
+    """The subset of Fashion-MNIST that is shipped with sosie: 2000 training, 1000 test images, balanced."""
+    path = package_files("sosie.data") / "files" / "demo-fashion-mnist-3k.npz"
+    found = read_packed(str(path), split=split)
+    return ImageData(found.images, found.labels, f"demo-{split}", found.classes)
+
+
+def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
+    """A data set by name: packed files first, then the official ones, then (if allowed) a download."""
+    known = NAMED[name]
+    folders = listed_folders(VARIABLE)
+    found = _look(known, split, folders, limit)
+    if found is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
+        found = _download(known, split, folders, limit)
+    if found is None:
+        raise FileNotFoundError(_not_found(known, split, folders))
+    return found.first(limit)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How one data set is published."""
+
+    name: str
+    read: Callable[[Path, str], ImageData | None]  # from a folder, or None if it is not there
+    fetch: Callable[[Any, str, str], object]  # with torchvision.datasets, to a folder, the split
+    folders: tuple[str, ...]  # below a folder of SOSIE_DATA
+    official: str  # the files to get, in words
+    pickled: str = ""  # the folder of the pickled version, which is refused
+
+
+def _look(known: _Known, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
+    for folder in folders:
+        if (found := _read_packed_parts(folder, known.name, split, limit)) is not None:
+            return found
+    for folder in folders:
+        for below in (*known.folders, "."):
+            if (folder / below).is_dir() and (found := known.read(folder / below, split)) is not None:
+                return found
+    return None
+
+
+def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -> ImageData | None:
+    """The largest `name-split10k.npz` in the folder, or all parts of a `name-split49k-a.npz`, `…-b.npz`."""
+    pattern = re.compile(rf"{re.escape(name)}-{split}(\d+)k(-[a-z])?\.npz")
+    sizes: dict[int, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if match := pattern.fullmatch(path.name):
+            sizes.setdefault(int(match[1]), []).append(path)
+    if not sizes:
+        return None
+    size, paths = max(sizes.items())
+    letters = [path.stem[-1] for path in paths if re.search(r"-[a-z]$", path.stem)]
+    wanted = [chr(ord("a") + i) for i in range(max(2, len(letters)))]
+    if letters and letters != wanted:
+        missing = sorted(set(wanted) - set(letters))
+        raise FileNotFoundError(f"{folder} has part {', '.join(letters)} of {name}-{split}{size}k, not {missing}")
+    parts: list[ImageData] = []
+    for path in paths:
+        still = None if limit is None else limit - sum(len(part) for part in parts)
+        if still is None or still > 0:
+            parts.append(read_packed(path, split=split, limit=still))
+    return _join(parts, f"{name}-{split}{size}k", OWN_CIFAR100 if name == "cifar100" else "")
+
+
+def _join(parts: list[ImageData], name: str, note: str) -> ImageData:
+    images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
+    labels = [part.labels for part in parts if part.labels is not None]
+    return ImageData(images, torch.cat(labels) if labels else None, name, parts[0].classes, note)
+
+
+def _read_cifar10(folder: Path, split: str) -> ImageData | None:
+    names = ["test_batch.bin"] if split == "test" else [f"data_batch_{i}.bin" for i in range(1, 6)]
+    paths = [folder / name for name in names if (folder / name).is_file()]
+    if not paths:
+        return None
+    if len(paths) < len(names):
+        missing = [name for name in names if not (folder / name).is_file()]
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)} of CIFAR-10's five training files")
+    return read_cifar(paths, f"cifar10-{split}", label_bytes=1, classes=CIFAR10)
+
+
+def _read_cifar100(folder: Path, split: str) -> ImageData | None:
+    path = folder / f"{split}.bin"
+    if not path.is_file():
+        return None
+    classes = read_class_names(folder / "fine_label_names.txt", 100)
+    return read_cifar([path], f"cifar100-{split}", label_bytes=2, classes=classes)
+
+
+def _read_svhn(folder: Path, split: str) -> ImageData | None:
+    path = folder / f"{split}_32x32.mat"
+    return read_svhn(path, f"svhn-{split}") if path.is_file() else None
+
+
+def _mnist_reader(name: str, classes: tuple[str, ...]) -> Callable[[Path, str], ImageData | None]:
+    def read(folder: Path, split: str) -> ImageData | None:
+        start = "t10k" if split == "test" else "train"
+        images = _idx_file(folder, f"{start}-images", 3)
+        labels = _idx_file(folder, f"{start}-labels", 1)
+        return read_mnist(images, labels, (name, split), classes) if images and labels else None
+
+    return read
+
+
+def _idx_file(folder: Path, stem: str, axes: int) -> Path | None:
+    names = [f"{stem}{dot}idx{axes}-ubyte{suffix}" for dot in "-." for suffix in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _download(known: _Known, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
+    """Let torchvision fetch the official files into the first folder, then read them ourselves."""
+    if not folders:
+        raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
+    try:
+        datasets = importlib.import_module("torchvision.datasets")
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise ImportError(
+            f"downloading {known.name} needs torchvision, which does not import ({error}): pip install torchvision"
+        ) from error
+    known.fetch(datasets, str(folders[0]), split)
+    return _look(known, split, folders, limit)
+
+
+def _fetch_cifar(archive: str, md5: str) -> Callable[[Any, str, str], object]:
+    """The binary archive: torchvision's own CIFAR classes would fetch and unpickle the pickled one."""
+    address = f"https://www.cs.toronto.edu/~kriz/{archive}"
+    return lambda datasets, root, _: datasets.utils.download_and_extract_archive(address, root, md5=md5)
+
+
+def _fetch_mnist(kind: str) -> Callable[[Any, str, str], object]:
+    return lambda datasets, root, split: getattr(datasets, kind)(root, train=split == "train", download=True)
+
+
+def _not_found(known: _Known, split: str, folders: list[Path]) -> str:
+    looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
+    if folders:
+        looked = f"looked in {', '.join(str(folder) for folder in folders)}"
+    refused = [folder / known.pickled for folder in folders if known.pickled and (folder / known.pickled).is_dir()]
+    pickled = ""
+    if refused:
+        pickled = (
+            f" {refused[0]} is the pickled version, refused because loading a pickle can run any code: "
+            "get the binary version of the same data."
+        )
+    return (
+        f"{known.name} ({split}) was not found; {looked}.{pickled} Wanted: {known.name}-{split}10k.npz or "
+        f"similar, or {known.official}. With torchvision installed, SOSIE_DOWNLOAD=1 downloads it."
+    )
+
+
+_ALL = (
+    _Known(
+        "cifar10",
+        _read_cifar10,
+        _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        ("cifar-10-batches-bin",),
+        "cifar-10-batches-bin/*.bin (the official binary version)",
+        "cifar-10-batches-py",
+    ),
+    _Known(
+        "cifar100",
+        _read_cifar100,
+        _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        ("cifar-100-binary",),
+        "cifar-100-binary/*.bin (the official binary version)",
+        "cifar-100-python",
+    ),
+    _Known(
+        "svhn",
+        _read_svhn,
+        lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
+        ("svhn", "SVHN"),
+        "test_32x32.mat and train_32x32.mat",
+    ),
+    _Known(
+        "mnist",
+        _mnist_reader("mnist", tuple("0123456789")),
+        _fetch_mnist("MNIST"),
+        ("mnist", "MNIST/raw", "MNIST"),
+        "mnist/*-ubyte or *-ubyte.gz (the four idx files)",
+    ),
+    _Known(
+        "fashion-mnist",
+        _mnist_reader("fashion-mnist", FASHION),
+        _fetch_mnist("FashionMNIST"),
+        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
+        "fashion-mnist/*-ubyte or *-ubyte.gz (the four idx files)",
+    ),
+)
+NAMED: dict[str, _Known] = {known.name: known for known in _ALL}
+
 
 _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
 

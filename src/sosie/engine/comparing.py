@@ -12,21 +12,16 @@ from typing import Any
 import torch
 
 from ..capture import Rule, borrowed, check_rule, cut
+from ..files import DamagedFile
 from ..measures import Measure, find
-from ..results import Comparison, Comparisons, DamagedFile, Side
+from ..results import Comparison, Comparisons, Side
 from ..stats import BLOCK
 from .collect import Pair, Pass, Totals, gather
-from .digest import digest_of
-from .doubt import Doubt
-from .opening import arguments_of, is_statistics, room_of, source_of
-from .partial import Partial, merge_files
-from .plan import MEMORY, Plan, Widths, make_plan, parse_size
-from .precision import check_precision
-from .provenance import provenance
-from .resume import Checkpoint
-from .settings import Settings, draws_of
-from .sources import ModelSource, SavedSource, Source, tell_apart
-from .spread import Alone, together
+from .distributed import Alone, together
+from .network import ModelSource, SavedSource, Source, arguments_of, is_statistics, room_of, source_of, tell_apart
+from .partial import Checkpoint, Partial, merge_files
+from .plan import MEMORY, Doubt, Plan, Settings, Widths, check_precision, draws_of, make_plan, parse_size
+from .provenance import digest_of, provenance
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
 DEFAULT = "debiased_cka"

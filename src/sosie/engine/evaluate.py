@@ -3,19 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import side_by_side
 from ..measures import Measure, settled
+from ..progress import track
 from ..results import Caveat, Side, Values
-from ..stats import Alignment, Grams, Moments, Sample, Statistic
-from . import caveats, chance, data_caveats, interval
-from .doubt import NO_DOUBT, Doubt
-from .pairwise import Widths, by_pair
+from ..stats import Alignment, Covariances, Grams, Moments, Neurons, PairedRows, PairViews, Sample, Statistic
+from . import caveats, uncertainty
+from .plan import NO_DOUBT, Doubt
+
+# Values pair by pair, for measures whose views do not broadcast over all pairs of sites
+
+Widths = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass
+class Found:
+    """One measure's values over pairs of sites, and why some are missing."""
+
+    values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    undefined: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def matrix(self, shape: tuple[int, int]) -> Tensor:
+        """NaN where there is no value; placed all at once, so that no pair waits for the device."""
+        if not self.values:
+            return torch.full(shape, torch.nan, dtype=torch.float64)
+        stacked = torch.stack([value.double() for value in self.values.values()])
+        matrix = torch.full(shape, torch.nan, dtype=torch.float64, device=stacked.device)
+        matrix.view(-1)[[i * shape[1] + j for i, j in self.values]] = stacked
+        return matrix
+
+
+def by_pair(
+    measures: Sequence[Measure],
+    statistic: Statistic | PairViews,
+    widths: Widths,
+    defined_a: np.ndarray,
+    defined_b: np.ndarray,
+    *,
+    once: bool = False,
+) -> dict[str, Found]:
+    """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
+
+    On a CPU several pairs at a time.
+
+    `widths` are those of the sites: rows that were projected no longer tell. `once`: only pairs i ≤ j.
+    """
+    found = {measure.name: Found() for measure in measures}
+    if not measures:
+        return found
+    pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
+    pairs = [(i, j) for i, j in pairs if i <= j or not once]
+
+    def of_pair(pair: tuple[int, int]) -> None:
+        i, j = pair
+        views: dict[type, Covariances | Neurons | PairedRows] = {}
+        for measure in measures:
+            try:
+                check_widths(measure, widths[0][i], widths[1][j])
+                if measure.reads not in views:
+                    views[measure.reads] = view_of(measure.reads, statistic, i, j)
+                found[measure.name].values[i, j] = measure(views[measure.reads])
+            except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+                found[measure.name].undefined[i, j] = str(error)
+
+    alone = _on_gpu(statistic) or len(pairs) == 1
+    # Closed at once after an interrupt, too: a traceback that is kept would keep torch on one thread.
+    with closing((done for done in map(of_pair, pairs)) if alone else side_by_side(of_pair, pairs)) as in_turn:
+        for _ in track(in_turn, ", ".join(found), len(pairs), "pairs of sites"):
+            pass
+    return found
+
+
+def _on_gpu(statistic: Statistic | PairViews) -> bool:
+    if isinstance(statistic, Sample):
+        return statistic.xs[0].is_cuda
+    return isinstance(statistic, Moments) and statistic.cross.is_cuda
+
+
+def check_widths(measure: Measure, x: int, y: int) -> None:
+    if measure.same_width and x != y:
+        raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+
+
+def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Covariances | Neurons | PairedRows:
+    assert not isinstance(statistic, Grams)
+    if issubclass(kind, Covariances):
+        return statistic.covariances(i, j)
+    if issubclass(kind, Neurons):
+        assert isinstance(statistic, (Moments, Sample))
+        return statistic.neurons(i, j)
+    assert not isinstance(statistic, Moments)
+    return statistic.paired(i, j)
+
 
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
@@ -63,7 +150,7 @@ def evaluate(
         undefined[measure.name] = {} if pairs is None else pairs.undefined
     rows = statistic if isinstance(statistic, Sample) else sample
     if not independent:
-        by_chance: dict[str, chance.Chance] = {}
+        by_chance: dict[str, uncertainty.Chance] = {}
         reach: dict[str, tuple[Array | None, Array | None]] = {}
     else:
         by_chance = _chance(measures, statistic, rows, widths, (~constant_a, ~constant_b), doubt)
@@ -73,7 +160,7 @@ def evaluate(
     for measure in measures:
         array = arrays[measure.name]
         # Blocks of rows that come in an order are no fair sample, and cannot tell how far off they are.
-        off = None if order else interval.from_all_rows(measure, statistic)
+        off = None if order else uncertainty.from_all_rows(measure, statistic)
         near = reach.get(measure.name, (None, None))
         made = _values(measure, statistic, array, by_chance.get(measure.name), near, off)
         doubts = [
@@ -94,10 +181,10 @@ def _words(measure: Measure, statistic: Statistic, rows: Sample | None, side_a: 
     """Doubts that have a rule."""
     yield from caveats.of_widths(measure, statistic, side_a, side_b)
     yield from caveats.of_lost_directions(measure, statistic, side_a, side_b)
-    yield from data_caveats.of_one_direction(measure, statistic, side_a, side_b)
-    yield from data_caveats.of_one_row(measure, statistic, rows, side_a, side_b)
-    yield from data_caveats.of_hardly_varying(statistic, side_a, side_b)
-    yield from data_caveats.of_neighbours(measure, statistic)
+    yield from caveats.of_one_direction(measure, statistic, side_a, side_b)
+    yield from caveats.of_one_row(measure, statistic, rows, side_a, side_b)
+    yield from caveats.of_hardly_varying(statistic, side_a, side_b)
+    yield from caveats.of_neighbours(measure, statistic)
 
 
 def _chance(
@@ -107,13 +194,13 @@ def _chance(
     widths: Widths,
     defined: tuple[Array, Array],
     doubt: Doubt,
-) -> dict[str, chance.Chance]:
+) -> dict[str, uncertainty.Chance]:
     """Formulas for mean and spread where there are any; p-values by draws if asked for."""
     found = {}
     if doubt.draws:
-        found = chance.by_draws(measures, statistic, rows, widths, defined, draws=doubt.draws, seed=doubt.seed)
+        found = uncertainty.by_draws(measures, statistic, rows, widths, defined, draws=doubt.draws, seed=doubt.seed)
     for measure in measures:
-        formula = chance.by_formula(measure, statistic)
+        formula = uncertainty.by_formula(measure, statistic)
         if formula is not None:
             drawn = found.get(measure.name, formula)
             found[measure.name] = replace(drawn, null=formula.null, spread=formula.spread)
@@ -129,17 +216,17 @@ def _intervals(
     doubt: Doubt,
 ) -> dict[str, tuple[Array | None, Array | None]]:
     if isinstance(statistic, Grams):
-        return {m.name: interval.by_blocks(m, statistic, values[m.name]) for m in measures}
+        return {m.name: uncertainty.by_blocks(m, statistic, values[m.name]) for m in measures}
     if rows is None or rows.n < 4:
         return {}
-    return interval.by_rows(measures, statistic, rows, widths, values, every=doubt.interval)
+    return uncertainty.by_rows(measures, statistic, rows, widths, values, every=doubt.interval)
 
 
 def _values(
     measure: Measure,
     statistic: Statistic,
     array: Array,
-    by_chance: chance.Chance | None,
+    by_chance: uncertainty.Chance | None,
     reach: tuple[Array | None, Array | None],
     block_error: Array | None,
 ) -> Values:

@@ -8,24 +8,203 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..capture import Chunk, borrowed
-from ..data.shifts import open_shifts
-from ..measures import MEASURES, Measure, find
+from ..capture import Chunk, answer_in, borrowed, model_arguments, without_labels
+from ..data.shifts import Shift, open_shifts
+from ..measures import MEASURES, Measure, chance_of, find, settled
 from ..process_state import products
 from ..progress import Progress
-from ..results import Comparison, Comparisons, Side
-from ..stats import Answers, OutputSums, moved, on_device
-from .answering import Answering, Labels, ModelAnswering, SavedAnswering, open_answering
-from .digest import digest_of
-from .output_values import Grid, accuracies, evaluate_outputs
-from .provenance import provenance
-from .sources import tell_apart
-from .spread import Alone, together
-from .stimuli import Key, Stimuli, check_shiftable
+from ..results import ARRAYS, Caveat, Comparison, Comparisons, Side, Values
+from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, moved, on_device
+from . import caveats
+from .answering import SITE, Answering, Labels, ModelAnswering, SavedAnswering, open_answering
+from .distributed import Alone, together
+from .network import tell_apart
+from .provenance import digest_of, provenance
 from .stream import Stream
+from .uncertainty import FEWEST_GROUPS, around, by_jackknife
+
+# From sums over outputs to values, with interval, chance and caveats
+
+Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
+
+
+def evaluate_outputs(
+    measures: Sequence[Measure], grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]
+) -> dict[str, Values]:
+    """The values of measures of outputs, for every pair of sites."""
+    return {measure.name: _of_grid(measure, grid, sides, doubts) for measure in measures}
+
+
+def _of_grid(measure: Measure, grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]) -> Values:
+    cells = {sites: _values(measure, sums, doubts) for sites, sums in grid.items()}
+    first = next(iter(cells.values()))
+    if len(cells) == 1:
+        return first
+    own = {  # what is said of every cell is said once
+        Caveat(caveat.text) if caveat.text in doubts else Caveat(caveat.text, *sites): None
+        for sites, values in cells.items()
+        for caveat in values.caveats
+    }
+    arrays: dict[str, Any] = {kind: _joined(cells, sides, kind) for kind in ARRAYS}
+    return replace(first, caveats=tuple(own), **arrays)
+
+
+def _joined(cells: dict[tuple[str, str], Values], sides: tuple[Side, Side], kind: str) -> np.ndarray | None:
+    """One matrix of all cells; NaN where a cell has no such number, None where none has."""
+    found = {sites: getattr(values, kind) for sites, values in cells.items()}
+    if all(number is None for number in found.values()):
+        return None
+    rows = [[found[a, b] for b in sides[1].sites] for a in sides[0].sites]
+    return np.array([[np.nan if number is None else number.item() for number in row] for row in rows])
+
+
+def accuracies(sums: OutputSums) -> tuple[float, float] | None:
+    """Of both models, where there were labels."""
+    if MarkedPredictions not in sums.supplies:
+        return None
+    a, b = (float(sums.sums[name].sum()) / sums.n for name in ("right_a", "right_b"))
+    return a, b
+
+
+def _values(measure: Measure, sums: OutputSums, doubts: Sequence[str]) -> Values:
+    found = [Caveat(text) for text in doubts]
+    try:
+        with torch.no_grad():
+            value = np.array([[float(settled(measure.from_outputs(sums), measure))]])
+    except ValueError as error:
+        value = np.array([[np.nan]])
+        found.append(Caveat(f"undefined: {error}"))
+    found += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
+    low, high = _interval(measure, sums, value)
+    chance = None if np.isnan(value).any() else chance_of(measure.base, sums)
+    return Values(
+        value=value,
+        n=sums.n,
+        statistic=sums.describe(),
+        closer=measure.closer,
+        bounds=measure.bounds,
+        same=measure.same,
+        low=low,
+        high=high,
+        null=None if chance is None else np.array([[chance.mean]]),
+        null_spread=None if chance is None or chance.spread is None else np.array([[chance.spread]]),
+        p=None if chance is None or chance.p is None else np.array([[chance.p]]),
+        caveats=tuple(found),
+    )
+
+
+def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Delete-one-group jackknife; none where there are few groups, or one carries all that defines the value."""
+    if np.isnan(value).any() or int(sums.groups.sum()) < FEWEST_GROUPS:
+        return None, None
+    try:
+        with torch.no_grad():
+            without = measure.from_outputs(sums, jackknife=True)[sums.groups]
+    except ValueError:
+        return None, None
+    return around(measure, value, by_jackknife(without[:, None, None].detach().cpu().numpy()))
+
+
+def _ties(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:
+    if issubclass(measure.reads, Predictions):
+        for side, count in zip("AB", sums.ties, strict=True):
+            if count:
+                yield Caveat(f"{count} of {sums.n} outputs of {side} have several largest entries: the first counts")
+
+
+# What models are shown: the inputs as they are, or each of them under several shifts
+
+Key = tuple[str, int | None]  # a shift, and the model it is against
+AS_THEY_ARE: Key = (SITE, None)
+
+
+@dataclass(frozen=True)
+class Stimuli:
+    """No shifts: one site, "output". Shifts: a site for each, and two for an attack, on A and on B."""
+
+    shifts: tuple[Shift, ...] = ()
+    seed: int = 0
+    inputs: Callable[[Any], Any] | None = None
+
+    @property
+    def wants_labels(self) -> bool:
+        return any(shift.attack is not None and shift.attack.needs_labels for shift in self.shifts)
+
+    def sites(self, pair: tuple[int, int]) -> dict[str, Key]:
+        """The sites of a pair of models, by name."""
+        if not self.shifts:
+            return {SITE: AS_THEY_ARE}
+        found: dict[str, Key] = {}
+        for shift in self.shifts:
+            if shift.is_against_a_model:
+                found |= {f"{shift.label} on {side}": (shift.label, k) for side, k in zip("AB", pair, strict=True)}
+            else:
+                found[shift.label] = (shift.label, None)
+        return found
+
+    def of(self, chunk: Chunk, sources: Mapping[int, Answering], labels: Tensor | None) -> dict[Key, Chunk]:
+        """The chunk under every shift, each attack on every model."""
+        if not self.shifts:
+            return {AS_THEY_ARE: chunk}
+        images = self._images(chunk.batch)
+        index = torch.arange(chunk.start, chunk.start + chunk.count)
+        found: dict[Key, Chunk] = {}
+        for shift in self.shifts:
+            if not shift.is_against_a_model:
+                changed = shift.of_any_model(images, seed=self.seed, index=index)
+                found[shift.label, None] = replace(chunk, batch=changed)
+                continue
+            for k, source in sources.items():
+                assert shift.attack is not None
+                moved = images.to(_home(source))
+                changed = shift.attack(_logits_of(source, chunk), moved, labels, seed=self.seed, index=index)
+                found[shift.label, k] = replace(chunk, batch=changed)
+        return found
+
+    def unchanged(self, batch: Any) -> Any:
+        """What the models are given of a batch under no shift."""
+        return self._images(batch) if self.shifts else batch
+
+    def _images(self, batch: Any) -> Tensor:
+        images = without_labels(batch) if self.inputs is None else self.inputs(batch)
+        if isinstance(images, (tuple, list)) and len(images) == 1:
+            images = images[0]
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            what = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
+            raise TypeError(f"shifts change images, a tensor of floats in [0, 1], but a batch gives {what}")
+        return images
+
+
+def check_shiftable(sources: list[Answering]) -> None:
+    if saved := [source.name for source in sources if not isinstance(source, ModelAnswering)]:
+        raise TypeError(f"shifts need models to show changed inputs to, but {saved[0]} is saved predictions")
+
+
+def _logits_of(source: Answering, chunk: Chunk) -> Callable[[Tensor], Tensor]:
+    """What the model answers to images, as numbers whose softmax is its prediction."""
+    assert isinstance(source, ModelAnswering)
+
+    def logits(images: Tensor) -> Tensor:
+        args, kwargs = model_arguments(images, prepare=source.prepare)
+        found = answer_in(source.model(*args, **kwargs))
+        assert found is not None
+        return found.log() if source.reader.kind == "probabilities" else found
+
+    if source.reader.kind == "auto":
+        source.answer(chunk, None)  # the first answer decides what the outputs are
+    if source.reader.kind not in ("logits", "probabilities"):
+        raise ValueError(f"{source.name}: attacks need logits or probabilities over classes, not {source.reader.kind}")
+    return logits
+
+
+def _home(source: Answering) -> torch.device:
+    assert isinstance(source, ModelAnswering)
+    return source.home or torch.device("cpu")
+
 
 Pair = tuple[int, int]
 SAVED_CHUNK = 8192  # saved outputs that are read at a time

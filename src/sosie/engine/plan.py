@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from ..capture import Rule
 from ..measures import Measure
 from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
 
@@ -189,3 +190,79 @@ def parse_size(text: str | int | None) -> int | None:
 def size_text(size: int) -> str:
     power = min(int(math.log(max(size, 1), 1024)), 4)
     return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"
+
+
+# How much work it is worth to know how far values can be trusted
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """How much work doubt is worth: draws of shuffled rows, and intervals where they are not nearly free."""
+
+    draws: int = 0
+    seed: int = 0
+    interval: bool = False
+
+
+NO_DOUBT = Doubt()
+
+
+# How a comparison is made
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a comparison is made; see `compare`."""
+
+    measures: tuple[Measure, ...]
+    rows: Rule
+    device: str | torch.device | None
+    precision: str | None
+    memory: int | None
+    max_rows: int | None
+    exact: bool
+    block: int
+    seed: int
+    first_row: int
+    doubt: Doubt
+
+    def as_text(self) -> dict[str, Any]:
+        """For the record that a result keeps."""
+        found: dict[str, Any] = {
+            "block": self.block,
+            "exact": self.exact,
+            "seed": self.seed,
+            "precision": self.precision or "default",
+            "device": str(self.device or "each model's own"),
+        }
+        if self.max_rows is not None:
+            found["max_rows"] = self.max_rows
+        if self.doubt.draws:
+            found["null"] = f"permutation, {self.doubt.draws} draws"
+        return found
+
+
+def draws_of(null: str | None, draws: int, kind: str = "permutation") -> int:
+    if null not in (None, kind):
+        raise ValueError(f"null={null!r}: chance is told by {kind!r}, or not at all (None)")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    return 0 if null is None else draws
+
+
+# The precision of our own float32 matrix products on a GPU
+
+PRECISIONS = ("tf32", "float32", "float64")
+
+
+def check_precision(precision: str | None) -> None:
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}")
+
+
+def allows_tf32(precision: str | None) -> bool:
+    """Whether Gram matrices on a GPU may be made of TF32 products: unless more is asked for.
+
+    Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
+    """
+    return precision in (None, "tf32")

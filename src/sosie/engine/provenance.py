@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import __version__
+from ..capture.structure import DECODER_MASK, MASK, is_parts
+from ..stats import row_hash
 
 
 def provenance(**about: Any) -> dict[str, Any]:
@@ -43,3 +50,222 @@ def _describe(data: Any) -> str:
     if isinstance(data, torch.Tensor):
         return f"tensor {tuple(data.shape)}"
     return str(getattr(data, "name", type(data).__name__))
+
+
+# Tensors on their way to the CPU: a copy is queued behind what makes them, and waited for when it is read
+
+
+class Arriving:
+    """A copy that a GPU makes when it gets there; several are waited for in the time of one."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
+        self._made: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._made = torch.cuda.Event()
+            self._made.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> Tensor:
+        """In memory that the GPU writes to, of which there is little: to be copied if it is kept."""
+        if self._made is not None:
+            self._made.synchronize()
+        return self._copy
+
+
+# Short digests, to tell whether saved statistics belong to these models and these data
+#
+# Tensors are digested where they are: a GPU sends a few sums over and not its weights. The bytes are read as 32-bit
+# words wᵢ in pieces, and of each piece two sums Σ wᵢ rᵢ mod 2⁶⁴ are taken with fixed odd 64-bit numbers rᵢ (multilinear
+# hashing, Carter & Wegman 1979), in integers, so that every device finds the same. SHA-256 of the sums, and of names,
+# types, shapes and all that is no tensor, is the digest.
+#
+# One changed word always changes the sums; for any other two contents of equal layout the chance that a draw of the rᵢ
+# gives both the same sums is at most 2⁻⁶⁴, what a digest of 16 hexadecimal digits can do. That is against mistakes, not
+# against malice: the rᵢ are known, so whoever chooses the numbers can make two contents of one digest. Nothing that
+# uses digests asks for more: they tell that a model, a probe set or a first batch is not the one that was meant, and
+# files of others state the digests themselves. Where a file has to be whole, its bytes are hashed (`sosie.zoo.search`).
+
+PIECE = 2**18  # words that one pair of sums is of
+AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
+WORD = 4  # bytes
+STRETCH = 1024  # inputs whose digests are added up: an error names those that differ as closely as this
+SEEDS = (1, 2)  # of the numbers of either sum
+_PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
+
+
+def digest_of(value: Any) -> str:
+    """A short digest of tensors in any structure; of anything else, its text."""
+    return Digest(value).read()
+
+
+class InputDigests:
+    """Of inputs by their number: for each `STRETCH` of them the sum of their digests, mod 2¹²⁸.
+
+    Neither order nor batch size matters, and what several processes have read adds up.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, int] = {}
+
+    def add(self, batch: Any, start: int, count: int) -> None:
+        """Inputs in the structure of a loader's batch, from number `start` on."""
+        rows = [f"{start + k} ".encode() for k in range(count)]
+        digests = [hashlib.blake2b(row, digest_size=16) for row in rows]
+        for name, leaf in _leaves(batch, ""):
+            if isinstance(leaf, Tensor):
+                kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
+                width = leaf[:1].numel() * leaf.element_size()
+                content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                for k, digest in enumerate(digests):
+                    digest.update(kind)
+                    digest.update(content[k * width : (k + 1) * width])
+            else:
+                for k, digest in enumerate(digests):
+                    said = repr(leaf[k] if isinstance(leaf, list) else leaf)
+                    digest.update(f"{name} {len(said)} {said} ".encode())
+        for k, digest in enumerate(digests, start):
+            self._add(k // STRETCH, int.from_bytes(digest.digest(), "little"))
+
+    def absorb(self, others: dict[int, int]) -> None:
+        for stretch, total in others.items():
+            self._add(stretch, total)
+
+    def _add(self, stretch: int, value: int) -> None:
+        self.sums[stretch] = (self.sums.get(stretch, 0) + value) % 2**128
+
+
+def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What a batch holds, with where; tokens without their padding, which hangs on what else is in the batch."""
+    if isinstance(batch, Mapping):
+        for mask in (MASK, DECODER_MASK):
+            if isinstance(batch.get(mask), Tensor) and batch[mask].ndim == 2:
+                batch = _unpadded(batch, mask)
+        for key, part in batch.items():
+            yield from _leaves(part, f"{name}/{key}")
+    elif is_parts(batch):
+        for k, part in enumerate(batch):
+            yield from _leaves(part, f"{name}/{k}")
+    else:
+        yield name, batch
+
+
+def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
+    """What is as long as its mask as a list, an item an input, of what the mask has left."""
+    kept = batch[mask] != 0
+    return {
+        key: [row[keep].tolist() for row, keep in zip(part, kept, strict=True)]
+        if isinstance(part, Tensor) and part.shape[:2] == kept.shape
+        else part
+        for key, part in batch.items()
+    }
+
+
+class Digest:
+    """A digest that is under way: what is to be computed on a GPU is queued, and waited for when it is read."""
+
+    def __init__(self, value: Any) -> None:
+        self._text: list[str] = []
+        streams: dict[int, list[Tensor]] = {width: [] for width in _PARTS_OF_WORDS}
+        for kind, part in _parts(value):
+            if isinstance(part, Tensor):
+                flat = _flat(part)
+                streams[flat.element_size()].append(flat)
+                part = f"{part.dtype}{tuple(part.shape)}"
+            self._text.append(f"{kind} {len(part)}:{part}")
+        runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
+        self._places = [[(first, sums.shape[1], sums.device) for first, sums in some] for some in runs]
+        self._sums = _sent([sums for some in runs for _, sums in some])
+
+    def read(self) -> str:
+        here = {device: sums.read() for device, sums in self._sums.items()}
+        found = hashlib.sha256("".join(self._text).encode())
+        for places in self._places:
+            pieces = max((first + count for first, count, _ in places), default=0)
+            total = torch.zeros(2, pieces, dtype=torch.int64, device="cpu")  # whatever the default device is
+            for first, count, device in places:
+                total[:, first : first + count] += here[device][:, :count]  # two devices may share a piece
+                here[device] = here[device][:, count:]
+            found.update(total.numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor) and value.is_quantized:
+        yield from _parts([str(value.dtype), value.int_repr(), value.dequantize()])  # the latter tells the scale
+    elif isinstance(value, Tensor):
+        yield "tensor", value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield "name", str(key)
+            yield from _parts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield "value", repr(value)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The bytes in order, as integers of at most a word; no copy where they lie in order on a device that can sum."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ValueError(f"cannot digest a tensor of layout {layout}: make it dense")
+    there = tensor.detach() if tensor.device.type in AT_ONCE else tensor.detach().cpu()
+    flat = there.resolve_conj().resolve_neg().reshape(-1).contiguous()  # a column is in a row, but not side by side
+    return flat.view(_PARTS_OF_WORDS[min(flat.element_size(), WORD)])
+
+
+def _runs(stream: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Sums (2, pieces) of what follows each other on one device, and which piece of the stream they begin with.
+
+    A stream is all tensors one after the other, wherever they are; what is on another device counts as zeros.
+    """
+    at = 0
+    for device, same in groupby(stream, lambda flat: flat.device):
+        run = list(same)
+        size = PIECE * WORD // run[0].element_size()
+        first, before = divmod(at, size)
+        at += sum(flat.numel() for flat in run)
+        whole = [run[0].new_zeros(before), *run]
+        yield first, torch.cat([_sums(parts) for parts in _cut(whole, size * AT_ONCE[device.type])], dim=1)
+
+
+def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Stretches of a stream, `size` numbers each but for the last."""
+    parts: list[Tensor] = []
+    room = size
+    for rest in tensors:
+        while rest.numel() > room:
+            yield [*parts, rest[:room]] if room else parts
+            parts, rest, room = [], rest[room:], size
+        if rest.numel():
+            parts.append(rest)
+            room -= rest.numel()
+    yield parts
+
+
+def _sums(parts: list[Tensor]) -> Tensor:
+    """(2, pieces) of a stretch; the end is filled up with zeros."""
+    a_word = WORD // parts[0].element_size()
+    count = sum(part.numel() for part in parts)
+    if lacking := -count % (a_word if count <= a_word * PIECE else a_word * PIECE):
+        parts = [*parts, parts[0].new_zeros(lacking)]
+    words = parts[0] if len(parts) == 1 and a_word == 1 else torch.cat(parts).view(torch.int32)
+    pieces = words.view(-1, min(len(words), PIECE))
+    return torch.stack([(pieces * factors[: pieces.shape[1]]).sum(1) for factors in _factors(words.device)])
+
+
+@lru_cache(maxsize=16)
+def _factors(device: torch.device) -> Tensor:
+    """(2, PIECE) the numbers rᵢ. The copy is waited for, so that any stream of a GPU may read it."""
+    drawn = np.stack([row_hash(np.arange(PIECE), seed) for seed in SEEDS]).view(np.int64) | 1
+    with torch.inference_mode(False):
+        return torch.from_numpy(drawn).to(device)
+
+
+def _sent(sums: Sequence[Tensor]) -> dict[torch.device, Arriving]:
+    """Sums (2, k) to the CPU, those of one device side by side in one copy."""
+    together: dict[torch.device, list[Tensor]] = {}
+    for each in sums:
+        together.setdefault(each.device, []).append(each)
+    return {device: Arriving(torch.cat(some, dim=1)) for device, some in together.items()}

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..capture import ALL, Batches, Chunk, NoData, Share, count_inputs, cut, recut
+from ..capture import ALL, Batches, Chunk, NoData, Rule, Share, count_inputs, cut, recut, unwrap
 from ..data import open_data
+from ..models import NamedModel
 from ..results import Side
-from .sources import ModelSource, SavedSource, Source
+from .network import ModelSource, SavedSource, Source
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
 _INSTEAD = (
@@ -162,3 +164,21 @@ def check_positions(sources: Sequence[Source]) -> None:
                 f"rows='positions' pairs token with token, but {tokenised[0].name} and {source.name} cut the same text "
                 f"into different ones, though as many of them. {_INSTEAD}"
             )
+
+
+# What of a model can be compared
+
+
+def look_at(
+    model: nn.Module | NamedModel, data: Any, *, sites: Any = "leaves", rows: Rule = "flatten"
+) -> list[tuple[str, tuple[int, ...], int, str]]:
+    """Label, shape, width and kind of each site, in execution order; `data` may be the shape of one input."""
+    named = model if isinstance(model, NamedModel) else NamedModel(model, type(model).__name__, None, "")
+    if isinstance(data, tuple) and all(isinstance(part, int) for part in data):
+        data = torch.rand(2, *data, generator=torch.Generator().manual_seed(0))
+    source = ModelSource(named.model, named.name, sites, rows, named.prepare)
+    with source.opened():
+        side = source.look(Stream.of(data, [source]).first)
+    modules = dict(unwrap(named.model).named_modules())
+    kinds = [type(modules.get(label.partition("@")[0], named.model)).__name__ for label in side.sites]
+    return list(zip(side.sites, side.shapes, side.widths, kinds, strict=True))

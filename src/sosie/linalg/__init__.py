@@ -1,28 +1,55 @@
 """Centring, Gram matrices, spectra with a stated tolerance, assignments, fits of one site to another, groups."""
 
 from . import gram_cuda
-from .assignment import best_assignment
-from .centring import centred, centred_diagonal, double_centred, u_centred, without_diagonal
-from .chains import VANISHED, chain_products, unit, vanishes
 from .clusters import adjusted_rand_index, cluster, clusterings, most_similar
-from .dense import cholesky, eigen, eigenvalues, gram_factor, singular, singular_values, threads_for, triangular_inverse
-from .distances import distances, squared_distances, upper_triangle
 from .fits import FITS, Affine, Fit, JointMoments, explained, find_fit, fit
-from .hsic import block_stacks, diagonal_part, gram_stack
-from .layer_grams import inner_products, sized_grams
-from .live_grams import centred_grams, centred_rows, live_gram, sized_gram, widened
-from .permuted import Invariants, permuted_moments
+from .grams import (
+    Invariants,
+    block_stacks,
+    centred,
+    centred_diagonal,
+    centred_grams,
+    centred_rows,
+    diagonal_part,
+    distances,
+    double_centred,
+    gram_stack,
+    live_gram,
+    permuted_moments,
+    sized_gram,
+    squared_distances,
+    u_centred,
+    upper_triangle,
+    widened,
+    without_diagonal,
+)
 from .products import (
+    VANISHED,
     all_by_torch,
+    best_assignment,
+    chain_products,
+    cholesky,
     column_squares,
     cross_product,
+    eigen,
+    eigenvalues,
     for_numpy,
+    gram_factor,
     lacks_room,
+    lock_of,
     near_one,
+    once,
     product,
     row_squares,
     self_product,
+    side_by_side,
+    singular,
+    singular_values,
+    threads_for,
     total_squares,
+    triangular_inverse,
+    unit,
+    vanishes,
     with_room,
 )
 from .spectra import (
@@ -42,7 +69,6 @@ from .spectra import (
     rank_tolerance,
     whitening,
 )
-from .threads import lock_of, once, side_by_side
 
 __all__ = [
     "ENOUGH_DIGITS",
@@ -86,7 +112,6 @@ __all__ = [
     "gram_cuda",
     "gram_factor",
     "gram_stack",
-    "inner_products",
     "inverse_root",
     "lacks_room",
     "leading_count",
@@ -106,7 +131,6 @@ __all__ = [
     "singular",
     "singular_values",
     "sized_gram",
-    "sized_grams",
     "squared_distances",
     "threads_for",
     "total_squares",

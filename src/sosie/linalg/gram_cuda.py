@@ -102,6 +102,6 @@ def _whole(number: int, part: int) -> int:
 
 @cache
 def _kernel() -> Any:
-    from .gram_kernel import gram  # needs Triton, which not every machine has
+    from .gram_kernel import gram
 
     return gram

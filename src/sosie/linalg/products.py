@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cache
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..process_state import Shared
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
 
 FLOAT32_PRODUCTS = 2.0**-40, 2.0**50  # where the largest number lies for float32 to hold sums of products of two
 FLOAT64_PRODUCTS = 1e-36, 1e36  # and float64 those of eight, which the spread of chance levels takes
@@ -117,3 +129,257 @@ def _squares(rows: Tensor, which: str) -> Tensor:
     array = rows.numpy()
     with np.errstate(all="ignore"):
         return torch.from_numpy(np.einsum(which, array, array, dtype=np.float64)).to(rows.dtype)
+
+
+# Many small pieces of linear algebra at once, each on one core
+#
+# A factorisation of a few hundred columns gains nothing from several threads, and where other work keeps the cores busy
+# they wait for each other: a hundred times as long was measured. So small ones get one thread each, and many of them
+# run side by side.
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+MOST_WORKERS = 8  # each holds what it works on
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is told only if it is there when this looks)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def _one_each() -> Iterator[None]:
+    limited = _blas().limit(limits=1, user_api="blas")  # without its `with`, which only the same thread can leave
+    try:
+        yield
+    finally:
+        limited.restore_original_limits()
+
+
+_ONE_THREAD = Shared(_one_each)
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """NumPy's and SciPy's linear algebra on one core each time it is called; as before afterwards."""
+    return _ONE_THREAD
+
+
+def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T, None, None]:
+    """`map(function, given)` in as many workers as torch may use threads, each of them on one core; in order."""
+    threads = torch.get_num_threads()  # each thread has a number of its own, so each puts its own back
+    workers = min(threads, MOST_WORKERS, os.cpu_count() or 1)
+    if workers == 1:
+        yield from map(function, given)
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="sosie")
+    torch.set_num_threads(1)
+    try:
+        with one_thread():
+            yield from pool.map(_in_worker(function), given)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _in_worker(function: Callable[[S], T]) -> Callable[[S], T]:
+    """Whether gradients are recorded is each thread's own matter."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def call(given: S) -> T:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return function(given)
+
+    return call
+
+
+class once(Generic[T]):
+    """`functools.cached_property` that neither makes a value twice nor other instances wait, as Python 3.11's does."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> once[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> once[T] | T:
+        if instance is None:
+            return self
+        with lock_of(instance):
+            if self.name not in instance.__dict__:
+                instance.__dict__[self.name] = self.make(instance)
+        return instance.__dict__[self.name]
+
+
+class OwnLock:
+    """A reentrant lock that a copy or a pickle of its owner does not take along, but has anew."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[OwnLock], tuple[()]]:
+        return OwnLock, ()
+
+
+def lock_of(instance: object) -> OwnLock:
+    """An instance's own lock, for what is made of it once."""
+    found: OwnLock = instance.__dict__.setdefault("_lock", OwnLock())
+    return found
+
+
+# Factorisations of dense matrices: on a CPU and without gradients by NumPy, small ones on one core
+
+SMALL = 1024  # columns up to which more cores do not make it faster
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """Ascending, of a symmetric matrix."""
+    if not for_numpy(matrix):
+        return torch.linalg.eigvalsh(matrix)
+    with threads_for(matrix):
+        return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
+
+
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of a symmetric matrix."""
+    if not for_numpy(matrix):
+        values, vectors = torch.linalg.eigh(matrix)
+        return values, vectors
+    with threads_for(matrix):
+        found = np.linalg.eigh(matrix.numpy())
+    return torch.from_numpy(found.eigenvalues), torch.from_numpy(found.eigenvectors)
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Descending."""
+    if not for_numpy(matrix):
+        return torch.linalg.svdvals(matrix)
+    with threads_for(matrix):
+        return torch.from_numpy(np.linalg.svd(matrix.numpy(), compute_uv=False))
+
+
+def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U (p, k), σ (k,) descending and Vᵀ (k, q) with k = min(p, q)."""
+    if not for_numpy(matrix):
+        u, sizes, vt = torch.linalg.svd(matrix, full_matrices=False)
+        return u, sizes, vt
+    with threads_for(matrix):
+        found = np.linalg.svd(matrix.numpy(), full_matrices=False)
+    return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
+
+
+def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors (n, k) and singular values (k,), descending, with k = min(n, p); by way of a QR."""
+    n, p = matrix.shape
+    if n <= p:
+        u, sizes, _ = singular(_qr(matrix.T)[1].T)
+        return u, sizes
+    q, r = _qr(matrix)
+    u, sizes, _ = singular(r)
+    return q @ u, sizes
+
+
+def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if not for_numpy(matrix):
+        q, r = torch.linalg.qr(matrix)
+        return q, r
+    with threads_for(matrix):
+        found = np.linalg.qr(matrix.numpy())
+    return torch.from_numpy(found.Q), torch.from_numpy(found.R)
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
+    if not for_numpy(matrix):
+        return torch.linalg.cholesky(matrix)
+    with threads_for(matrix):
+        return torch.from_numpy(np.linalg.cholesky(matrix.numpy()))
+
+
+def gram_factor(matrix: Tensor) -> Tensor:
+    """F (p, rank) with F Fᵀ a positive semidefinite float64 matrix on a CPU, to its last digits; not differentiable.
+
+    Its Cholesky factor, in a tenth of the time of eigenvectors. Where it is singular the largest directions come first,
+    until what is left is rounding: below p times that of the largest entry.
+    """
+    from scipy.linalg.lapack import dpotrf, dpstrf
+
+    with threads_for(matrix):
+        # LAPACK's own, in a third of the time of NumPy's; symmetric, so that the transpose saves a copy
+        found, failed = dpotrf(matrix.numpy().T, lower=1)
+        if not failed:
+            return torch.from_numpy(found)
+        found, order, rank, _ = dpstrf(matrix.numpy().T, lower=1)
+    factor = np.empty((rank, len(found)))
+    factor[:, order - 1] = np.triu(found.T)[:rank]
+    return torch.from_numpy(factor).T
+
+
+def triangular_inverse(factor: Tensor) -> Tensor:
+    """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
+    if not for_numpy(factor) or factor.dtype != torch.float64:
+        return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+    from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
+
+    with threads_for(factor):
+        return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
+
+
+def threads_for(matrix: Tensor) -> AbstractContextManager[None]:
+    """One core for what is small: several gain nothing, and libraries that take turns wait for each other's threads."""
+    return one_thread() if min(matrix.shape[-2:]) <= SMALL else nullcontext()
+
+
+# Products of many matrices, with a scale of their own
+
+VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
+
+
+def unit(matrix: Tensor) -> Tensor:
+    """The matrix (…, d, p) over its largest entry; a matrix of zeros stays as it is.
+
+    The factor is a constant to a gradient: whoever divides by the size later has it right all the same.
+    """
+    largest = matrix.detach().abs().amax((-2, -1), keepdim=True)
+    return matrix / largest.where(largest > 0, largest.new_ones(()))
+
+
+def chain_products(factors: Sequence[Tensor]) -> list[Tensor]:
+    """W₁, W₁W₂, W₁W₂W₃, … (…, d, p) each times a positive number, so that deep chains neither overflow nor vanish."""
+    for k, (left, right) in enumerate(itertools.pairwise(factors)):
+        if left.shape[-1] != right.shape[-2]:
+            shapes = f"{tuple(left.shape[-2:])} and {tuple(right.shape[-2:])}"
+            raise ValueError(f"factors {k + 1} and {k + 2} do not fit together: {shapes}; each is (inputs, outputs)")
+    found = [unit(factors[0])]
+    for factor in factors[1:]:
+        found.append(unit(found[-1] @ unit(factor)))
+    return found
+
+
+def vanishes(size: float, whole: float) -> bool:
+    """Whether a kernel of this norm, of a map with this Σ W², is rounding."""
+    return not size > VANISHED * whole
+
+
+# The best one-to-one match of rows with columns
+
+
+def best_assignment(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the min(p, q) entries of scores (p, q), one a row and column, whose sum is largest."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(scores.detach().cpu().numpy(), maximize=True)
+    return torch.from_numpy(rows).to(scores.device), torch.from_numpy(columns).to(scores.device)

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dense import eigen, eigenvalues, orthonormal, singular_values, threads_for, triangular_inverse
-from .products import for_numpy, self_product
-from .threads import once
+from .products import (
+    eigen,
+    eigenvalues,
+    for_numpy,
+    once,
+    orthonormal,
+    self_product,
+    singular_values,
+    threads_for,
+    triangular_inverse,
+)
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products

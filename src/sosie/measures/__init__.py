@@ -13,7 +13,6 @@ from .geometry import (
     uniformity_difference,
 )
 from .information import gaussian_information
-from .joint import similarity_at_joint
 from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
     aligned_cosine,
@@ -23,11 +22,12 @@ from .matching import (
     soft_match_distance,
 )
 from .neighbours import cknna, cycle_knn, jaccard, lcs_knn, mutual_knn, rank_similarity, second_order_cosine
-from .output_chance import OutputChance, chance_of
 from .outputs import (
+    OutputChance,
     accuracy_difference,
     agreement,
     bad_churn,
+    chance_of,
     churn,
     disagreement,
     error_overlap,
@@ -105,7 +105,6 @@ __all__ = [
     "second_order_cosine",
     "settled",
     "shape_angle",
-    "similarity_at_joint",
     "soft_correlation_match",
     "soft_match_distance",
     "spectrum_distance",

@@ -1,6 +1,5 @@
 """Networks to compare: small ones of our own, and whatever a specification names."""
 
-from .alexnet import alexnet
 from .atoms import (
     AtomConv2d,
     Decomposed,
@@ -12,19 +11,13 @@ from .atoms import (
     share_coefficients,
     with_atoms,
 )
-from .cifar_resnet import cifar_resnet
-from .dynamic_vit import DynamicViT, dynamic_vit, with_dynamic_tokens
 from .efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from .inception import inception_v1
-from .normalise import Normalise, parse_normalisation
+from .plain import alexnet, small_cnn, tiny10, vgg11, vgg11_bn
 from .registry import build_model, list_models
-from .resnet import resnet18, resnet34, resnet50, resnet101, resnet152
-from .small_cnn import small_cnn
-from .specification import NamedModel, open_model, weights_of, with_name
-from .tiny10 import tiny10
-from .tokenise import Tokenise
-from .vgg import vgg11, vgg11_bn
-from .vit import vit
+from .resnet import cifar_resnet, resnet18, resnet34, resnet50, resnet101, resnet152
+from .specification import NamedModel, Normalise, Tokenise, open_model, parse_normalisation, weights_of, with_name
+from .vit import DynamicViT, dynamic_vit, vit, with_dynamic_tokens
 from .weights import load_weights, read_weights
 
 __all__ = [

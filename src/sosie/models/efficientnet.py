@@ -8,8 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import initialise
-from .registry import State, architecture, dimension
+from .registry import State, architecture, dimension, initialise
 
 # blocks, kernel, stride of the first block, expansion, channels out (all at width and depth 1)
 STAGES = (

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import initialise
-from .registry import State, architecture, dimension
+from .registry import State, architecture, dimension, initialise
 
 # module: channels in; out of branch 1; reduce, out of branch 2; reduce, out of branch 3; out of branch 4
 MODULES = {

@@ -103,3 +103,18 @@ def count_blocks(state: State, prefix: str) -> int | None:
 
 def _natural(name: str) -> list[Any]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+# What several networks are made of
+
+
+def initialise(model: nn.Module) -> None:
+    """Set convolutions as He et al. 2015 (fan out), batch norms to the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)

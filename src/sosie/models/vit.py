@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from ..linalg import centred_grams, u_centred, widened
 from .registry import State, architecture, count_blocks, dimension
+from .specification import seeded
 
 HEAD_WIDTH = 64
 HIGHEST = 60.0  # what a dropped key's score may exceed the best kept one by: e^60 is far, and finite in float32
@@ -181,3 +187,293 @@ def sizes(
         "classes": classes, "size": size, "patch": patch, "depth": depth, "width": width, "heads": heads,
         "hidden": hidden or 4 * width, "channels": channels,
     }  # fmt: skip
+
+
+# Which tokens of a vision transformer stay: a predictor, a draw for training, and likeness between tokens
+
+SAME = 8  # roundings of the first image's token within which tokens that differ do not differ
+NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
+
+
+class TokenGates(nn.Module):
+    """What becomes of each token (batch, tokens) at a stage, from its own features and the mean of those still there.
+
+    The predictor of DynamicViT (Rao et al. 2021), one a stage: log π, π the probability to keep the token, or
+    with `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is
+    over kept tokens, and 0 where none is left. All stages are one module, called once a stage: what is compared by
+    default, or penalised, are the blocks.
+    """
+
+    def __init__(self, width: int, stages: Sequence[int]) -> None:
+        super().__init__()
+        half, quarter = max(1, width // 2), max(1, width // 4)
+        self.enter, self.decide = nn.ModuleDict(), nn.ModuleDict()
+        for stage in map(str, stages):
+            self.enter[stage] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+            self.decide[stage] = nn.Sequential(
+                nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
+            )
+
+    def forward(self, tokens: Tensor, stage: int, kept: Tensor | None = None, *, drawing: bool = False) -> Tensor:
+        local, shared = self.enter[str(stage)](tokens).tensor_split(2, dim=-1)
+        if kept is None:
+            mean = shared.mean(1, keepdim=True)
+        else:
+            count = kept.sum(1)[:, None, None]
+            mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
+        both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
+        log_probabilities = functional.log_softmax(
+            widened(self.decide[str(stage)](both)), -1
+        )  # of dropping and of keeping
+        return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
+
+
+def draw(log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
+    """Keep decisions (batch, tokens), exactly 0 or 1, drawn with Gumbel noise; gradients are those of the soft draw.
+
+    `before`, earlier decisions, is multiplied in: what was dropped stays dropped. Random numbers are torch's, as those
+    of dropout are, so that checkpointing, compiling and recorded graphs repeat them.
+    """
+    soft = functional.gumbel_softmax(log_probabilities, dim=-1)[..., 1]
+    # Added as a difference: 0 to the last bit, where hard − soft + soft would be 1 but for rounding.
+    drawn = (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
+    return drawn if before is None else drawn * before
+
+
+def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
+    """CKA of each two tokens (tokens, tokens), whose rows are the images: tokens is (images, tokens, width).
+
+    `debiased` is 0 on average for tokens that have nothing in common; otherwise it is linear CKA, which few images push
+    towards 1. Products are float64; memory is tokens × images².
+    """
+    images, least = tokens.shape[0], 4 if debiased else 3
+    if tokens.ndim != 3 or images < least:
+        kind = "debiased" if debiased else "linear"
+        raise ValueError(
+            f"{kind} CKA between tokens needs (images, tokens, width) with {least} images at least, "
+            f"got {tuple(tokens.shape)}"
+        )
+    grams = centred_grams(tokens.transpose(0, 1).double())
+    spread = grams.diagonal(dim1=1, dim2=2).sum(1)
+    noise = (SAME * torch.finfo(tokens.dtype).eps) ** 2 * images * tokens[0].double().square().sum(1)
+    varies = spread > noise
+    if debiased:
+        whole, grams = grams.square().sum((1, 2)), u_centred(grams)
+        varies = varies & (grams.square().sum((1, 2)) > NOTHING_LEFT * whole)
+    if not bool(spread.isfinite().all()):
+        raise ValueError("tokens have values that are NaN or infinite: look for such values in the images or the model")
+    if not bool(varies.all()):
+        still = (~varies).nonzero().flatten().tolist()
+        raise ValueError(
+            f"tokens {still[:5]} are the same for all {images} images, so that they are like nothing: choose a later "
+            "stage (after a block, every token has seen the others) or other images"
+        )
+    flat = functional.normalize(grams.flatten(1), dim=1)
+    return flat @ flat.T
+
+
+def mean_of_others(likeness: Tensor) -> Tensor:
+    """(tokens,): how alike each token is to the others on average, itself left out."""
+    return _sum_of_others(likeness) / (len(likeness) - 1)
+
+
+def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
+    """π − Σ_{j≠i} CKA(Xᵢ, Xⱼ) as printed: (batch, tokens) from (batch, tokens) and (batch, tokens, width).
+
+    No probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and it is a
+    property of the batch, so that what is dropped from an image depends on the images beside it.
+    """
+    return probability - _sum_of_others(token_cka(tokens, debiased=False)).to(probability.dtype)
+
+
+def _sum_of_others(likeness: Tensor) -> Tensor:
+    return likeness.sum(1) - likeness.diagonal()
+
+
+# A vision transformer that drops tokens on the way (DynamicViT, Rao et al. 2021)
+
+Rule = Literal["learned", "cka", "eq13"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+class DynamicViT(VisionTransformer):
+    """A vision transformer with a gate before some blocks; with the same weights and keep=1 it is the plain one.
+
+    In training a gate draws which tokens stay, and the others are masked from attention; in evaluation the tokens with
+    the highest scores stay, `counts` of them for every image, and the others are removed. The class token always stays.
+    `keep`, `rule` and `gamma` may be set anew between forwards. `likeness` (stages, patches) is what `calibrate_tokens`
+    measured.
+    """
+
+    def __init__(self, *, keep: float, stages: Sequence[int], rule: Rule, gamma: float, **built_from: int) -> None:
+        super().__init__(**built_from)
+        self.keep, self.stages, self.rule, self.gamma = keep, tuple(stages), rule, gamma
+        self.heads = built_from["heads"]
+        self.patch_count = self.positions.shape[1] - 1
+        self.gates = TokenGates(built_from["width"], stages)
+        self.register_buffer("likeness", torch.zeros(len(self.stages), self.patch_count))
+        self.likeness: Tensor
+        self.calibrated_on = 0  # images that `likeness` rests on
+        initialise_linear(self.gates)
+        _check(self)
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Patches that stay from each stage on: ⌊keep^s × patches⌋ from the s-th."""
+        share = Fraction(str(self.keep))  # of the decimal: 0.7² of 100 is 49, and not what binary fractions make of it
+        return {stage: int(share**s * self.patch_count) for s, stage in enumerate(self.stages, 1)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check(self)
+        tokens = self.embed(x)
+        return self.answer(self._masked(tokens) if self.training else self._removed(tokens, {}))
+
+    @torch.no_grad()
+    def kept_positions(self, x: Tensor) -> dict[int, Tensor]:
+        """Which patches (batch, count) stay at each stage in evaluation, numbered as they lie in the image."""
+        _check(self)
+        found: dict[int, Tensor] = {}
+        self._removed(self.embed(x), found)
+        return found
+
+    def _masked(self, tokens: Tensor) -> Tensor:
+        """Every token stays in place; those that were dropped are seen by no other."""
+        kept: Tensor | None = None
+        policy: Tensor | None = None
+        for number, block in enumerate(self.blocks):
+            if self._drops_at(number):
+                kept = self.gates(tokens[:, 1:], number, kept, drawing=True)
+                policy = torch.cat([torch.ones_like(kept[:, :1]), kept], 1)
+            tokens = block(tokens, policy)
+        return tokens
+
+    def _removed(self, tokens: Tensor, found: dict[int, Tensor]) -> Tensor:
+        """Only the tokens that stay go on, in the order they have in the image; `found` is told which."""
+        positions = torch.arange(self.patch_count, device=tokens.device).expand(len(tokens), -1)
+        for number, block in enumerate(self.blocks):
+            if self._drops_at(number):
+                patches = tokens[:, 1:]
+                order = self._scores(number, patches, positions).argsort(dim=1, descending=True, stable=True)
+                chosen = order[:, : self.counts[number]].sort(1).values
+                left = patches.gather(1, chosen[..., None].expand(-1, -1, patches.shape[-1]))
+                tokens, positions = torch.cat([tokens[:, :1], left], 1), positions.gather(1, chosen)
+                found[number] = positions
+            tokens = block(tokens)
+        return tokens
+
+    def _drops_at(self, number: int) -> bool:
+        """A gate that would let everything pass is not asked."""
+        return number in self.stages and self.keep < 1
+
+    def _scores(self, stage: int, patches: Tensor, positions: Tensor) -> Tensor:
+        log_probability = self.gates(patches, stage)
+        if self.rule == "learned":
+            return log_probability  # ordered like π, which rounds to 1 where gates are sure
+        if self.rule == "eq13":
+            return eq13(log_probability.exp(), patches)
+        if not self.calibrated_on:
+            raise ValueError(
+                "rule='cka' weighs how alike tokens are, which was not measured yet: "
+                "sosie.train.calibrate_tokens(model, images)"
+            )
+        alike = self.likeness[self.stages.index(stage)]
+        return log_probability.exp() - self.gamma * alike[positions]
+
+    # What a file has to say of the network besides its weights. Options that were stated when it was built stay.
+
+    def get_extra_state(self) -> Tensor:
+        options = [self.keep, self.gamma, RULES.index(self.rule), self.heads, self.calibrated_on]
+        return torch.tensor(options, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        _check_extra(state)
+        self.calibrated_on = int(state[4])
+
+
+def _check(model: DynamicViT) -> None:
+    if isinstance(model.keep, bool) or not isinstance(model.keep, (int, float)) or not 0 < model.keep <= 1:
+        raise ValueError(f"keep={model.keep!r}: the share of tokens that each stage lets pass, above 0 and at most 1")
+    if model.rule not in RULES:
+        raise ValueError(f"rule={model.rule!r}: there are {', '.join(map(repr, RULES))}")
+    if not math.isfinite(model.gamma):
+        raise ValueError(f"gamma={model.gamma!r}: how much likeness weighs against the probability, a finite number")
+    if not min(model.counts.values()):
+        raise ValueError(
+            f"keep={model.keep} leaves none of {model.patch_count} patches after {len(model.stages)} stages: "
+            "keep more, or take fewer stages"
+        )
+
+
+def _check_extra(state: Tensor) -> None:
+    """Refuse what no DynamicViT wrote, before it is read as options."""
+    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
+        raise ValueError(
+            f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "
+            "number of its rule, heads and calibration images; was the file made by another version?"
+        )
+
+
+def _read_options(state: State) -> dict[str, Any]:
+    found = read_options(state)
+    stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.enter\.(\d+)\.", name))})
+    found["stages"] = tuple(stages) or None
+    own = state.get("_extra_state")
+    if own is not None:
+        _check_extra(own)
+        keep, gamma, rule, heads, _ = own.tolist()
+        found |= {"keep": keep, "gamma": gamma, "rule": RULES[int(rule)], "heads": int(heads)}
+    return found
+
+
+@architecture(_read_options)
+def dynamic_vit(
+    classes: int = 10,
+    size: int = 32,
+    patch: int = 4,
+    depth: int = 6,
+    width: int = 192,
+    keep: float = 0.7,
+    stages: Sequence[int] | None = None,
+    rule: Rule = "learned",
+    gamma: float = 1.0,
+    heads: int | None = None,
+    hidden: int | None = None,
+    channels: int = 3,
+) -> nn.Module:
+    """A `vit` that drops tokens before the blocks of `stages`, each time all but a share `keep` of those it had.
+
+    Stages are block numbers from 0; by default a quarter, half and three quarters of the depth. `rule` says what is
+    kept in evaluation: the tokens with the highest keep probability π ("learned"), π − gamma × the token's mean CKA
+    with the others, from a calibration ("cka"), or Eq. 13 of the CKA-SR appendix as printed ("eq13").
+    """
+    if stages is None:
+        stages = sorted({depth // 4, depth // 2, 3 * depth // 4} - {0})
+    stages = [stages] if isinstance(stages, int) else list(stages)
+    whole = all(isinstance(stage, int) for stage in stages)
+    if not stages or not whole or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
+        raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
+    built_from = sizes(classes, size, patch, depth, width, heads=heads, hidden=hidden, channels=channels)
+    return DynamicViT(keep=keep, stages=stages, rule=rule, gamma=gamma, **built_from)
+
+
+def with_dynamic_tokens(
+    model: VisionTransformer,
+    keep: float = 0.7,
+    stages: Sequence[int] | None = None,
+    rule: Rule = "learned",
+    gamma: float = 1.0,
+    *,
+    seed: int = 0,
+) -> DynamicViT:
+    """A dynamic copy of a plain `vit`, trained or not: its weights, and gates at random from `seed`."""
+    if not isinstance(model, VisionTransformer):
+        raise TypeError(f"need one of sosie's vision transformers (vit), got {type(model).__name__}")
+    state = model.state_dict()
+    options = {**_read_options(state), "keep": keep, "stages": stages, "rule": rule, "gamma": gamma}
+    first = cast(TransformerBlock, model.blocks[0])
+    with seeded(seed):
+        made = dynamic_vit(**{**options, "heads": first.attention.heads})
+    assert isinstance(made, DynamicViT)
+    own = {name: value for name, value in state.items() if not name.startswith(("gates.", "likeness", "_extra_state"))}
+    made.load_state_dict({**made.state_dict(), **own})
+    return made.to(model.positions).train(model.training)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sosie.results import DamagedFile
-from sosie.results.files import check_hash
+from ..files import DamagedFile, check_hash
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .answers import print_answer
-    from .costs import print_costs
     from .dynamics import print_dynamics
     from .leaderboard import print_leaderboard
-    from .lists import print_measures, print_numbers, print_sites, print_table
+    from .lists import print_costs, print_measures, print_numbers, print_sites, print_table
     from .page import write_report
     from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison
@@ -36,7 +35,7 @@ _HOME = {
     "plot_heatmap": "plots",
     "print_answer": "answers",
     "print_comparison": "text",
-    "print_costs": "costs",
+    "print_costs": "lists",
     "print_dynamics": "dynamics",
     "print_leaderboard": "leaderboard",
     "print_measures": "lists",

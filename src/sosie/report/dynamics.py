@@ -13,8 +13,7 @@ from rich.table import Table
 
 from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
-from .contents import packed
-from .page import render_page
+from .page import packed, render_page
 from .text import NARROWEST, _bullets, _number, _shown, print_note, print_whole, safe_text
 from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
 

@@ -6,16 +6,233 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
-from ..results import Answer, Comparison, Comparisons, Dynamics, Leaderboard, write_atomically
-from .contents import contents, question, sentences, title
-from .words import note_on_weights
+from ..files import write_atomically
+from ..results import (
+    LEVEL,
+    TRANSFER,
+    Answer,
+    Comparison,
+    Comparisons,
+    Dynamics,
+    Leaderboard,
+    Side,
+    Values,
+    by_chance,
+    correction,
+    in_order,
+    is_shifted,
+    is_transfer,
+    summarise,
+    what_is_said,
+    what_it_does,
+)
+from .colour import data_scale, full_scale, ramp
+from .words import (
+    direction,
+    doubts,
+    extent,
+    flat,
+    in_a_sentence,
+    note_on_weights,
+    sentence,
+    sentence_of_all,
+    size,
+    visible,
+)
+
+# What the page shows, as plain data: names once, numbers packed, caveats grouped
+
+MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
+_SPARED = ("low", "high", "null", "null_spread")  # what is then left out; p stays, it decides how a cell looks
+_DOUBT = (*_SPARED, "p", "p_search")
+
+T = TypeVar("T", bound=Hashable)
+
+
+def contents(result: Comparison | Comparisons) -> dict[str, Any]:
+    """Everything the page's script reads."""
+    many = isinstance(result, Comparisons)
+    pairs = list(result.pairs.items()) if isinstance(result, Comparisons) else [((0, 1), result)]
+    brief = many and _numbers(pairs) > MOST_NUMBERS
+    sides: dict[Side, int] = {}
+    records: dict[tuple[tuple[str, str], ...], int] = {}
+    found = []
+    for (i, j), comparison in pairs:
+        found.append(
+            {
+                "i": i,
+                "j": j,
+                "a": _number_of(comparison.side_a, sides),
+                "b": _number_of(comparison.side_b, sides),
+                "title": title(comparison),
+                "rule": visible(comparison.rows_rule),
+                "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
+                "measures": [_measure(comparison, name, brief) for name in comparison.values],
+                "inOrder": in_order(comparison),
+                "shifted": is_shifted(comparison),
+                "stitched": _stitched(comparison),
+                "transfer": [TRANSFER.get(name, "") for name in comparison.values] if is_transfer(comparison) else None,
+            }
+        )
+    return {
+        "ramp": list(ramp()),
+        "level": LEVEL,
+        "sides": [_side(side) for side in sides],
+        "records": [list(map(list, record)) for record in records],
+        "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
+        "models": _models(result) if isinstance(result, Comparisons) else [],
+        "pairs": found,
+    }
+
+
+def title(result: Comparison | Comparisons) -> str:
+    every = [result] if isinstance(result, Comparison) else list(result)
+    if every and all(map(is_transfer, every)):
+        models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
+        return f"{_listed([*models], 'models')} on {_listed([*data], 'sets of data')}"
+    if isinstance(result, Comparison):
+        return f"{in_a_sentence(result.side_a.name)} and {in_a_sentence(result.side_b.name)}"
+    return _listed(result.names, "models")
+
+
+def question(result: Comparison | Comparisons) -> str:
+    """What the page answers."""
+    every = [result] if isinstance(result, Comparison) else list(result)
+    return "How much is there to adapt?" if every and all(map(is_transfer, every)) else "How alike are they?"
+
+
+def _listed(names: Sequence[str], kind: str) -> str:
+    texts = [in_a_sentence(name) for name in names]
+    if len(texts) > 4:
+        return f"{texts[0]}, {texts[1]} and {len(texts) - 2} more {kind}"
+    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
+
+
+def sentences(result: Comparison | Comparisons) -> list[str]:
+    """One a measure; the first leads."""
+    if isinstance(result, Comparison):
+        return [sentence(result, name) for name in result.values]
+    return [sentence_of_all(result, name) for name in shared_measures(result)]
+
+
+def packed(array: np.ndarray) -> str:
+    """Row by row, in base64: four bytes a number, as seven digits are more than is shown, so nothing is rounded twice.
+
+    Eight bytes where four cannot hold the size of a number. NaN where undefined.
+    """
+    finite = np.where(np.isfinite(array), array, np.nan)
+    size = np.abs(finite[np.isfinite(finite) & (finite != 0)])
+    fits = not size.size or (size.min() > 1e-37 and size.max() < 1e38)
+    return base64.b64encode(finite.astype("<f4" if fits else "<f8").tobytes()).decode()
+
+
+def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
+    values, summary = comparison[name], summarise(comparison, name)
+    found: dict[str, Any] = {
+        "name": visible(name),
+        "sentence": sentence(comparison, name),
+        "partner": list(summary.depth_partner),
+        "best": list(summary.best_partner),
+        "value": packed(values.value),
+        "n": values.n,
+        "statistic": visible(values.statistic),
+        "same": values.same,
+        "extent": extent(values.bounds),
+        "caveats": [
+            {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
+            for d in doubts(comparison, name)
+        ],
+        **_reading(values),
+    }
+    given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
+    found["dropped"] = [kind for kind in given if brief and kind in _SPARED]
+    found.update({kind: packed(array) for kind, array in given.items() if kind not in found["dropped"]})
+    found["correction"] = None if by_chance(values) is None else correction(values)
+    found["calibrated"] = None if "null" in found["dropped"] else _calibrated(values)
+    return found
+
+
+def _stitched(comparison: Comparison) -> dict[str, Any] | None:
+    """Which measure says what the stitched networks do, and which of the indices can be drawn beside it."""
+    does, names = what_it_does(comparison), list(comparison.values)
+    if does is None:
+        return None
+    says = [name for name in what_is_said(comparison) if comparison[name].closer == "up"]
+    return {
+        "does": names.index(does),
+        "says": [names.index(name) for name in says],
+        "overInputs": [name for name in names if name not in what_is_said(comparison)],
+    }
+
+
+def _calibrated(values: Values) -> dict[str, Any] | None:
+    """How to read the scores; the page works them out of value and chance."""
+    score = values.score
+    if score is None or not np.isfinite(score).any():
+        return None
+    return _reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
+
+
+def _reading(values: Values) -> dict[str, Any]:
+    full, data = full_scale(values), data_scale(values)
+    return {
+        "closer": values.closer,
+        "direction": direction(values.closer),
+        "full": [full.far, full.alike],
+        "clipped": full.clipped,
+        "data": [data.far, data.alike],
+    }
+
+
+def _models(result: Comparisons) -> list[dict[str, Any]]:
+    """A model by model matrix for each measure that every pair has."""
+    found = []
+    for name in shared_measures(result):
+        values = between_models(result, name)
+        found.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
+    return found
+
+
+def between_models(result: Comparisons, measure: str) -> Values:
+    """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
+    nothing: dict[str, Any] = dict.fromkeys((*_DOUBT, "block_error"))
+    return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
+
+
+def shared_measures(result: Comparisons) -> list[str]:
+    every = [comparison.values for comparison in result]
+    return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "name": visible(side.name),
+        "sites": [visible(site) for site in side.sites],
+        "shapes": [size(shape) for shape in side.shapes],
+        "widths": list(side.widths),
+    }
+
+
+def _number_of(item: T, seen: dict[T, int]) -> int:
+    return seen.setdefault(item, len(seen))
+
+
+def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:
+    return sum(
+        values.value.size * (1 + sum(getattr(values, kind) is not None for kind in _DOUBT))
+        for _, comparison in pairs
+        for values in comparison.values.values()
+    )
+
 
 _FOLDER = Path(__file__).with_name("page")
 _SCRIPTS = (

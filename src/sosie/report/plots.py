@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise, write_atomically
+from ..files import write_atomically
+from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
 from .colour import data_scale, full_scale, ramp
-from .contents import between_models, shared_measures
+from .page import between_models, shared_measures
 from .words import direction, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 _LONGEST_LABEL = 28
 _SAME_DEPTH, _BEST_MATCH, _CHANCE = "#2f5fa8", "#b4531f", "#666b78"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -11,6 +14,8 @@ from rich.text import Text
 
 from ..results import (
     LEVEL,
+    MEAN_EMBEDDING,
+    TRANSFER,
     Comparison,
     Comparisons,
     Summary,
@@ -21,12 +26,15 @@ from ..results import (
     in_order,
     is_shifted,
     is_transfer,
+    least_first,
+    over_sites,
+    sites_least_first,
     stars,
     summarise,
     written_p,
 )
-from .contents import sentences
-from .words import doubts, note_on_weights, sentence, shorten, visible
+from .page import sentences
+from .words import doubts, note_on_weights, sentence, sentence_of_all, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
@@ -54,8 +62,6 @@ def print_note(console: Console, text: str) -> None:
 
 def _print_found(result: Comparison | Comparisons, every: list[Comparison], console: Console, full: bool) -> None:
     if every and all(map(is_transfer, every)):
-        from .transfer import print_transfer
-
         print_transfer(result, console, full=full)
         return
     if isinstance(result, Comparisons):
@@ -65,8 +71,6 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
         _print_one_pair(result, console)
         return
     if result.values and (in_order(result) or is_shifted(result)):
-        from .in_order import print_in_order
-
         print_in_order(result, console)
         return
     for k, measure in enumerate(result.values):
@@ -286,3 +290,162 @@ def _models(result: Comparisons, measure: str, console: Console) -> Table:
     for name, row in zip(result.names, matrix, strict=True):
         table.add_row(safe_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
     return table
+
+
+# Layers paired one to one, or shifts, on the terminal: a line for each, a column for each measure
+
+Column = tuple[str, list[str]]  # its title and cells
+
+
+def print_in_order(result: Comparison, console: Console) -> None:
+    """What was found at each pair, intervals where there is room, and every caveat once."""
+    console.print(safe_text(console, sentence(result, next(iter(result.values))), "bold"))
+    sites = [
+        a if a == b else f"{a} → {b}"
+        for a, b in zip(map(visible, result.sites_a), map(visible, result.sites_b), strict=True)
+    ]
+    longest = max(map(len, sites))
+    for intervals in (True, False):
+        columns = []
+        for k, name in enumerate(result.values):
+            columns.append(_column(result, name, intervals=intervals and not k))
+            columns += _chance(result, name)
+        taken = sum(map(_width, columns))
+        room = max(min(longest, console.width - taken - 2), min(longest, NARROWEST))
+        if taken + room < console.width:
+            break
+    else:
+        room = min(longest, max(NARROWEST, console.width // 3))
+    head = "shift" if is_shifted(result) else "layer"
+    for some in _fitting(columns, console.width - max(room, len(head)) - 2):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(head, no_wrap=True, overflow="crop")
+        for title, _ in some:
+            table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
+        for k, site in enumerate(sites):
+            table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some))
+        print_whole(table, console)
+    found: dict[str, list[str]] = {}
+    for name in result.values:
+        for doubt in doubts(result, name):
+            found.setdefault(doubt.text, []).append(name)
+    everywhere = len(result.values)
+    _bullets(
+        console,
+        [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in found.items()],
+        "yellow",
+    )
+
+
+def _width(column: Column) -> int:
+    title, cells = column
+    return max(map(len, (*title.split("\n"), *cells))) + 2
+
+
+def _fitting(columns: list[Column], width: int) -> Iterator[list[Column]]:
+    """As many at a time as fit into a table: half a number would pass for a whole one."""
+    some: list[Column] = []
+    for column in columns:
+        if some and sum(map(_width, (*some, column))) > width:
+            yield some
+            some = []
+        some.append(column)
+    yield some
+
+
+def _column(result: Comparison, name: str, *, intervals: bool) -> Column:
+    values = result[name]
+    cells = [_number(value) for value in np.diag(values.value)]
+    if intervals and values.low is not None and values.high is not None:
+        edges = zip(np.diag(values.low), np.diag(values.high), strict=True)
+        cells = [f"{cell} [{_number(low)}, {_number(high)}]" for cell, (low, high) in zip(cells, edges, strict=True)]
+    return visible(name).replace("_", "\n"), cells
+
+
+def _chance(result: Comparison, name: str) -> list[Column]:
+    """What chance gives at each layer, where it was measured: some values mean nothing without."""
+    values = result[name]
+    if is_shifted(result) or values.null is None or values.null_spread is None:
+        return []
+    pairs = zip(np.diag(values.null), np.diag(values.null_spread), strict=True)
+    return [("by\nchance", [f"{_number(null)}±{_number(spread)}" for null, spread in pairs])]
+
+
+# Transfer scores on the terminal: layers and models, those with least to adapt first
+
+_LEAST = "smallest mean_embedding first: least to adapt"
+
+
+def print_transfer(result: Comparison | Comparisons, console: Console, *, full: bool) -> None:
+    """A table of the layers of a model; of several models one of the models, and with `full` one for each."""
+    if isinstance(result, Comparison):
+        _print_layers(result, console, full)
+        return
+    found = least_first(result)
+    console.print(safe_text(console, sentence_of_all(result, MEAN_EMBEDDING), "bold"))
+    several = len({c.side_b.name for c in found}) > 1
+    names = [visible(c.side_a.name) + (f" on {visible(c.side_b.name)}" if several else "") for c in found]
+    cells = [[_digits(over_sites(c, name)) for name in TRANSFER] for c in found]
+    _table("model", names, cells, console)
+    console.print(safe_text(console, f"Means over layers, {_LEAST}.", "dim"))
+    if not full:
+        _bullets(console, [sentence(c, MEAN_EMBEDDING) for c in found])
+        _print_doubts(found, console)
+    for comparison in found if full else ():
+        console.print()
+        _print_layers(comparison, console, full)
+
+
+def _print_layers(result: Comparison, console: Console, full: bool) -> None:
+    console.print(safe_text(console, sentence(result, MEAN_EMBEDDING), "bold"))
+    order = sites_least_first(result)
+    shown = order if full or len(order) <= MOST_ROWS + 1 else order[:MOST_ROWS]
+    cells = [[_digits(values.value[k, 0]) for values in result.values.values()] for k in shown]
+    _table("layer", [f"{k + 1} {visible(result.side_a.sites[k])}" for k in shown], cells, console)
+    hidden = f"; {len(order) - len(shown)} more: --full" if len(shown) < len(order) else ""
+    console.print(safe_text(console, f"Numbered from the input on, {_LEAST}{hidden}.", "dim"))
+    wide = {}
+    for name, values in result.values.items():
+        if values.low is not None and values.high is not None:
+            reach = (values.high - values.low) / 2
+            if name.startswith("log"):
+                wide[name] = f"{name} ± {float(reach.max()):.2g}"
+            else:
+                wide[name] = f"{name} ± {float((reach / values.value).max()):.0%}"
+    if wide:
+        text = f"Sampled or sketched, the 95 % intervals at their widest: {', '.join(wide.values())}."
+        console.print(safe_text(console, text, "dim"))
+    _print_doubts([result], console)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits: scores lie orders of magnitude apart."""
+    return f"{value:.3g}" if math.isfinite(value) else "undefined"
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    titles = [name.replace("_", "\n") for name in TRANSFER]
+    taken = sum(
+        max(*(len(part) for part in head.split("\n")), *(len(row[k]) for row in rows)) + 2
+        for k, head in enumerate(titles)
+    )
+    room = max(console.width - taken - 2, NARROWEST)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, no_wrap=True, overflow="crop", vertical="bottom")
+    for head in titles:
+        table.add_column(head, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(safe_text(console, shorten(name, room)), *row)
+    print_whole(table, console)
+
+
+def _print_doubts(results: Sequence[Comparison], console: Console) -> None:
+    """Every caveat once, with the scores and, where they are not all of them, the layers that it is about."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        for name in result.values:
+            for doubt in doubts(result, name):
+                sites = [] if doubt.everywhere else [result.side_a.sites[i] for i, _ in doubt.where if i is not None]
+                about = f"{name} of {', '.join(map(visible, sites))}" if sites else name
+                found.setdefault(doubt.text, {})[about] = None
+    _bullets(console, [f"{text} ({', '.join(about)})" for text, about in found.items()], "yellow")

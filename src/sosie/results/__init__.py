@@ -1,40 +1,47 @@
 """Results are data: nothing in them needs a model, or torch, to be read again."""
 
-from .answers import Answer, Neighbours
-from .chance import LEVEL, by_chance, correction, decisive_p, stars, written_p
+from .answers import Answer, Clusters, Duplicates, Family, Map, Neighbours, Recommendation
+from .benchmark import Cost, Costs, Entry, Leaderboard
 from .collection import Comparisons, MadeWhenAsked
-from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Side, Values
-from .cost import Cost, Costs
-from .dynamics import THRESHOLDS, Dynamics, Order
-from .files import (
-    DamagedFile,
-    OtherFile,
-    check_writable,
-    read_json,
-    read_tensors,
-    write_atomically,
-    write_json,
-    write_tensors,
-    write_weights,
+from .comparison import (
+    ARRAYS,
+    LEVEL,
+    Array,
+    Caveat,
+    Closer,
+    Comparison,
+    Side,
+    Values,
+    by_chance,
+    correction,
+    decisive_p,
+    stars,
+    written_p,
 )
-from .layers import TENSORS, WHOLE, at_layers, layers
-from .leaderboard import Entry, Leaderboard
-from .nested_files import read_nested, write_nested
-from .shifted import is_shifted
-from .stitched import in_order, what_is_said, what_it_does
+from .dynamics import THRESHOLDS, Dynamics, Order
 from .storage import load, side_from_json
-from .summary import Summary, same_depth, summarise, two_decimals
-from .tables import counted
-from .transfer import (
+from .summary import (
     MEAN_EMBEDDING,
+    TENSORS,
     TRANSFER,
+    WHOLE,
+    Summary,
+    at_layers,
+    in_order,
+    is_shifted,
     is_transfer,
+    layers,
     least_first,
     over_sites,
+    same_depth,
     sites_least_first,
+    summarise,
     transfer_sentence_of_all,
+    two_decimals,
+    what_is_said,
+    what_it_does,
 )
-from .zoo_answers import Clusters, Duplicates, Family, Map, Recommendation
+from .tables import counted
 
 __all__ = [
     "ARRAYS",
@@ -53,7 +60,6 @@ __all__ = [
     "Comparisons",
     "Cost",
     "Costs",
-    "DamagedFile",
     "Duplicates",
     "Dynamics",
     "Entry",
@@ -63,14 +69,12 @@ __all__ = [
     "Map",
     "Neighbours",
     "Order",
-    "OtherFile",
     "Recommendation",
     "Side",
     "Summary",
     "Values",
     "at_layers",
     "by_chance",
-    "check_writable",
     "correction",
     "counted",
     "decisive_p",
@@ -81,9 +85,6 @@ __all__ = [
     "least_first",
     "load",
     "over_sites",
-    "read_json",
-    "read_nested",
-    "read_tensors",
     "same_depth",
     "side_from_json",
     "sites_least_first",
@@ -93,10 +94,5 @@ __all__ = [
     "two_decimals",
     "what_is_said",
     "what_it_does",
-    "write_atomically",
-    "write_json",
-    "write_nested",
-    "write_tensors",
-    "write_weights",
     "written_p",
 ]

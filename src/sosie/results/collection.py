@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import Array, Comparison
-from .layers import at_layers
-from .summary import mean_at_same_depth
+from .summary import at_layers, mean_at_same_depth
 
 Pair = tuple[int, int]
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import DamagedFile, read_json, write_json
 from .comparison import Array, Caveat, Values
-from .files import DamagedFile, read_json, write_json
-from .frames import as_frame
 from .storage import _list, _real, _text, bounds_from_json
+from .tables import as_frame
 
 if TYPE_CHECKING:
     import pandas
+
 
 DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 2
 THRESHOLDS = (0.99, 0.999)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from .chance import by_chance, decisive_p, stars, written_p
-from .comparison import Comparison, Values
+from .comparison import Comparison, Values, by_chance, decisive_p, stars, written_p
 from .dynamics import THRESHOLDS, Dynamics
-from .summary import summarise
+from .summary import MEAN_EMBEDDING, is_transfer, sites_least_first, summarise
 from .tables import MOST_SHOWN, html_table
-from .transfer import MEAN_EMBEDDING, is_transfer, sites_least_first
 
 REST = "rows() or write_report"
 

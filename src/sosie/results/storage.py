@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import DamagedFile, read_json, write_json
 from .collection import Comparisons
 from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
-from .files import DamagedFile, read_json, write_json
 
 if TYPE_CHECKING:
     from .answers import Answer
-    from .cost import Costs
+    from .benchmark import Costs
     from .dynamics import Dynamics
+
 
 FORMAT = "sosie-comparison"
 VERSION = 2
@@ -34,10 +35,9 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dyn
     The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files from before
     there were checksums are read as they are.
     """
-    from .answers import ANSWER
-    from .cost import COST, costs_from_json
+    from .answers import ANSWER, answer_from_json
+    from .benchmark import COST, costs_from_json
     from .dynamics import DYNAMICS, dynamics_from_json
-    from .zoo_answers import answer_from_json
 
     readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json, ANSWER: answer_from_json}
     found = read_json(path, tuple(readers), VERSION, "comparison")

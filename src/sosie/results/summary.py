@@ -3,16 +3,138 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .chance import LEVEL, by_chance, correction, distinguishable
-from .comparison import Array, Comparison, Values, closest
-from .layers import WHOLE, layers_of
-from .shifted import is_shifted
-from .stitched import STITCHED, in_order, what_it_does
-from .transfer import is_transfer, transfer_sentence
+from .comparison import ARRAYS, LEVEL, Array, Comparison, Values, by_chance, closest, correction, distinguishable
+
+# Which sites are layers: comparisons of weights have one beside them that stands for the whole model
+
+TENSORS = "tensors"  # the rule of comparisons of weights, tensor by tensor
+WHOLE = "all"  # their site that is no layer: every parameter as one vector, or the mean over layers of atoms
+
+
+def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
+    """The numbers of the sites that are layers; of a whole model alone, that."""
+    found = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
+    return found or list(range(len(sites)))
+
+
+def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
+    """Of both sides."""
+    a, b = (layers(side.sites, comparison.rows_rule) for side in (comparison.side_a, comparison.side_b))
+    return a, b
+
+
+def at_layers(comparison: Comparison, measure: str) -> Values:
+    """What a measure says of layers alone."""
+    values, at = comparison[measure], np.ix_(*layers_of(comparison))
+    arrays: dict[str, Array | None] = {name: getattr(values, name) for name in ARRAYS}
+    return replace(values, **{name: None if array is None else array[at] for name, array in arrays.items()})  # type: ignore[arg-type]
+
+
+# Results of comparing answers under shifts: the sites are the shifts, the same on both sides
+
+
+def is_shifted(comparison: Comparison) -> bool:
+    return comparison.rows_rule == "outputs" and len(comparison.side_a.sites) > 1
+
+
+# Results of stitching: which values say what the stitched networks do, and which what an index says of the layers
+
+STITCHED = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
+
+
+def what_it_does(comparison: Comparison) -> str | None:
+    """The value that says best how the stitched networks do; None where nothing was stitched."""
+    if not {"agreement_b", "cross_entropy"} <= set(comparison.values):
+        return None
+    return next(name for name in STITCHED if name in comparison.values and name != "accuracy")
+
+
+def what_is_said(comparison: Comparison) -> list[str]:
+    """The indices beside it."""
+    return [name for name in comparison.values if name not in STITCHED]
+
+
+def in_order(comparison: Comparison) -> bool:
+    """Whether several sites were paired one to one, the first with the first, and nothing else was looked at."""
+    count_a, count_b = len(comparison.side_a.sites), len(comparison.side_b.sites)
+    if count_a != count_b or count_a < 2:
+        return False
+    beside = ~np.eye(count_a, dtype=bool)
+    return all(bool(np.isnan(values.value[beside]).all()) for values in comparison.values.values())
+
+
+# Results of transfer scores: how much a model has to adapt to data, and how that is put in words
+
+MEAN_EMBEDDING = "mean_embedding"  # what models and layers are ranked by, the smallest first
+TRANSFER = {
+    MEAN_EMBEDDING: "‖μ‖ = ‖E[g fᵀ]‖: how strongly the data pull at the model, all in one direction",
+    "kernel_norm": "‖K‖ / N²: the norm of the kernel of features × gradients",
+    "kernel_trace": "√(Tr K) / N: what ‖μ‖ would be of rows that pull in unrelated directions",
+    "mean_over_norm": "‖μ‖ / (‖K‖ / N²)",
+    "mean_over_trace": "‖μ‖ / (√(Tr K) / N)",
+    "log_mean_over_norm": "log of ‖μ‖ / (‖K‖ / N²)",
+}
+
+
+def is_transfer(comparison: Comparison) -> bool:
+    """Whether these are a model's transfer scores on data, rather than two models side by side."""
+    return {MEAN_EMBEDDING, "kernel_norm"} <= set(comparison.values)
+
+
+def transfer_sentence(comparison: Comparison, measure: str) -> str:
+    """Where there is least to adapt, and where most; other scores from the lowest to the highest."""
+    a, b = comparison.side_a, comparison.side_b
+    column = comparison[measure].value[:, 0]
+    if np.isnan(column).all():
+        return f"{measure} of {a.name} on {b.name} is undefined everywhere."
+    least, most = int(np.nanargmin(column)), int(np.nanargmax(column))
+    if len(column) == 1:
+        return f"{measure} of {a.sites[0]} of {a.name} on {b.name} is {column[0]:.3g}."
+    low, high = (f"{a.sites[k]} ({column[k]:.3g})" for k in (least, most))
+    if measure == MEAN_EMBEDDING:
+        return f"On {b.name}, {a.name} has the least to adapt at {low} and the most at {high}, by {measure}."
+    return f"By {measure}, {a.name} on {b.name} goes from {low} up to {high}."
+
+
+def over_sites(comparison: Comparison, measure: str) -> float:
+    """The mean of a score over the sites where it is defined; NaN where there is none."""
+    column = comparison[measure].value[:, 0]
+    return float("nan") if np.isnan(column).all() else float(np.nanmean(column))
+
+
+def least_first(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """By the mean embedding, the smallest mean over sites first."""
+    return sorted(comparisons, key=lambda c: np.nan_to_num(over_sites(c, MEAN_EMBEDDING), nan=np.inf))
+
+
+def sites_least_first(comparison: Comparison) -> list[int]:
+    """Where the sites are, by the mean embedding, the smallest first; undefined ones last."""
+    return [int(k) for k in np.argsort(comparison[MEAN_EMBEDDING].value[:, 0], kind="stable")]
+
+
+def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) -> str:
+    """Which model has least to adapt, and which most; of other scores the lowest and the highest."""
+    found = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
+    if not found:
+        return f"{measure} is undefined everywhere."
+    datas = dict.fromkeys(c.side_b.name for c in found)
+    alone = len(datas) == 1
+    found.sort(key=lambda c: over_sites(c, measure))
+    first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (found[0], found[-1]))
+    low, high = (f"{over_sites(c, measure):.3g}" for c in (found[0], found[-1]))
+    where = f"On {next(iter(datas))}, " if alone else ""
+    if low == high and len(found) > 1:
+        return f"{where}all {len(found)} have the same {measure} ({low}, mean over layers)."
+    if measure != MEAN_EMBEDDING:
+        return f"{where}{measure} goes from {first} ({low}, mean over its layers) up to {last} ({high})."
+    text = f"{where}{first} has the least to adapt ({measure} {low}, mean over its layers)"
+    return f"{text}." if len(found) == 1 else f"{text}, {last} the most ({high})."
+
 
 MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
 
 MOST_SHOWN = 40  # rows in a notebook or a console
 
@@ -65,3 +69,15 @@ def html_table(
     if left > 0:
         body.append(f"<tr><td colspan={len(titles)}>and {left:,} more: see {escape(see)}</td></tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+# Rows as a data frame
+
+
+def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pandas.DataFrame:
+    """A row a dict; `columns`: which, in this order, also of no rows."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install 'sosie[pandas]'; rows() works without") from error
+    return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

@@ -1,46 +1,24 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
-from .answers import KINDS, Answers, Kind, Reader, check_labels
 from .atoms import AtomTable
 from .from_rows import RowScatter
-from .gram_parts import BLOCK, GramMaker, GramSide
-from .grams import Grams
-from .joint_sums import JointMaker, JointSums, SiteSums
-from .lottery import ROWS, Lottery, row_hash
-from .maps import linear_maps
+from .grams import BLOCK, GramMaker, Grams, GramSide
+from .hashes import Buckets, Drawn, Resketch, check_seed
 from .moments import MomentMaker, Moments, MomentSide
-from .outputs import OutputSums
+from .outputs import KINDS, Answers, Kind, OutputSums, Reader, check_labels
 from .row_grams import GROUPS, SMALLEST_GROUP
-from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
+from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide, row_hash
 from .shuffle import Shuffle
-from .sketches import (
-    KERNELS,
-    Buckets,
-    Drawn,
-    Kernel,
-    NotShared,
-    Pairs,
-    Resketch,
-    SiteForm,
-    SiteMaker,
-    SiteSketch,
-    Sketch,
-    SketchPair,
-    Spans,
-    Takes,
-    check_seed,
-    mean_squared,
-    parts_of,
-    plan_forms,
-)
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
 from .views import (
     Alignment,
+    Atoms,
     Continuous,
     Covariances,
     DebiasedAlignment,
     Differences,
     Distributions,
+    LinearMaps,
     MarkedPredictions,
     Neurons,
     Outputs,
@@ -49,17 +27,19 @@ from .views import (
     Predictions,
     Scatter,
     SiteRows,
+    TensorPair,
     UncentredAlignment,
+    UncentredLinearMaps,
     View,
+    Weights,
+    linear_maps,
 )
-from .weight_views import Atoms, LinearMaps, TensorPair, UncentredLinearMaps, Weights
 
 Statistic = Moments | Grams | Sample
 
 __all__ = [
     "BLOCK",
     "GROUPS",
-    "KERNELS",
     "KINDS",
     "NO_NEURONS",
     "ROWS",
@@ -78,9 +58,6 @@ __all__ = [
     "GramMaker",
     "GramSide",
     "Grams",
-    "JointMaker",
-    "JointSums",
-    "Kernel",
     "Kind",
     "LinearMaps",
     "Lottery",
@@ -89,12 +66,10 @@ __all__ = [
     "MomentSide",
     "Moments",
     "Neurons",
-    "NotShared",
     "OutputSums",
     "Outputs",
     "PairViews",
     "PairedRows",
-    "Pairs",
     "Predictions",
     "Reader",
     "Resketch",
@@ -104,16 +79,8 @@ __all__ = [
     "SampleSide",
     "Scatter",
     "Shuffle",
-    "SiteForm",
-    "SiteMaker",
     "SiteRows",
-    "SiteSketch",
-    "SiteSums",
-    "Sketch",
-    "SketchPair",
-    "Spans",
     "Statistic",
-    "Takes",
     "TensorPair",
     "UncentredAlignment",
     "UncentredLinearMaps",
@@ -124,11 +91,8 @@ __all__ = [
     "is_statistics",
     "linear_maps",
     "load_statistics",
-    "mean_squared",
     "moved",
     "on_device",
-    "parts_of",
-    "plan_forms",
     "row_hash",
     "save_statistics",
     "storable",

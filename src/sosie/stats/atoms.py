@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .weight_views import Atoms
+from .views import Atoms
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,16 +8,325 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal_part, with_room
-from .drift import Drift
-from .gram_parts import BLOCK, GramMaker, GramSide
-from .gram_shuffles import ShuffledSums
+from ..linalg import (
+    block_stacks,
+    centred_diagonal,
+    diagonal_part,
+    gram_cuda,
+    gram_stack,
+    u_centred,
+    with_room,
+    without_diagonal,
+)
+from .shuffle import orders_within_blocks
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
+
+# Whether rows come in an order: blocks of consecutive rows cannot stand data that are sorted by class
+
+COLUMNS = 32  # of each site that are looked at
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Sums over a few columns of every site: S sites, C columns. They tell spread within blocks from spread between."""
+
+    total: Tensor  # (S, C) Σ x
+    squares: Tensor  # (S, C) Σ x²
+    by_block: Tensor  # (S, C) Σ over blocks of (Σ x)² / rows
+
+    @classmethod
+    def of(cls, rows: Tensor, sizes: tuple[tuple[int, int], ...]) -> Drift:
+        """From rows (n, S, C) that were cut into so many blocks of so many rows: ((blocks, b), …)."""
+        rows = rows.double()
+        stacks = rows.split([count * b for count, b in sizes])
+        sums = [
+            stack.reshape(count, b, *rows.shape[1:]).sum(1) for stack, (count, b) in zip(stacks, sizes, strict=True)
+        ]
+        by_block = sum(s.square().sum(0) / b for s, (_, b) in zip(sums, sizes, strict=True))
+        assert isinstance(by_block, Tensor)
+        return cls(rows.sum(0), rows.square().sum(0), by_block)
+
+    def __add__(self, other: Drift) -> Drift:
+        return Drift(self.total + other.total, self.squares + other.squares, self.by_block + other.by_block)
+
+    def ratios(self, n: int, blocks: int) -> Tensor:
+        """(S,): the variance between blocks over that within, each by its degrees of freedom; about 1 in no order."""
+        between = (self.by_block - self.total.square() / n).sum(1) / (blocks - 1)
+        within = (self.squares - self.by_block).sum(1) / (n - blocks)
+        return torch.where(within > 0, between / within, torch.where(between > 0, torch.inf, 1.0).to(between))
+
+
+@cache
+def columns(width: int, device: torch.device) -> Tensor:
+    """Which columns of a site are looked at: the same for all parts of the data."""
+    if width <= COLUMNS:
+        return torch.arange(COLUMNS, device=device) % width
+    generator = torch.Generator().manual_seed(width)
+    return torch.randperm(width, generator=generator)[:COLUMNS].sort().values.to(device)
+
+
+# What one side makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it
+
+BLOCK = 64  # rows a block
+OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
+
+
+@dataclass(frozen=True)
+class GramPart:
+    """One site's Gram matrices of one chunk, as the products left them.
+
+    Lists of stacks (blocks, b, b), since the last block may be larger. Nothing else is computed here: this is
+    made inside the model's forward, and small operations are cheaper for all sites together.
+    """
+
+    grams: list[Tensor]
+    from_mean: list[Tensor]  # (blocks,) b‖mean‖² if the rows were centred first; empty if not
+    raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
+    few: Tensor  # (n, C): a few columns of the rows, to see whether they come in an order
+
+
+class GramMaker:
+    """Makes the parts of one model; remembers which sites have to be centred first.
+
+    Centring costs a pass over the activations, so it is done only where the mean is large against the
+    spread and float32 would lose the difference; on a GPU with Triton it is free, and always done.
+    """
+
+    def __init__(self, block: int = BLOCK, uncentred: bool = False, tf32: bool = True) -> None:
+        if block < 4:
+            raise ValueError(f"a block needs at least 4 rows, got {block}")
+        self.block, self.uncentred, self.tf32 = block, uncentred, tf32
+        self._centre: dict[str, bool] = {}
+
+    def part(self, site: str, rows: Tensor, start: int = 0) -> GramPart:
+        if len(rows) < 4:
+            raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
+        stacks = block_stacks(rows, self.block)
+        few = rows[:, columns(rows.shape[1], rows.device)]
+        if gram_cuda.suits(stacks[-1]):
+            return self._in_one_reading(stacks, few)
+        known = self._centre.get(site)
+        raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
+        # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
+        if known is None or not (known or rows.is_cuda):
+            worst = max(float(offsets(gram.double()).max()) for gram in raw)
+            known = self._centre[site] = worst > OFFSET_LIMIT
+        if not known:
+            return GramPart(raw, [], raw if self.uncentred else [], few)
+        means = [stack.mean(1, keepdim=True) for stack in stacks]
+        grams = [gram_stack(stack - mean) for stack, mean in zip(stacks, means, strict=True)]
+        lengths = [mean.square().sum((1, 2), dtype=torch.float64) * stacks[k].shape[1] for k, mean in enumerate(means)]
+        return GramPart(grams, lengths, raw if self.uncentred else [], few)
+
+    def _in_one_reading(self, stacks: list[Tensor], few: Tensor) -> GramPart:
+        """On a GPU, where centring is free."""
+        found = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
+        raw = (
+            [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in stacks]
+            if self.uncentred
+            else []
+        )
+        return GramPart([gram for gram, _ in found], [length for _, length in found], raw, few)
+
+    def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
+        return GramSide.of(parts)
+
+    def learnt(self) -> dict[str, bool]:
+        """Which sites are centred first, for another process to begin with."""
+        return dict(self._centre)
+
+    def learn(self, centred: dict[str, bool]) -> None:
+        self._centre |= centred
+
+    def notice(self, site: str, offset: float) -> None:
+        """Told later how far off the mean was: centre this site from now on."""
+        if offset > OFFSET_LIMIT:
+            self._centre[site] = True
+
+
+def offsets(gram: Tensor) -> Tensor:
+    """n‖mean‖² / Σ‖x − mean‖² of Gram matrices (…, n, n); infinite where float32 lost the spread altogether."""
+    from_mean = gram.sum((-1, -2)) / gram.shape[-1]
+    spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
+    lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
+    return torch.where(spread > 0, from_mean / spread, lost)
+
+
+@dataclass(frozen=True)
+class GramSide:
+    """All sites of one side for one chunk, in float64; lists have one entry a stack of blocks."""
+
+    sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
+    debiased: list[Tensor]  # (blocks, sites, b·b) U-centred
+    diagonal: list[Tensor]  # (blocks, sites, b) of the centred Gram, over 1 − 1/b
+    length: Tensor  # (sites,) Σ ‖x‖², the mean included
+    offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
+    raw: list[Tensor]  # (blocks, sites, b·b) as they are, diagonal left out; empty unless asked for
+    raw_diagonal: list[Tensor]  # (blocks, sites, b)
+    norms: list[Tensor]  # (blocks, sites) Σ Kᵢⱼ² of the U-centred ones
+    heaviest: Tensor  # (sites,) the largest Σⱼ Kᵢⱼ² of one row of the U-centred Gram matrices
+    drift: Drift
+    halves: list[Tensor]  # (2 blocks, sites, b/2·b/2) U-centred: blocks cut in two; none of blocks of fewer than 8 rows
+    raw_halves: list[Tensor]
+
+    @classmethod
+    def of(cls, parts: Sequence[GramPart]) -> GramSide:
+        sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
+        for size in sizes:
+            if size != sizes[0]:
+                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
+        grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
+        raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
+        length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
+        unbiased = [u_centred(gram) for gram in grams]
+        by_row = [torch.einsum("ksij,ksij->ksi", gram, gram) for gram in unbiased]
+        return cls(
+            sizes=sizes[0],
+            debiased=[gram.flatten(2) for gram in unbiased],
+            norms=[rows.sum(-1) for rows in by_row],
+            heaviest=torch.stack([rows.amax((0, 2)) for rows in by_row]).amax(0),
+            diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
+            length=length + _from_means(parts, grams),
+            offset=_offsets_left(parts, grams),
+            raw=[without_diagonal(gram).flatten(2) for gram in raw],
+            raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
+            drift=Drift.of(torch.stack([part.few for part in parts], dim=1), sizes[0]),
+            halves=[u_centred(_cut_in_two(gram)).flatten(2) for gram in unbiased],
+            raw_halves=[without_diagonal(_cut_in_two(gram)).flatten(2) for gram in raw],
+        )
+
+    @property
+    def rows(self) -> int:
+        return _rows(self.sizes)
+
+    @property
+    def blocks(self) -> int:
+        return sum(count for count, _ in self.sizes)
+
+    @property
+    def check(self) -> Tensor:
+        """(2, sites): a number that is not finite where an activation was not, and how far off the mean was."""
+        return torch.stack([self.length, self.offset])
+
+
+def _cut_in_two(gram: Tensor) -> Tensor:
+    """(2 blocks, sites, b/2, b/2): all first halves, then all second ones; an odd row is left out."""
+    half = gram.shape[-1] // 2
+    if half < 4:
+        return gram[:0]
+    return torch.cat([gram[..., :half, :half], gram[..., half : 2 * half, half : 2 * half]])
+
+
+def _from_means(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
+    """(sites,): what the means took out of Σ‖x‖² where rows were centred."""
+    found = []
+    for stack, gram in enumerate(grams):
+        nothing = gram.new_zeros(len(gram))
+        found.append(torch.stack([p.from_mean[stack].double() if p.from_mean else nothing for p in parts]).sum(1))
+    return torch.stack(found).sum(0)
+
+
+def _offsets_left(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
+    """(sites,): the largest offset that went into a product, 0 where rows were centred."""
+    centred = [bool(part.from_mean) for part in parts]
+    if all(centred):
+        return grams[0].new_zeros(len(parts))
+    worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
+    return worst.masked_fill(torch.tensor(centred, device=worst.device), 0.0)
+
+
+def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(count * b for count, b in sizes)
+
+
+# Inner products of the Gram matrices of blocks whose rows were shuffled on one side: what chance gives
+
+AT_ONCE = 2**24  # numbers of shuffled Gram matrices made at a time
+
+
+@dataclass(frozen=True)
+class ShuffledSums:
+    """Sums over blocks for D draws; one draw is one new order of the rows for all pairs of A and B sites."""
+
+    debiased: Tensor  # (D, A, B)
+    diagonal: Tensor  # (D, A, B)
+    raw: Tensor | None = None
+    raw_diagonal: Tensor | None = None
+
+    @classmethod
+    def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
+        orders = _orders(a, draws, seed, first_block)
+        return cls(
+            debiased=_squares(a.debiased, b.debiased, orders),
+            diagonal=_vectors(a.diagonal, b.diagonal, orders),
+            raw=_squares(a.raw, b.raw, orders) if a.raw else None,
+            raw_diagonal=_vectors(a.raw_diagonal, b.raw_diagonal, orders) if a.raw else None,
+        )
+
+    def __add__(self, other: ShuffledSums) -> ShuffledSums:
+        if self.debiased.shape != other.debiased.shape:
+            raise ValueError(f"{len(self.debiased)} and {len(other.debiased)} draws of shuffled rows do not add up")
+        raw = None if self.raw is None or other.raw is None else self.raw + other.raw
+        on = None if self.raw_diagonal is None or other.raw_diagonal is None else self.raw_diagonal + other.raw_diagonal
+        return ShuffledSums(self.debiased + other.debiased, self.diagonal + other.diagonal, raw, on)
+
+
+def _orders(side: GramSide, draws: int, seed: int, first_block: int) -> list[Tensor]:
+    """For each stack (blocks, draws, b): new orders of the rows."""
+    found, block = [], first_block
+    for count, size in side.sizes:
+        orders = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
+        found.append(torch.stack(orders).to(side.length.device))
+        block += count
+    return found
+
+
+def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
+    """Σ K ∘ L over blocks and draws, from stacks (blocks, sites, b·b) of matrices with nothing on the diagonal.
+
+    The side with fewer sites is shuffled; half of each matrix says all of it.
+    """
+    if xs[0].shape[1] > ys[0].shape[1]:
+        return _squares(ys, xs, orders).transpose(1, 2)
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
+    size_x, size_y = _sizes(xs), _sizes(ys)
+    for x, y, order in zip(xs, ys, orders, strict=True):
+        blocks, _, b = order.shape
+        i, j = torch.triu_indices(b, b, 1, device=order.device)
+        upper = (y[:, :, i * b + j] / size_y).float()  # (blocks, B, pairs): draws need no more digits
+        few = max(1, AT_ONCE // (x.shape[1] * len(i)))
+        for block in range(blocks):
+            source = (x[block] / size_x).float()
+            parts = []
+            for some in order[block].split(few):
+                moved = source[:, some[:, i] * b + some[:, j]]  # (A, draws, pairs)
+                parts.append(2 * (moved @ upper[block].T).transpose(0, 1))
+            total += torch.cat(parts)
+    return total * (size_x * size_y.T)
+
+
+def _sizes(stacks: list[Tensor]) -> Tensor:
+    """(sites, 1): the power of 2 near the largest entry of each site, which brings all into the range of float32."""
+    largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+
+
+def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
+    """The same for what is on the diagonals, stacks (blocks, sites, b)."""
+    if xs[0].shape[1] > ys[0].shape[1]:  # so that both are shuffled alike
+        return _vectors(ys, xs, orders).transpose(1, 2)
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
+    for x, y, order in zip(xs, ys, orders, strict=True):
+        for block in range(len(order)):
+            total += (x[block][:, order[block]] @ y[block].T).transpose(0, 1)
+    return total
+
 
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
 

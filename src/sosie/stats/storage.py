@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..results import DamagedFile, Side, read_tensors, write_tensors
-from .drift import Drift
-from .gram_shuffles import ShuffledSums
-from .grams import Grams, PairSums
+from ..files import DamagedFile, read_tensors, write_tensors
+from ..results import Side
+from .grams import Drift, Grams, PairSums, ShuffledSums
 from .moments import Moments, SideSums
 from .sample import Sample
 

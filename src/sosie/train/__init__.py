@@ -1,17 +1,14 @@
 """Training, as far as comparing models needs it."""
 
-from .attached import Attached
-from .augment import Augment
-from .decorrelation import Decorrelation, decorrelation
 from .loop import accuracy, fit
-from .penalties import Penalty
-from .recorder import Recorder
-from .run_folder import Run, open_run
+from .penalties import Decorrelation, Penalty, decorrelation
 from .side_by_side import fit_side_by_side
-from .sparse import Masks, Regrow, pruned_masks, random_masks
+from .sparse.making import Regrow, pruned_masks, random_masks
+from .sparse.masks import Masks
+from .step import Augment, Training
+from .taps import Attached
 from .together import Checkpoint, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
-from .training import Training
 
 __all__ = [
     "Attached",
@@ -20,9 +17,7 @@ __all__ = [
     "Decorrelation",
     "Masks",
     "Penalty",
-    "Recorder",
     "Regrow",
-    "Run",
     "TokenPenalty",
     "Training",
     "accuracy",
@@ -31,7 +26,6 @@ __all__ = [
     "fit",
     "fit_side_by_side",
     "fit_together",
-    "open_run",
     "pruned_masks",
     "random_masks",
 ]

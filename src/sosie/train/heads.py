@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..capture.quiet import evaluating
-from .adversarial import Prepare, floats
-from .schedules import Schedule, optimiser_of, schedule_of
-from .stack import orders
+from ..capture.restore import evaluating
+from .step import Prepare, Schedule, floats, optimiser_of, schedule_of
+from .together import orders
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:

@@ -2,23 +2,213 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..data.attacks import Attack, open_attack
+from ..data import Attack
+from ..data.attacks import open_attack
+from ..files import DamagedFile, check_writable, read_nested, write_nested
 from ..progress import track
-from .adversarial import Attacked, Prepare
-from .augment import Augment
-from .average import Average
-from .checks import check_data, check_epochs, check_types
-from .resume import Saved, digest, named, rewind
-from .schedules import Schedule, optimiser_of, schedule_of
-from .training import Holds, Training, prepared, trained
+from .step import (
+    Attacked,
+    Augment,
+    Holds,
+    Prepare,
+    Schedule,
+    Training,
+    check_data,
+    check_epochs,
+    check_types,
+    optimiser_of,
+    prepared,
+    schedule_of,
+    trained,
+)
+
+# A running average of a model's numbers while it is trained
+
+
+class Average:
+    """average ← decay × average + (1 − decay) × model after each step, starting with the model after the first.
+
+    Of every number that is floating point: parameters, and the running statistics of batch norms with them. Counts and
+    masks are not averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"average={decay!r}: how much of the average stays at a step, between 0 and 1, or None")
+        self._live = _Floats(model)
+        self._kept = AveragedModel(self._live, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+    def update(self) -> None:
+        self._kept.update_parameters(self._live)
+
+    @torch.no_grad()
+    def put_into(self, model: nn.Module, *, masked: bool = False) -> None:
+        """Make the model the average; `masked`: a weight that its mask leaves out is 0, also if it was not always."""
+        for live, kept in zip(self._live.buffers(), self._kept.module.buffers(), strict=True):
+            live.copy_(kept)
+        for module in model.modules() if masked else ():
+            mask, weight = getattr(module, "weight_mask", None), module._parameters.get("weight")
+            if isinstance(mask, Tensor) and weight is not None:
+                weight.mul_(mask)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._kept.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept.load_state_dict(state)
+
+
+class _Floats(nn.Module):
+    """The floating-point numbers of a model, in the same memory: a copy of this has none of the model's hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for k, number in enumerate([*model.parameters(), *model.buffers()]):
+            if number.is_floating_point():
+                self.register_buffer(str(k), number.detach())
+
+
+# A training that goes on where it was interrupted: everything the next step depends on, in one file
+
+KIND, VERSION = "training", 2
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a past that a checkpoint keeps."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+@runtime_checkable
+class Settled(Protocol):
+    """What tells its settings, so that a training with others is known as another."""
+
+    def settings(self) -> dict[str, Any]: ...
+
+
+class Saved:
+    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file anew.
+
+    `parts`: optimiser, schedule, penalty …; those without a `state_dict` have no past to keep. The numbers of the
+    model, masks among them, are kept whole, and so is the state of torch's random numbers (dropout). `settings` must
+    be those of the file.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], model: nn.Module, parts: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
+        self.path = Path(path)
+        check_writable(self.path)
+        self._model = model
+        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+        shapes = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in _numbers(model).items()}
+        learnt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        kept = {"model": shapes, "trained": learnt, "with a state": sorted(self._parts), **settings}
+        self._about: dict[str, Any] = json.loads(json.dumps(kept))
+
+    def save(self, epoch: int) -> None:
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        whole = {"epoch": epoch, "model": _numbers(self._model), "random": self._random(), **state}
+        write_nested(self.path, KIND, VERSION, self._about, whole)
+
+    @torch.no_grad()
+    def load(self) -> int:
+        """The epochs done, 0 where there is no file; model, parts and random numbers are then as they were."""
+        if not self.path.exists():
+            return 0
+        about, state = read_nested(self.path, KIND, VERSION)
+        self._check(about)
+        try:
+            for name, number in _numbers(self._model).items():
+                number.copy_(state["model"][name])
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+            torch.set_rng_state(state["random"]["cpu"])
+            if "cuda" in state["random"]:
+                torch.cuda.set_rng_state(state["random"]["cuda"], self._device)
+            return int(state["epoch"])
+        except KeyError as error:
+            raise DamagedFile(f"{self.path} is damaged: it has no {error}") from error
+
+    def _check(self, about: Mapping[str, Any]) -> None:
+        different = [
+            line
+            for name in {**about, **self._about}
+            for line in _differences(name, about.get(name), self._about.get(name))
+        ]
+        if different:
+            more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
+            raise ValueError(
+                f"{self.path} is the checkpoint of another training: {'; '.join(different[:5])}{more}. Name another "
+                "file, or give what it was begun with"
+            )
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(_numbers(self._model).values())).device
+
+    def _random(self) -> dict[str, Tensor]:
+        found = {"cpu": torch.get_rng_state()}
+        return {**found, "cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else found
+
+
+def named(thing: Any) -> Any:
+    """What can be compared of an object that shapes the training: its name, and its settings where it tells them."""
+    if thing is None or isinstance(thing, str):
+        return thing
+    if isinstance(thing, Settled):
+        return {"kind": type(thing).__name__, **thing.settings()}
+    return getattr(thing, "__qualname__", type(thing).__qualname__)
+
+
+def digest(tensor: Tensor) -> str:
+    """Type, shape and numbers in a few letters."""
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def rewind(after_epoch: Callable[[int], None] | None, epoch: int) -> None:
+    """A recorder may have written epochs that are now trained again."""
+    owner = getattr(after_epoch, "__self__", None)
+    if callable(resume := getattr(owner, "resume", None)):
+        resume(epoch)
+
+
+def _numbers(model: nn.Module) -> dict[str, Tensor]:
+    """Each parameter and buffer once, also those that a state dict leaves out."""
+    return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+def _differences(name: str, there: Any, here: Any) -> list[str]:
+    if there == here:
+        return []
+    if isinstance(there, dict) and isinstance(here, dict):
+        return [
+            line for key in {**there, **here} for line in _differences(f"{name} {key}", there.get(key), here.get(key))
+        ]
+    return [f"{name} is {_setting_text(there)} in the file and {_setting_text(here)} now"]
+
+
+def _setting_text(value: Any) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        return f"{value['kind']}({', '.join(f'{name}={each!r}' for name, each in value.items() if name != 'kind')})"
+    return "not there" if value is None else str(value)
+
 
 PLAIN = (  # settings that are numbers or text
     *("epochs", "seed", "batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip"),
@@ -98,7 +288,11 @@ def fit(
     )
     averaged = None if average is None else Average(model, average)  # of the weights as Training lays them out
     with training:
-        saved = None if checkpoint is None else Saved(checkpoint, model, _parts(training, plan, averaged), _said(given))
+        saved = (
+            None
+            if checkpoint is None
+            else Saved(checkpoint, model, _parts(training, plan, averaged), _settings_of(given))
+        )
         first = _begun(training, saved, after_epoch, an_epoch)
         batches = shuffled(len(images), range(first, epochs), batch, seed, images.device, augment)
         tracked = track(batches, task, (epochs - first) * an_epoch, "steps")
@@ -189,7 +383,7 @@ def _parts(training: Training, plan: LRScheduler, averaged: Average | None) -> d
     }
 
 
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a training, as a checkpoint keeps them to know its own."""
     images, attack, augment = given["images"], given["attack"], given["augment"]
     return {

@@ -2,21 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
-from ..data.attacks import Attack, open_attack
+from ..data import Attack
+from ..data.attacks import open_attack
 from ..data.draws import derived
 from ..progress import Progress
-from .adversarial import floats
-from .checks import check_data, check_epochs, check_types
-from .schedules import Schedule, optimiser_of, schedule_of
-from .stack import Stack, State, evaluating, made, network, orders, stacked_state, without_numbers
+from .step import Schedule, check_data, check_epochs, check_types, floats, optimiser_of, schedule_of
+
+# Many networks of one architecture as one function of stacked parameters
+
+State = dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class Stack:
+    """Networks that are trained, and answer, all at once, each on inputs of its own.
+
+    A convolution becomes one of as many groups as there are networks, a linear layer a batched product; what all
+    networks have in common (`shared`) is neither copied nor trained, and such a layer sees one large batch.
+    """
+
+    template: nn.Module  # the code: holds no numbers
+    trained: State  # (networks, …), in the order of the model's parameters
+    held: State  # (networks, …): parameters that are not trained, and buffers
+    shared: State  # one for all networks
+    mixed: bool = False  # compute in bfloat16; what is trained stays as it is
+    draws: bool = True  # networks may draw random numbers (dropout), each its own
+
+    @staticmethod
+    def of(
+        template: nn.Module,
+        own: Mapping[str, Tensor],
+        shared: Mapping[str, Tensor] | None = None,
+        *,
+        count: int | None = None,
+        trains: Collection[str] | None = None,
+        mixed: bool = False,
+        draws: bool = True,
+    ) -> Stack:
+        """From the networks' own parameters and buffers (networks, …) and those they share; none is changed.
+
+        `template`: a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own.
+        `trains`: the names of what is trained, be it shared before (None: all that requires gradients there). Buffers
+        are each network's own: batch norm writes to them.
+        """
+        if mixed:
+            _check_no_batch_norm(template)
+        shared = {} if shared is None else shared
+        networks = len(next(iter(own.values()))) if count is None else count
+        wanted = {name for name, p in template.named_parameters() if p.requires_grad} if trains is None else set(trains)
+        trained, held, common = State(), State(), State()
+
+        def copied(name: str) -> Tensor:
+            stacked = own[name] if name in own else shared[name].expand(networks, *shared[name].shape)
+            return stacked.detach().clone(memory_format=torch.contiguous_format)
+
+        for name, _ in template.named_parameters():
+            if name in wanted:
+                trained[name] = copied(name).requires_grad_()
+            elif name in own:
+                held[name] = own[name].detach()
+            else:
+                common[name] = shared[name].detach()
+        for name, _ in template.named_buffers():
+            held[name] = copied(name)
+        return Stack(template, trained, held, common, mixed, draws)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What every network answers to its own inputs (networks, batch, …)."""
+        trained, held, shared = self.trained, self.held, self.shared
+        if self.mixed:
+            # Autocast does not reach convolutions under vmap.
+            trained, held, shared = (self._lowered(part) for part in (trained, held, shared))
+            x = x.to(torch.bfloat16)
+        answer = vmap(
+            lambda t, h, s, own: functional_call(self.template, {**t, **h, **s}, (own,)),
+            in_dims=(0, 0, None, 0),
+            randomness="different" if self.draws else "error",
+        )
+        try:
+            found = answer(trained, held, shared, x)
+        except RuntimeError as error:
+            rule = "" if self.draws else "must not draw random numbers, and "
+            error.add_note(f"networks trained together {rule}must answer by tensors alone")
+            raise
+        return found.float() if self.mixed else found
+
+    def learn(
+        self, x: Tensor, y: Tensor, stepper: torch.optim.Optimizer, pull: tuple[float, State] | None = None
+    ) -> None:
+        """One step of every network on its own batch (networks, batch, …) with labels (networks, batch).
+
+        `pull`: a weight w and a state θ₀, (networks, …) or one for all, that adds w/2 ‖θ − θ₀‖² to each loss.
+        """
+        loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
+        stepper.zero_grad()
+        loss.backward()
+        if pull is not None:
+            self._pull(*pull)
+        stepper.step()
+
+    @torch.no_grad()
+    def answers(self, x: Tensor, batch: int = 500) -> Tensor:
+        """As a call, in evaluation mode, a part of the inputs at a time."""
+        with evaluating(self.template):
+            return torch.cat([self(part) for part in x.split(batch, dim=1)], dim=1)
+
+    def state(self) -> State:
+        """Everything that belongs to each network, (networks, …); without what they share."""
+        return {name: stacked.detach() for name, stacked in {**self.trained, **self.held}.items()}
+
+    def _pull(self, weight: float, towards: State) -> None:
+        # The gradient of the square, added by hand: autograd would keep a difference for every parameter.
+        pulled = [(p, p.grad, towards[name]) for name, p in self.trained.items() if p.grad is not None]
+        if pulled:
+            here, gradients, there = (list(part) for part in zip(*pulled, strict=True))
+            with torch.no_grad():
+                torch._foreach_add_(gradients, torch._foreach_sub(here, there), alpha=weight)
+
+    def _lowered(self, state: State) -> State:
+        parameters = {name for name, _ in self.template.named_parameters()}
+        return {name: t.to(torch.bfloat16) if name in parameters else t for name, t in state.items()}
+
+
+def _check_no_batch_norm(template: nn.Module) -> None:
+    for name, module in template.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
+                "train such networks with mixed=False"
+            )
+
+
+def without_numbers(model: nn.Module) -> nn.Module:
+    """The code of a network in training mode, as the template of a stack."""
+    return copy.deepcopy(model).to("meta").train()
+
+
+def stacked_state(models: Sequence[nn.Module]) -> State:
+    """Parameters and buffers of networks of one architecture, (networks, …)."""
+    each = [state_of(model) for model in models]
+    return {name: torch.stack([state[name] for state in each]) for name in each[0]}
+
+
+def state_of(model: nn.Module) -> State:
+    """Parameters and buffers, a tensor that is used in two places once."""
+    return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def network(template: nn.Module, state: Mapping[str, Tensor], k: int) -> nn.Module:
+    """Network k of a stacked state as a module of its own, in evaluation mode; `template` holds numbers."""
+    model = copy.deepcopy(template)
+    with torch.no_grad():
+        for name, own in state_of(model).items():
+            own.copy_(state[name][k])
+    return model.eval()
+
+
+def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: torch.device) -> Iterator[Tensor]:
+    """The numbers of the images of each step, (networks, batch): of each network as `fit` with its seed has them."""
+    own = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same order on every device
+    for _ in range(epochs):
+        epoch = torch.stack([torch.randperm(count, generator=generator) for generator in own])
+        yield from epoch.to(device).split(batch, dim=1)
+
+
+@contextmanager
+def evaluating(template: nn.Module) -> Iterator[None]:
+    template.eval()
+    try:
+        yield
+    finally:
+        template.train()
+
+
+def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """`make()` under a global seed, which is left as found."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return make().to(device)
+
 
 GROUP = 20
 

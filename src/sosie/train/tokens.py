@@ -12,10 +12,9 @@ from torch.nn import functional
 
 from ..capture import as_found, watch
 from ..models import DynamicViT
-from ..models.token_gates import mean_of_others, token_cka
-from .adversarial import Prepare, floats
-from .attached import Attached
-from .taps import Shown, Taps
+from ..models.vit import mean_of_others, token_cka
+from .step import Prepare, floats
+from .taps import Attached, Shown, Taps
 
 
 def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -3,4 +3,7 @@
 from .app import create_app
 from .serving import serve
 
-__all__ = ["create_app", "serve"]
+__all__ = [
+    "create_app",
+    "serve",
+]

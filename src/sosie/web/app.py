@@ -3,30 +3,221 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-from collections.abc import Iterable
+import pathlib
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..files import DamagedFile
 from ..report.colour import ramp
-from ..results import DamagedFile
-from ..zoo import NotComparable, Zoo, ZooBusy
-from ..zoo.questions.duplicates import SAME
-from ..zoo.store import listing
-from ..zoo.store.errors import UnknownModel, ZooGone
-from . import asking, groups, runs, uploads
-from .files import FrontEnd
-from .guard import Guard
-from .kept import Kept, as_json
-from .maps import Maps
+from ..report.page import style_file
+from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy, store
+from ..zoo.copies import SAME
+from ..zoo.database import UnknownModel, ZooGone
+from ..zoo.fingerprints import MOST_SITES
+from ..zoo.store import Facts
+from . import questions
+from .cache import Kept, as_json
+from .questions import Maps
+
+# The front end's files, as they came with sosie
+
+FOLDER = pathlib.Path(__file__).with_name("static")
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class File:
+    content: bytes
+    kind: str
+    tag: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"ETag": self.tag, "Cache-Control": "no-cache"}
+
+
+def static_files() -> dict[str, File]:
+    """All of them by name; a name that is not among them is served by nobody."""
+    found = {}
+    for path in (*sorted(FOLDER.iterdir()), style_file("colours")):
+        if path.suffix in KINDS:
+            content = path.read_bytes()
+            tag = hashlib.blake2b(content, digest_size=12).hexdigest()
+            found[path.name] = File(content, KINDS[path.suffix], f'"{tag}"')
+    return found
+
+
+class FrontEnd:
+    """Answers for the files, which were read when the server started; every other path goes on to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.files = {f"/{name}": file for name, file in static_files().items()}
+        self.files["/"] = self.files["/index.html"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self.files.get(scope["path"]) if scope["type"] == "http" else None
+        if found is None or scope["method"] not in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
+        elif Headers(scope=scope).get("if-none-match") == found.tag:
+            await Response(status_code=304, headers=found.headers)(scope, receive, send)
+        else:
+            await Response(found.content, media_type=found.kind, headers=found.headers)(scope, receive, send)
+
+
+# What every request passes: who may ask, and what a browser may do with the answer
+#
+# A page from elsewhere can make a browser send requests to this machine. By a name of its own that it points here (DNS
+# rebinding) it could even read the answers: so only requests under names of this machine are answered. It may not post
+# either, nor frame the pages.
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+RAW = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
+
+
+def host_of(text: str) -> str | None:
+    """The name in a Host header, without the port; None where it is none."""
+    try:
+        return urlsplit(f"//{text}").hostname if text and "@" not in text and "/" not in text else None
+    except ValueError:
+        return None
+
+
+class Guard:
+    """Refuses hosts that are not named and posts from other pages; puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
+        self.app = app
+        self.hosts = {*LOOPBACK, *(name.lower() for name in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [pair for pair in message["headers"] if pair[0] not in RAW]
+                if all(name != b"cache-control" for name, _ in own):
+                    own.append((b"cache-control", b"no-store"))
+                message["headers"] = [*own, *RAW.items()]
+            await send(message)
+
+        refused = self._refusal(scope["method"], Headers(scope=scope))
+        await (refused or self.app)(scope, receive, send_guarded)
+
+    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
+        host = host_of(headers.get("host", ""))
+        if len(headers.getlist("host")) != 1 or host not in self.hosts:
+            text = "not a name of this server: `sosie serve --allow NAME` answers to more names"
+            return JSONResponse({"error": f"{str(host)[:100]!r} is {text}"}, 421)
+        if method not in ("GET", "HEAD", "POST"):
+            return JSONResponse({"error": "the explorer only reads"}, 405)
+        origin = headers.get("origin")
+        if method == "POST" and origin is not None and urlsplit_netloc(origin) != headers["host"].lower():
+            return JSONResponse({"error": "another page may not send files here"}, 403)
+        return None
+
+
+def urlsplit_netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+# A fingerprint that a browser sends: read up to a limit, checked as any file from others, never kept
+
+HEAD = 2 * 2**20  # bytes for what is not vectors
+SECONDS = 60.0  # that a file may take to arrive
+AT_ONCE = 4  # that are checked and looked up
+
+
+class TooLarge(ValueError):
+    """More bytes than a fingerprint of this zoo can have."""
+
+
+def most_bytes(zoo: Zoo) -> int:
+    """What a fingerprint of this zoo has at most."""
+    about = zoo.settings
+    return HEAD + 4 * MOST_SITES * (about.n * (about.n - 1) // 2 + 3 * about.size)
+
+
+def check_length(text: str | None, most: int) -> None:
+    """Refuse by what the sender says, before a byte is read."""
+    if text is not None and (not text.isdecimal() or int(text[:20]) > most):
+        raise TooLarge(f"a fingerprint of this zoo has at most {most:,} bytes, this would be {text[:20]}")
+
+
+async def received(stream: AsyncIterator[bytes], most: int) -> pathlib.Path:
+    """The body in a temporary file, which whoever asked deletes."""
+    handle, name = tempfile.mkstemp(prefix="sosie-upload-", suffix=".safetensors")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            await asyncio.wait_for(_write(stream, file, most), SECONDS)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return pathlib.Path(name)
+
+
+async def _write(stream: AsyncIterator[bytes], file: BinaryIO, most: int) -> None:
+    taken = 0
+    async for part in stream:
+        taken += len(part)
+        if taken > most:
+            raise TooLarge(f"a fingerprint of this zoo has at most {most:,} bytes: the rest was not read")
+        file.write(part)
+
+
+def checked(zoo: Zoo, path: pathlib.Path) -> Fingerprint:
+    """The fingerprint, if it is one and was made as those of the zoo."""
+    try:
+        found = Fingerprint.load(path)
+    except DamagedFile as error:
+        raise DamagedFile(str(error).replace(str(path), "the file")) from error
+    zoo.settings.record("the file", found, Facts())
+    return found
+
+
+def described(found: Fingerprint) -> dict[str, Any]:
+    """What a fingerprint says of its model."""
+    said = {name: str(found.about.get(name, "unknown"))[:200] for name in ("architecture", "parameters", "model")}
+    return {**said, "sites": found.sites}
+
 
 MOST_ROWS = 200  # of a page of models
 MOST_NEAR = 100
@@ -84,12 +275,12 @@ def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         offset: Offset = 0,
     ) -> Response:
         filters = _filters(tag, architecture, task)
-        make = partial(listing.page, zoo.store.database, limit, offset, text=text, **filters)
+        make = partial(store.page, zoo.store.database, limit, offset, text=text, **filters)
         return _json(await kept.ask(("models", text, limit, offset, *_key(filters)), make))
 
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
-        return _json(await kept.ask(("model", number), lambda: asking.model(zoo, number), quick=True))
+        return _json(await kept.ask(("model", number), lambda: questions.model(zoo, number), quick=True))
 
 
 def _about(zoo: Zoo) -> dict[str, Any]:
@@ -101,12 +292,12 @@ def _about(zoo: Zoo) -> dict[str, Any]:
         "probe": about.probe,
         "n": about.n,
         "size": about.size,
-        "kinds": asking.kinds_of(zoo),
-        "what": asking.WHAT,
+        "kinds": questions.kinds_of(zoo),
+        "what": questions.WHAT,
         "version": __version__,
         "ramp": list(ramp()),
-        "most_bytes": uploads.most_bytes(zoo),
-        "choices": listing.choices(zoo.store.database),
+        "most_bytes": most_bytes(zoo),
+        "choices": store.choices(zoo.store.database),
     }
 
 
@@ -123,22 +314,22 @@ def _similarity(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         task: Texts = None,
     ) -> Response:
         filters = _filters(tag, architecture, task)
-        make = partial(asking.near, zoo, number, k=k, kind=kind, by=by, site=site, **filters)
+        make = partial(questions.near, zoo, number, k=k, kind=kind, by=by, site=site, **filters)
         return _json(await kept.ask(("near", number, k, kind, by, site, *_key(filters)), make))
 
     @app.get("/api/models/{number}/family")
     async def family(number: Number, k: K = 5) -> Response:
-        return _json(await kept.ask(("family", number, k), lambda: asking.family(zoo, number, k)))
+        return _json(await kept.ask(("family", number, k), lambda: questions.family(zoo, number, k)))
 
     @app.get("/api/pairs/{first}/{second}")
     async def pair(first: Number, second: Number, kind: Kind = "cka", exact: bool = False) -> Response:
-        make = partial(asking.pair, zoo, first, second, kind=kind, exact=exact)
+        make = partial(questions.pair, zoo, first, second, kind=kind, exact=exact)
         return _json(await kept.ask(("pair", first, second, kind, exact), make))
 
 
 def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     async def clustered(kind: str, k: int | None, filters: dict[str, Any]) -> bytes:
-        make = partial(groups.clusters, zoo, kind, k, filters)
+        make = partial(questions.clusters, zoo, kind, k, filters)
         return await kept.ask(("clusters", kind, k, *_key(filters)), make, patient=True)
 
     @app.get("/api/clusters")
@@ -159,7 +350,7 @@ def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         offset: Offset = 0,
     ) -> Response:
         whole = await clustered(kind, k, _filters(tag, architecture, task))
-        return _json(await kept.work_out(lambda: groups.members(zoo, whole, number, limit, offset)))
+        return _json(await kept.work_out(lambda: questions.members(zoo, whole, number, limit, offset)))
 
     @app.get("/api/duplicates")
     async def duplicates(
@@ -169,15 +360,15 @@ def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         limit: Limit = 50,
         offset: Offset = 0,
     ) -> Response:
-        make = partial(groups.duplicates, zoo, kind, threshold)
+        make = partial(questions.duplicates, zoo, kind, threshold)
         whole = await kept.ask(("duplicates", kind, threshold), make, patient=True)
-        return _json(await kept.work_out(lambda: groups.page_of_duplicates(whole, why, limit, offset)))
+        return _json(await kept.work_out(lambda: questions.page_of_duplicates(whole, why, limit, offset)))
 
 
 def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     maps = Maps(zoo)
-    most = uploads.most_bytes(zoo)
-    room = asyncio.Semaphore(uploads.AT_ONCE)
+    most = most_bytes(zoo)
+    room = asyncio.Semaphore(AT_ONCE)
 
     async def map_of(kind: str) -> bytes:
         return await kept.ask(("map", kind), lambda: maps.answer(kind), patient=True)
@@ -188,16 +379,16 @@ def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
 
     @app.post("/api/near")
     async def near(request: Request, k: K = 10, kind: Kind = "cka", place: bool = False) -> Response:
-        uploads.check_length(request.headers.get("content-length"), most)
-        path = await uploads.received(request.stream(), most)  # with no place taken: it may arrive slowly
+        check_length(request.headers.get("content-length"), most)
+        path = await received(request.stream(), most)  # with no place taken: it may arrive slowly
         try:
             async with room:
-                found = await run_in_threadpool(uploads.checked, zoo, path)
-                answer = await run_in_threadpool(asking.near, zoo, found, k=k, kind=kind, by="model")
+                found = await run_in_threadpool(checked, zoo, path)
+                answer = await run_in_threadpool(questions.near, zoo, found, k=k, kind=kind, by="model")
                 if place:
                     await map_of(kind)
                     answer["place"] = await run_in_threadpool(maps.place, kind, found)
-                return _json(as_json({**answer, "sent": uploads.described(found)}))
+                return _json(as_json({**answer, "sent": described(found)}))
         finally:
             os.unlink(path)
 
@@ -205,21 +396,21 @@ def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
 def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     @app.get("/api/runs")
     def all_runs() -> Response:
-        return _json(as_json({"rows": runs.listed(zoo.folder)}))
+        return _json(as_json({"rows": questions.listed(zoo.folder)}))
 
     @app.get("/api/run")
     async def run(name: Annotated[str, Query(max_length=255)]) -> Response:
-        question = ("run", name, *runs.stamp(zoo.folder, name))
-        return _json(await kept.ask(question, lambda: runs.opened(zoo.folder, name)))
+        question = ("run", name, *questions.stamp(zoo.folder, name))
+        return _json(await kept.ask(question, lambda: questions.opened(zoo.folder, name)))
 
 
 def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
     """Every error is JSON with a sentence in it, and never more than that."""
     told: dict[type[Exception], int] = {
         UnknownModel: 404,
-        runs.UnknownRun: 404,
+        questions.UnknownRun: 404,
         NotComparable: 422,
-        uploads.TooLarge: 413,
+        TooLarge: 413,
         DamagedFile: 422,
         ValueError: 422,
         ZooBusy: 503,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..zoo import Zoo
 from .app import create_app
@@ -54,8 +59,6 @@ def serve(
     """Answer until interrupted."""
     import uvicorn
 
-    from .prompt import SECONDS, Prompt
-
     own = listening.getsockname()[0]
     app = create_app(zoo, [*hosts, own])
     config = uvicorn.Config(
@@ -67,3 +70,33 @@ def serve(
     if ready is not None:
         ready()
     uvicorn.Server(config).run(sockets=[listening])
+
+
+# Connections on which no request comes are closed: a server would otherwise run out of them
+
+SECONDS = 30  # that the first lines of a request may take
+
+
+class Prompt(H11Protocol):
+    """As uvicorn has it, which waits for ever for the rest of a request that has begun."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._timer = self.loop.call_later(SECONDS, self._look, self.cycle)
+
+    def _look(self, last: Any) -> None:
+        """`last`: the request that was there when the time began."""
+        if self.conn.their_state is h11.IDLE and self.cycle is last:
+            self.transport.close()
+        else:
+            self._look_later()

@@ -1,26 +1,20 @@
 """Many models: fingerprints of them, kept and searched."""
 
-from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
-from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
-from .store import DiskFull, NameTaken, ZooBusy
-from .tables import Added, Listing, Report
-from .zoo import Entry, Zoo
+from .database import DiskFull, ZooBusy
+from .fingerprints import Fingerprint, NotComparable, fingerprint
+from .kinds import Probe
+from .store import NameTaken
+from .zoo import Added, Entry, Listing, Report, Zoo
 
 __all__ = [
     "Added",
-    "Clusters",
     "DiskFull",
-    "Duplicates",
     "Entry",
-    "Family",
     "Fingerprint",
     "Listing",
-    "Map",
     "NameTaken",
-    "Neighbours",
     "NotComparable",
     "Probe",
-    "Recommendation",
     "Report",
     "Zoo",
     "ZooBusy",

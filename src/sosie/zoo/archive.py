@@ -12,19 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import DamagedFile, Part, assemble, check_tensors, check_writable, write_atomically
 from ..progress import track
-from ..results import DamagedFile, check_writable, write_atomically
-from ..results.files import Part, assemble, check_tensors
-from .fingerprints.files import from_parts
-from .folder import new_folder
-from .probe_file import load_probe
-from .settings import Settings
-from .store import EXACT, Facts, Record, Store, check_kind, no_room
-from .store.errors import NO_ROOM, UnknownModel
-from .store.vectors import as_bytes
+from .database import NO_ROOM, UnknownModel
+from .fingerprints import from_parts
+from .folder import Settings, load_probe, new_folder
+from .store import Facts, Record, Store, check_kind
+from .vectors import EXACT, as_bytes, no_room
 
 if TYPE_CHECKING:
     from .zoo import Zoo
+
 
 KIND, VERSION = "zoo-file", 2
 GROUP = 32  # models written in one transaction

@@ -17,17 +17,18 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ..files import OtherFile
 from ..models import open_model, with_name
-from ..results import OtherFile
-from .fingerprints import Fingerprint, Probe, fingerprint
-from .probe_file import load_probe
-from .settings import Settings
+from .fingerprints import Fingerprint, fingerprint
+from .folder import Settings, load_probe
+from .kinds import Probe
 
 WINDOW = 64  # tasks that wait in somebody else's executor at one time
 _opening = threading.Lock()  # models are built from the one global random state
@@ -136,7 +137,7 @@ def _digest(model: Any, prepare: Any) -> str | None:
     """As `fingerprint` has it in its `about`."""
     from torch import nn
 
-    from ..engine.sources import ModelSource
+    from ..engine.network import ModelSource
 
     module, name, prepare = with_name(model, prepare)
     return ModelSource(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
@@ -269,3 +270,29 @@ def _result(future: Future[Outcome]) -> Outcome:
         return _BROKEN
     except Exception as error:  # what a cluster says when it gives a task up
         return Failure(reason_of(error), by_executor=True)
+
+
+# A Dask cluster as an executor: what its workers make is written by the process that asked
+
+PATIENCE = 30  # seconds to reach the scheduler
+
+
+@contextmanager
+def dask_cluster(address: str) -> Iterator[Executor]:
+    """The cluster whose scheduler is at an address such as tcp://host:8786, or in a scheduler file (.json).
+
+    A task whose worker dies is given to another by the scheduler, up to `distributed.scheduler.allowed-failures`
+    times (3 by default); then it is given up, and the model is recorded as failed.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ImportError("a Dask cluster needs Dask: pip install 'sosie[dask]'") from None
+    where = {"scheduler_file": address} if address.endswith(".json") else {"address": address}
+    try:
+        client = Client(**where, timeout=PATIENCE)
+    except (OSError, ValueError) as error:  # nobody answers; no address
+        raise OSError(f"no Dask scheduler at {address}: {error}") from error
+    # Not pure: a task that is tried again is another one, not the one that failed, remembered.
+    with client, client.get_executor(pure=False) as executor:
+        yield executor

@@ -2,9 +2,7 @@
 
 from .clients import Clients, Parts, split_classes, split_tasks
 from .ensemble import Ensemble, ensemble_accuracy
-from .methods import METHODS, Method, Phase, open_method
-from .result import Federated
-from .simulation import simulate
+from .simulation import METHODS, Federated, Method, Phase, open_method, simulate
 
 __all__ = [
     "METHODS",

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..adversarial import Prepare, floats
 from ..heads import Heads, refit_head
-from ..stack import State
-from .clients import Clients
-from .local import order_seed
-from .result import Federated
+from ..step import Prepare, floats
+from ..together import State
+from .clients import Clients, order_seed
+from .simulation import Federated
 
 
 class Ensemble(NamedTuple):

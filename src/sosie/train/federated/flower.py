@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models.atoms import atom_layers
+from ...models import atom_layers
 from ...stats import AtomTable
 
 # flwr reports its use to its makers unless this is 0 when it is imported; who has set it has decided already.

@@ -2,24 +2,314 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ...data.draws import derived
-from ...models.atoms import atom_layers
+from ...factory import parse_call
+from ...files import DamagedFile, read_tensors, write_tensors
+from ...models import atom_layers
 from ...progress import Progress
-from ..adversarial import Prepare, floats
-from ..stack import State, made, state_of, without_numbers
-from .clients import Clients
-from .local import Local
-from .methods import Method, Part, Phase, head_of, names_of, open_method
-from .result import Federated
-from .uploads import Receive, arrived, mean
+from ...stats import AtomTable
+from ..heads import find_head
+from ..step import Prepare, floats
+from ..together import State, made, network, state_of, without_numbers
+from .clients import Clients, Local
+
+# Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
+
+# head: the last layer; body: all but that; coefficients: of layers of atoms; own: all but those.
+Part = Literal["all", "none", "head", "body", "coefficients", "own"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a client's training between two meetings with the server."""
+
+    trains: Part
+    pull: float = 0.0  # w of w/2 ‖θ − θ_server‖², added to the loss
+    kept: bool = False  # train the copy that the client keeps, where it has one beside the copy that it sends
+    epochs: Callable[[int], int] = field(default=lambda epochs: epochs)  # of those of a round, how many
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the server averages, what each client keeps, and how a client trains; `last`: before it is tested."""
+
+    name: str
+    shared: Part
+    personal: Part
+    phases: tuple[Phase, ...]
+    last: Phase
+
+
+def fedavg() -> Method:
+    """One model for all, averaged (McMahan et al. 2017); tested after a last local training."""
+    return Method("fedavg", "all", "none", (Phase("all"),), Phase("all"))
+
+
+def fedprox(mu: float = 0.01) -> Method:
+    """As fedavg, each client pulled towards the server's model by μ/2 ‖θ − θ_server‖² (Li et al. 2020)."""
+    return Method("fedprox", "all", "none", (Phase("all", pull=mu),), Phase("all"))
+
+
+def fedper() -> Method:
+    """The last layer is the client's own (Arivazhagan et al. 2019)."""
+    return Method("fedper", "body", "head", (Phase("all"),), Phase("head"))
+
+
+def fedrep(body_epochs: int = 1) -> Method:
+    """As fedper, but first the head is trained, then the body, in the last `body_epochs` (Collins et al. 2021)."""
+    first = Phase("head", epochs=lambda epochs: epochs - body_epochs)
+    return Method("fedrep", "body", "head", (first, Phase("body", epochs=lambda _: body_epochs)), Phase("head"))
+
+
+def ditto(lam: float = 0.1) -> Method:
+    """fedavg, and beside it a client's own model, pulled to the server's by λ/2 ‖θ − θ_server‖² (Li et al. 2021)."""
+    near = Phase("all", pull=lam, kept=True)
+    return Method("ditto", "all", "all", (Phase("all"), near), near)
+
+
+def local() -> Method:
+    """Nothing is shared but the start."""
+    return Method("local", "none", "all", (Phase("all"),), Phase("all"))
+
+
+def atoms() -> Method:
+    """Coefficients are averaged; atoms, biases and the head are the client's own ("evolving" coefficients)."""
+    return Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own"))
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    made.__name__: made for made in (fedavg, fedprox, fedper, fedrep, ditto, local, atoms)
+}
+
+
+def open_method(given: str | Method) -> Method:
+    """From "fedavg" or "fedprox(mu=0.1)"."""
+    if isinstance(given, Method):
+        return given
+    name, options = parse_call(given)
+    if name not in METHODS:
+        near = get_close_matches(name.lower(), METHODS, n=3, cutoff=0.5)
+        offer = f"near it: {', '.join(near)}" if near else f"there are {', '.join(METHODS)}"
+        raise ValueError(f"no method is called {name!r}; {offer}")
+    known = inspect.signature(METHODS[name]).parameters
+    if wrong := [option for option in options if option not in known]:
+        raise ValueError(f"{name} has no option {wrong[0]!r}; it has {', '.join(known) or 'none'}")
+    return METHODS[name](**options)
+
+
+def head_of(model: nn.Module, head: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the modules of the head: those given, else of the last linear layer."""
+    if head is None:
+        return (find_head(model),)
+    given = (head,) if isinstance(head, str) else tuple(head)
+    modules = dict(model.named_modules())
+    for name in given:
+        if name not in modules:
+            near = get_close_matches(name, modules, n=3) or [n for n in modules if n][-3:]
+            raise ValueError(f"the model has no module {name!r} to be its head; it has {', '.join(near)}")
+    return given
+
+
+def names_of(part: Part, model: nn.Module, head: Sequence[str]) -> set[str]:
+    """The names of the parameters and buffers of a part of a model."""
+    every = set(state_of(model))
+    if part not in get_args(Part):
+        raise ValueError(f"no part of a model is called {part!r}; there are {', '.join(get_args(Part))}")
+    if part in ("all", "none"):
+        return every if part == "all" else set()
+    if part in ("head", "body"):
+        chosen = {name for name in every if any(not module or name.startswith(f"{module}.") for module in head)}
+        return chosen if part == "head" else every - chosen
+    layers = atom_layers(model)
+    if not layers:
+        raise ValueError(
+            f"the part {part!r} is of models made of atoms, and this one has none: alexnet(atoms=9), or "
+            "with_atoms(model, 9), makes one"
+        )
+    chosen = {f"{layer}.coefficients" if layer else "coefficients" for layer in layers} & every
+    return chosen if part == "coefficients" else every - chosen
+
+
+# What came of federated learning
+
+KIND, VERSION = "federated", 2
+_VALUES = ("accuracy", "before", "global_accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """Every client's model, and how it came about."""
+
+    method: str
+    state: State = field(repr=False)  # every client's model at the end, (clients, …); what is shared is expanded
+    shared: State = field(repr=False)  # the server's part
+    accuracy: Tensor = field(repr=False)  # (clients,) on their own test images, at the end
+    before: Tensor = field(repr=False)  # the same, ahead of the last local training
+    global_accuracy: Tensor | None = field(repr=False)  # of the server's model alone, where it has a whole one
+    history: list[dict[str, Any]] = field(repr=False)  # a round: who took part, who was dropped and why
+    head: tuple[str, ...]  # modules
+    template: nn.Module = field(repr=False)  # the model they all started from
+
+    def __len__(self) -> int:
+        return len(self.accuracy)
+
+    def model(self, client: int) -> nn.Module:
+        """A client's model, in evaluation mode."""
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        return network(self.template, self.state, client)
+
+    def atoms(self, *, require_shared: bool = True) -> AtomTable:
+        """The atoms of all clients, for similarities of all pairs; refused where their coefficients differ."""
+        layers = atom_layers(self.template)
+        if not layers:
+            raise ValueError("the clients' models have no layer of atoms")
+        for layer in layers if require_shared else ():
+            coefficients = self.state[_inside(layer, "coefficients")]
+            if coefficients.stride(0) and not bool((coefficients == coefficients[:1]).all()):
+                raise ValueError(
+                    f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
+                    "with simulate(…, last='own'), freeze the coefficients, or ask for require_shared=False"
+                )
+        # Early in training cosines are 1 up to the last digits of float32.
+        stacked = {layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers}
+        return AtomTable.stacked(stacked, dtype=torch.float64)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a safetensors file, which `Federated.load` reads."""
+        tensors = {f"shared/{name}": t for name, t in self.shared.items()}
+        for name, t in self.state.items():
+            # What all clients have in common is written once.
+            tensors[f"{'state' if t.stride(0) else 'common'}/{name}"] = t if t.stride(0) else t[0]
+        tensors |= {name: t for name in _VALUES if (t := getattr(self, name)) is not None}
+        about = {"method": self.method, "history": self.history, "head": self.head}
+        return write_tensors(path, KIND, VERSION, tensors, {"about": json.dumps(about)})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], make: Callable[[], nn.Module]) -> Federated:
+        """Read what `save` wrote; `make` is the function that made the clients' model."""
+        text, tensors = read_tensors(path, KIND, VERSION, "federated learning")
+        with torch.random.fork_rng(devices=[]):
+            template = make().eval()
+        try:
+            about, count = json.loads(text["about"]), len(tensors["accuracy"])
+            method, head, history = str(about["method"]), tuple(about["head"]), list(about["history"])
+            for entry in history:
+                entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        state = _under("state", tensors)
+        state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
+        for name, t in state_of(template).items():
+            if name not in state or state[name].shape[1:] != t.shape:
+                there = tuple(state[name].shape[1:]) if name in state else "not there"
+                raise ValueError(f"{path} is of another model: {name} is {there}, make() has {tuple(t.shape)}")
+        values = {name: tensors.get(name) for name in _VALUES}
+        return Federated(
+            method,
+            state,
+            _under("shared", tensors),
+            **values,  # type: ignore[arg-type]
+            history=history,
+            head=head,
+            template=template,
+        )
+
+
+def _under(folder: str, tensors: dict[str, Tensor]) -> State:
+    return {key.removeprefix(f"{folder}/"): t for key, t in tensors.items() if key.startswith(f"{folder}/")}
+
+
+def _inside(layer: str, name: str) -> str:
+    return f"{layer}.{name}" if layer else name
+
+
+# What arrives at the server, and what it makes of it
+
+Receive = Callable[[int, int, State], Mapping[str, Tensor]]  # (round, client, upload) → the upload as it arrives
+
+
+def arrived(
+    turn: int, who: Sequence[int], sent: State, kept: State, receive: Receive | None
+) -> tuple[State, list[int], dict[int, str]]:
+    """Uploads that are fit for use, the places of their clients in `who`, and why others are dropped.
+
+    `kept` is what the clients keep: one whose own part is not finite has diverged, and is dropped too.
+    """
+    reasons = _not_finite(who, kept)
+    if receive is None:
+        reasons |= _not_finite(who, sent)
+        good = [k for k, client in enumerate(who) if client not in reasons]
+        whole = len(good) == len(who)
+        return (sent if whole else {name: stacked[good] for name, stacked in sent.items()}), good, reasons
+    uploads: dict[int, Mapping[str, Tensor]] = {}
+    for k, client in enumerate(who):
+        upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
+        wrong = _wrong_form(upload, sent)
+        if wrong is None:
+            # As the server will have it: a large number of double precision is infinite there.
+            uploads[k] = {name: tensor.detach().to(sent[name]) for name, tensor in upload.items()}
+        else:
+            reasons[client] = wrong
+    for k in list(uploads):
+        one = {name: tensor.unsqueeze(0) for name, tensor in uploads[k].items()}
+        reasons |= _not_finite([who[k]], one)
+    good = [k for k, client in enumerate(who) if client not in reasons]
+    stacked = {name: torch.stack([uploads[k][name] for k in good]) for name in sent} if good else {}
+    return stacked, good, reasons
+
+
+def mean(stacked: Tensor) -> Tensor:
+    """Over clients; whole numbers (counts of batches) are rounded."""
+    found = stacked.mean(0, dtype=torch.float64)  # in float32, the mean of equal numbers need not be that number
+    return (found if stacked.is_floating_point() else found.round()).to(stacked.dtype)
+
+
+def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
+    """For each client with NaN or infinite numbers: where."""
+    if not state:
+        return {}
+    rows = (stacked.reshape(len(who), -1) for stacked in state.values())  # a batch norm's count is one number a client
+    fine = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
+    found: dict[int, str] = {}
+    for name, row in zip(state, fine.tolist(), strict=True):
+        for client, good in zip(who, row, strict=True):
+            if not good:
+                found.setdefault(client, f"{name} has values that are NaN or infinite")
+    return found
+
+
+def _wrong_form(upload: Any, sent: State) -> str | None:
+    """What is wrong with the names and shapes of an upload."""
+    if not isinstance(upload, Mapping):
+        return f"the upload is a {type(upload).__name__}, not tensors by name"
+    if missing := [name for name in sent if name not in upload]:
+        return f"{missing[0]} is missing"
+    if more := [name for name in upload if name not in sent]:
+        return f"{more[0]} is not something that the server shares"
+    for name, tensor in upload.items():
+        wanted = tuple(sent[name].shape[1:])
+        if not isinstance(tensor, Tensor):
+            return f"{name} is a {type(tensor).__name__}, not a tensor"
+        if tuple(tensor.shape) != wanted:
+            return f"{name} is {tuple(tensor.shape)}, the server has {wanted}"
+        if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
+            return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) holds no numbers that can be averaged"
+    return None
+
 
 AT_ONCE_ON_CPU = 20
 AfterRound = Callable[[int, State], None]

@@ -1,12 +1,8 @@
 """Sparse training: masks that hold, how they are made, grown, loaded and counted."""
 
-from .costs import SparseCost, sparse_cost
-from .densities import counts_of, densities_of
-from .loading import load_masked
-from .making import pruned_masks, random_masks
-from .masks import Masks
-from .regrow import SET, Regrow, RigL
-from .small_weights import Histogram, WeightHistograms, epsilon_sparsity, weight_histogram
+from .costs import Histogram, SparseCost, WeightHistograms, epsilon_sparsity, sparse_cost, weight_histogram
+from .making import SET, Regrow, RigL, counts_of, densities_of, pruned_masks, random_masks
+from .masks import Masks, load_masked
 
 __all__ = [
     "SET",

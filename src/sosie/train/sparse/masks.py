@@ -1,18 +1,98 @@
-"""Masks that hold through training: buffers beside the weights they set to 0."""
+"""Which weights can have a mask: those of convolutions and linear layers, each once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
-from ...capture import unwrap
-from ...capture.names import Names
-from .layers import KINDS, MASK, listed, mask_of, weight_of
+from ...capture import nearest, unwrap
+from ...capture.sites import Names
+from ...models import read_weights
+from ...models.weights import PREFIXES, fit_weights
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvTransposeNd)
+MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
+
+
+def layers_of(model: nn.Module) -> dict[str, list[str]]:
+    """The first name of each layer with a weight of its own, not empty, and every name that its weight goes by.
+
+    Modules that share a parameter (tied weights), and names that share a module, are one layer.
+    """
+    modules = Names.of(unwrap(model)).by_name
+    found: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        weight = module._parameters.get("weight")
+        if isinstance(module, KINDS) and weight is not None and (is_lazy(weight) or weight.numel()):
+            found.setdefault(id(weight), []).append(name)
+    return {names[0]: names for names in found.values()}
+
+
+def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.Module]:
+    """The layers to be masked by name; `dense`: names or globs of layers that stay whole."""
+    modules, layers = Names.of(unwrap(model)).by_name, layers_of(model)
+    aliases = {alias: name for name, names in layers.items() for alias in names}
+    kinds = {name: module for name, module in modules.items() if isinstance(module, KINDS)}
+    computed = [name for name, module in kinds.items() if module._parameters.get("weight") is None]
+    whole = named([*aliases, *computed], dense, "dense")
+    if odd := [name for name in computed if name not in whole]:
+        raise ValueError(
+            f"the weight of {listed(odd)} is no parameter: where torch.nn.utils.prune masked it, Masks.of(model) takes "
+            "the masks over; remove a parametrisation, or name the layer in dense"
+        )
+    whole = {aliases.get(name, name) for name in whole}
+    found = {name: modules[name] for name in layers if name not in whole}
+    if lazy := [name for name, module in found.items() if is_lazy(weight_of(module))]:
+        raise ValueError(f"{listed(lazy)} has no shape yet: call the model once first")
+    if not found:
+        left = f"; all {len(layers)} stay dense" if layers else ": it has no convolution or linear layer with a weight"
+        raise ValueError(f"nothing to mask in {type(unwrap(model)).__name__}{left}")
+    return found
+
+
+def named(known: Iterable[str], wanted: str | Iterable[str], word: str) -> set[str]:
+    """The known names that are wanted, an exact name before a glob; one that fits nothing is refused."""
+    known = list(known)
+    found: set[str] = set()
+    for each in [wanted] if isinstance(wanted, str) else wanted:
+        fits = {each} & set(known) or {name for name in known if fnmatchcase(name, each)}
+        if not fits:
+            raise ValueError(f"{word}: no convolution or linear layer is called {each!r}{nearest(each, known)}")
+        found |= fits
+    return found
+
+
+def weight_of(module: nn.Module) -> nn.Parameter:
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def shapes_of(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight_of(module).shape) for name, module in layers.items()}
+
+
+def mask_of(module: nn.Module) -> Tensor | None:
+    """The mask that a module has, if any; of its own weight only, not of its children's."""
+    return module._buffers.get(MASK)
+
+
+def listed(names: Iterable[str], shown: int = 5) -> str:
+    names = list(names)
+    rest = f" … and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(map(repr, names[:shown])) + rest
+
+
+# Masks that hold through training: buffers beside the weights they set to 0
 
 
 class Masks(Mapping[str, Tensor]):
@@ -243,3 +323,98 @@ def _take_over(module: nn.Module) -> None:
     if mask.dtype != torch.bool or mask_of(module) is None:
         module._buffers.pop(MASK, None)
         module.register_buffer(MASK, mask != 0)
+
+
+# Models with masks, read back
+
+
+def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLike[str]) -> Masks:
+    """Fill a model from a state dict, or a file of one (.safetensors, .pt), that has masks; every name must agree.
+
+    Also from one that torch.nn.utils.prune left (`weight_orig`, `weight_mask`). A mask that does not fit is refused,
+    and so is a weight that is not 0 where it is masked; the model is then as it was.
+    """
+    source = "the state dict" if isinstance(state, Mapping) else str(state)
+    given = _plain_names(state) if isinstance(state, Mapping) else read_weights(state)[0]
+    model = unwrap(model)
+    tensors = _as_ours(given)
+    masks = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == MASK}
+    if not masks:
+        raise ValueError(f"{source} has no masks (no name ends in '{MASK}'): load_weights reads a dense model")
+    added = _register(model, masks, source)
+    try:
+        _check_zeros(tensors, masks, source)
+        fit_weights(model, tensors, source=source)
+    except BaseException:
+        for module in added:
+            module._buffers.pop(MASK)
+        raise
+    return Masks.of(model)
+
+
+def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefix that torch.compile and DataParallel leave."""
+    found = dict(state)
+    for prefix in PREFIXES:
+        if found and all(name.startswith(prefix) for name in found):
+            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
+
+
+def _as_ours(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        layer, _, last = name.rpartition(".")
+        dot = "." if layer else ""
+        if last == MASK:
+            found[name] = tensor != 0
+        elif last == "weight_orig" and _masks_it(mask := state.get(f"{layer}{dot}{MASK}"), tensor):
+            found[f"{layer}{dot}weight"] = tensor * (mask != 0)
+        else:
+            found[name] = tensor
+    return found
+
+
+def _masks_it(mask: Tensor | None, weight: Tensor) -> bool:
+    return mask is not None and mask.shape == weight.shape
+
+
+def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> list[nn.Module]:
+    """Room for the masks in the layers they belong to, and the layers that had none."""
+    modules = Names.of(model).by_name
+    strangers: list[str] = []
+    misfits: list[str] = []
+    found: list[nn.Module] = []
+    owner: dict[int, tuple[str, nn.Module]] = {}  # modules may share a weight, which has one mask
+    for name, mask in masks.items():
+        layer = name.rpartition(".")[0]
+        module = modules.get(layer)
+        if not isinstance(module, KINDS) or module._parameters.get("weight") is None:
+            strangers.append(layer)
+        elif weight_of(module).shape != mask.shape:
+            misfits.append(f"{layer} (weight {tuple(weight_of(module).shape)}, mask {tuple(mask.shape)})")
+        elif (first := owner.setdefault(id(weight_of(module)), (layer, module)))[1] is not module:
+            misfits.append(f"{layer} (shares the weight of {first[0]}, which has a mask of its own)")
+        elif mask_of(module) is None:
+            found.append(module)
+    if strangers or misfits:
+        lines = [f"the masks of {source} do not fit the model:"]
+        if strangers:
+            lines.append(f"  {len(strangers)} for layers it does not have: {listed(strangers)}")
+        if misfits:
+            lines.append(f"  {len(misfits)} for other weights: {', '.join(misfits[:5])}")
+        raise ValueError("\n".join(lines))
+    for module in found:
+        module.register_buffer(MASK, torch.ones_like(weight_of(module), dtype=torch.bool))
+    return found
+
+
+def _check_zeros(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], source: str) -> None:
+    for name, mask in masks.items():
+        weight = tensors.get(name.removesuffix("_mask"))
+        wrong = 0 if weight is None or weight.shape != mask.shape else int((weight[~mask] != 0).sum())
+        if wrong:
+            raise ValueError(
+                f"{source}: {wrong} weights of {name.rpartition('.')[0]!r} are not 0 where they are masked; was it "
+                "trained without holding its masks?"
+            )

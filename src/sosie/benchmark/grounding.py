@@ -1,0 +1,304 @@
+"""Grounding: does the measure say what the networks do? Correlations with the share of images they agree on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from torch import Tensor
+
+from ..results import Closer
+from .candidates import Candidate, Clock, Found, values_of
+from .population import GROUPS, Agreement, Block, Population, Scale, last_hidden
+
+# Correlations between a measure and what models do: intervals, and tests of the difference between two of them
+
+Array = np.ndarray
+LEVEL = 0.95
+DRAWS_AT_ONCE = 256  # of the bootstrap: (draws, pairs) arrays are held
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A coefficient over n pairs, with Fisher's interval and p-value, which take pairs for independent."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def pearson(x: Array, y: Array) -> Correlation:
+    """Pearson's r with the interval and the two-sided p of Fisher's z: atanh(r) with standard error 1/√(n − 3)."""
+    x, y = _checked(x, y)
+    return _with_fisher(float(weighted_pearson(x, y, np.ones((1, len(x))))[0]), len(x))
+
+
+def spearman(x: Array, y: Array) -> Correlation:
+    """Spearman's ρ, ties at their mean rank; with Fisher's z as for r, as is customary, which is a little narrow."""
+    x, y = _checked(x, y)
+    return pearson(stats.rankdata(x), stats.rankdata(y))
+
+
+def bootstrap(
+    x: Array, y: Array, units: tuple[Array, Array], *, ranks: bool, draws: int = 1000, seed: int = 0
+) -> Array:
+    """The coefficient in each draw of a bootstrap over units (training runs), since pairs share them.
+
+    `units` are the numbers of the two units that each pair is made of. A pair counts as often as both of its units
+    were drawn, in a product (Snijders and Borgatti 1999); a pair within one unit as often as that one. Draws with
+    the same seed and units draw the same, so that differences of two measures are had draw by draw. A draw in which
+    nothing varies is NaN.
+    """
+    x, y = _checked(x, y)
+    a, b = (np.asarray(side) for side in units)
+    _, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
+    a, b, count = numbers[: len(a)], numbers[len(a) :], int(numbers.max()) + 1
+    random = np.random.default_rng(seed)
+    found = []
+    for start in range(0, draws, DRAWS_AT_ONCE):
+        size = min(DRAWS_AT_ONCE, draws - start)
+        drawn = random.multinomial(count, np.full(count, 1 / count), size=size)
+        weights = np.where(a == b, drawn[:, a], drawn[:, a] * drawn[:, b]).astype(np.float64)
+        found.append(weighted_spearman(x, y, weights) if ranks else weighted_pearson(x, y, weights))
+    return np.concatenate(found)
+
+
+def percentile_interval(draws: Array) -> tuple[float, float] | None:
+    """The middle 95 % of draws; None where more than a tenth of them were undefined."""
+    defined = draws[np.isfinite(draws)]
+    if len(defined) < 0.9 * len(draws):
+        return None
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
+    """r of pairs that count `weights` (draws, pairs) times; NaN where one side does not vary."""
+    x, y = (np.broadcast_to(v, weights.shape) for v in (x, y))
+    total = weights.sum(1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        dx, dy = (v - (weights * v).sum(1, keepdims=True) / total for v in (x, y))
+        xx, yy, xy = ((weights * one * other).sum(1) for one, other in ((dx, dx), (dy, dy), (dx, dy)))
+        # What rounding leaves of a side that is constant in this draw is no variation.
+        rounding = [1e-24 * (weights * v * v).sum(1) for v in (x, y)]
+        found = np.clip(xy / np.sqrt(xx * yy), -1, 1)  # Cauchy and Schwarz: beyond is rounding
+        return np.where((xx > rounding[0]) & (yy > rounding[1]), found, np.nan)
+
+
+def weighted_spearman(x: Array, y: Array, weights: Array) -> Array:
+    """ρ of pairs that count `weights` times: what ranks of the repeated pairs would give."""
+    return weighted_pearson(_weighted_ranks(x, weights), _weighted_ranks(y, weights), weights)
+
+
+def _weighted_ranks(x: Array, weights: Array) -> Array:
+    """Mean ranks (draws, pairs) among values each of which is there `weights` times."""
+    values, group = np.unique(x, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(len(values)))
+    of_group = np.add.reduceat(weights[:, order], starts, axis=1)
+    before = np.cumsum(of_group, axis=1) - of_group
+    return (before + (of_group + 1) / 2)[:, group]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A test of whether two measures correlate equally with the same thing: statistic and two-sided p."""
+
+    statistic: float
+    p: float
+
+
+def meng(first: float, second: float, between: float, n: int) -> Difference:
+    """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, in one sample.
+
+    `between` is the correlation of the two variables. It rests on Fisher's z, as the intervals do, and is what the
+    leaderboard quotes. Pairs are taken for independent: the bootstrap over models says what sharing them does.
+    """
+    _check_three(first, second, between, n)
+    mean_square = (first**2 + second**2) / 2
+    f = min((1 - between) / (2 * (1 - mean_square)), 1.0)  # the paper's own ceiling
+    h = (1 - f * mean_square) / (1 - mean_square)
+    z = (math.atanh(first) - math.atanh(second)) * math.sqrt((n - 3) / (2 * (1 - between) * h))
+    return Difference(z, 2 * float(stats.norm.sf(abs(z))))
+
+
+def williams(first: float, second: float, between: float, n: int) -> Difference:
+    """Williams's t with n − 3 degrees of freedom, as Steiger (1980, eq. 7) recommends it, for the same question."""
+    _check_three(first, second, between, n)
+    determinant = 1 - first**2 - second**2 - between**2 + 2 * first * second * between
+    mean = (first + second) / 2
+    below = 2 * (n - 1) / (n - 3) * determinant + mean**2 * (1 - between) ** 3
+    t = (first - second) * math.sqrt((n - 1) * (1 + between) / below)
+    return Difference(t, 2 * float(stats.t.sf(abs(t), n - 3)))
+
+
+def _check_three(first: float, second: float, between: float, n: int) -> None:
+    if n < 4:
+        raise ValueError(f"comparing two correlations needs at least 4 pairs, got {n}")
+    if not all(abs(r) < 1 for r in (first, second, between)):
+        raise ValueError(f"no test for perfect correlations: got {first}, {second} and {between} between them")
+    if 1 - first**2 - second**2 - between**2 + 2 * first * second * between < -1e-9:
+        raise ValueError(f"no three variables correlate by {first}, {second} and {between}: check the signs")
+
+
+def _with_fisher(r: float, n: int) -> Correlation:
+    if abs(r) == 1:
+        return Correlation(r, r, r, 0.0, n)
+    z, error = math.atanh(r), 1 / math.sqrt(n - 3)
+    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * error
+    return Correlation(r, math.tanh(z - reach), math.tanh(z + reach), 2 * float(stats.norm.sf(abs(z) / error)), n)
+
+
+def _checked(x: Array, y: Array) -> tuple[Array, Array]:
+    x, y = (np.asarray(v, dtype=np.float64) for v in (x, y))
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"a correlation needs two lists of equal length, got shapes {x.shape} and {y.shape}")
+    if len(x) < 4:
+        raise ValueError(f"a correlation with an interval needs at least 4 pairs, got {len(x)}")
+    for side, v in (("first", x), ("second", y)):
+        if not np.isfinite(v).all():
+            raise ValueError(f"the {side} variable has {int((~np.isfinite(v)).sum())} values that are not finite")
+        if np.ptp(v) <= 1e-12 * np.abs(v).max():
+            raise ValueError(f"the {side} variable is {v[0]:.4g} for all {len(v)} pairs: no correlation is defined")
+    return x, y
+
+
+TOGETHER = 32  # networks whose activations are compared in one go
+COEFFICIENTS = {"pearson": pearson, "spearman": spearman}
+
+
+class Undefined(ValueError):
+    """The measure has no value for any pair of a kind: that is how it is defined, and no failure."""
+
+
+class Ground:
+    """The pairs of networks, their activations at the last hidden layer for clean images, and how far they agree."""
+
+    def __init__(
+        self, scale: Scale, population: Population, agreement: Agreement, images: Tensor, *, seed: int
+    ) -> None:
+        self.scale, self.population, self.agreement, self.seed = scale, population, agreement, seed
+        self.inputs = images.flatten(1).double()
+        self.activations = [last_hidden(model, images) for model in population.models]
+
+    def pairs(self, kind: str) -> np.ndarray:
+        """(pairs, 2) numbers of networks."""
+        return np.array([pair for block in self.population.blocks[kind] for pair in block.pairs]).reshape(-1, 2)
+
+    def values(self, candidate: Candidate, kind: str) -> Found:
+        """In lots of blocks, in a seeded order: what a budget that runs out leaves done is a fair share."""
+        blocks, clock = self.population.blocks[kind], Clock(self.scale.budget)
+        order = np.random.default_rng(self.seed).permutation(len(blocks)).tolist()
+        values = np.full(len(self.pairs(kind)), np.nan)
+        reasons: Counter[str] = Counter()
+        ends = np.cumsum([len(block.pairs) for block in blocks])
+        for lot in _lots(order, [len(block.members) for block in blocks]):
+            found = self._of_blocks(candidate, [blocks[k] for k in lot], clock)
+            places = np.concatenate([np.arange(ends[k] - len(blocks[k].pairs), ends[k]) for k in lot])
+            values[places] = found.values
+            reasons += found.reasons
+        return Found(values, reasons)
+
+    def _of_blocks(self, candidate: Candidate, blocks: Sequence[Block], clock: Clock) -> Found:
+        members = [member for block in blocks for member in block.members]
+        place = {member: number for number, member in enumerate(members)}
+        pairs = [(place[a], place[b]) for block in blocks for a, b in block.pairs]
+        if candidate.of == "models":
+            return values_of(candidate, [self.population.models[m] for m in members], pairs, clock=clock)
+        things = [self.activations[m][: candidate.rows] for m in members]
+        return values_of(candidate, things, pairs, inputs=self.inputs[: candidate.rows], clock=clock)
+
+    def runs(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """The training runs that the networks of each pair are from: what the bootstrap draws."""
+        runs, pairs = np.array(self.population.runs), self.pairs(kind)
+        return runs[pairs[:, 0]], runs[pairs[:, 1]]
+
+    def agreed(self, kind: str, condition: str) -> np.ndarray:
+        pairs = self.pairs(kind)
+        return self.agreement[condition][pairs[:, 0], pairs[:, 1]]
+
+
+def _lots(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Blocks in this order, together as long as they are few networks: what is kept of each takes memory."""
+    lot: list[int] = []
+    for k in order:
+        if lot and sum(sizes[one] for one in lot) + sizes[k] > TOGETHER:
+            yield lot
+            lot = []
+        lot.append(k)
+    if lot:
+        yield lot
+
+
+def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[str, Any]:
+    """Correlations over the pairs of one kind: with intervals for groups of conditions, plain ones for each alone."""
+    found = at.values(candidate, kind)
+    kept = found.defined
+    if not kept.any():
+        why = found.reasons.most_common(1)[0][0] if found.reasons else "there are no pairs"
+        if Clock(at.scale.budget).reason in found.reasons:
+            raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
+        raise Undefined(f"not defined for networks that differ in {kind}: {why}")
+    oriented = found.values[kept] * (1 if closer == "up" else -1)
+    units = tuple(side[kept] for side in at.runs(kind))
+    agreed = {name: at.agreed(kind, name)[kept] for name in at.agreement}
+    groups = {n: _correlations(oriented, agreed[n], (units[0], units[1]), at) for n in GROUPS if n in agreed}
+    alone = {name: _plain(oriented, y) for name, y in agreed.items() if name not in GROUPS}
+    return {
+        "values": found.values,
+        "pairs": len(kept),
+        "defined": int(kept.sum()),
+        "undefined": dict(found.reasons.most_common(3)),
+        "groups": groups,
+        "conditions": alone,
+    }
+
+
+def _correlations(x: np.ndarray, y: np.ndarray, units: tuple[np.ndarray, np.ndarray], at: Ground) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = {}
+        for name, coefficient in COEFFICIENTS.items():
+            draws = bootstrap(x, y, units, ranks=name == "spearman", draws=at.scale.draws, seed=at.seed)
+            reach = percentile_interval(draws)
+            found[name] = asdict(coefficient(x, y)) | {"over_models": None if reach is None else list(reach)}
+        return found
+    except ValueError as error:
+        return {"why": str(error)}
+
+
+def _plain(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    try:
+        return {name: coefficient(x, y).value for name, coefficient in COEFFICIENTS.items()}
+    except ValueError as error:
+        return {"why": str(error)}
+
+
+def difference(
+    first: np.ndarray, second: np.ndarray, at: Ground, kind: str, condition: str, *, ranks: bool
+) -> dict[str, Any]:
+    """Whether one measure's correlation exceeds another's, on the pairs where both are defined; values oriented.
+
+    The p-value is that of Meng, Rosenthal and Rubin, for pairs as if independent; the interval is of the bootstrap
+    over training runs.
+    """
+    kept = np.isfinite(first) & np.isfinite(second)
+    x, other, y = first[kept], second[kept], at.agreed(kind, condition)[kept]
+    one_unit, other_unit = (side[kept] for side in at.runs(kind))
+    coefficient = spearman if ranks else pearson
+    try:
+        own, against, between = (coefficient(u, v).value for u, v in ((x, y), (other, y), (x, other)))
+        drawn = [
+            bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed) for v in (x, other)
+        ]
+        reach = percentile_interval(drawn[0] - drawn[1])
+        p = 1.0 if own == against else meng(own, against, between, len(x)).p
+    except ValueError as error:
+        return {"why": str(error)}
+    return {"value": own - against, "p": p, "over_models": None if reach is None else list(reach), "n": len(x)}

@@ -1,0 +1,455 @@
+"""The networks of a benchmark: trained once, kept, and paired so that two differ in one respect only."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data import CORRUPTIONS, ImageData, ImageFolder, attack, corrupt, open_images
+from ..files import DamagedFile, read_json, read_tensors, write_json, write_tensors
+from ..progress import track
+from ..train import fit_together
+
+# How large a benchmark is: which networks, which images, which shifts
+
+Architecture = tuple[int, int]  # hidden layers, neurons in each
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What one scale trains, shows and counts."""
+
+    name: str
+    data: tuple[str, ...]  # the first of these that is found
+    train: int  # images at most
+    test: int  # images at most that measures are probed with, and that agreement is counted on
+    architectures: tuple[Architecture, ...]
+    seeds: int
+    epochs: tuple[int, ...]  # whose checkpoints are kept; the last is when training ends
+    strategies: tuple[str, ...]
+    corruptions: tuple[str, ...]
+    attacks: tuple[str, ...]
+    calibrated: Architecture  # what calibration and manipulation are tried on
+    random: int  # networks that were not trained
+    converged: int  # networks whose last checkpoints, an epoch apart, are compared
+    checkpoints: int  # of each of those
+    converged_epochs: int
+    numbers: tuple[int, ...]  # of probing images
+    paired_rows: int  # images at most for measures of rows, which grow with their square
+    draws: int  # of the bootstrap
+    budget: float  # seconds a measure may take over the pairs of one kind, or over one set of probing images
+    batch: int = 64
+    rate: float = 1e-3
+    classes: tuple[int, ...] = (0, 1, 2)
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SCALES = {
+    "smoke": Scale(
+        name="smoke", data=("demo",), train=300, test=120,
+        architectures=((1, 16), (2, 16)), seeds=3, epochs=(1, 3, 6), strategies=("standard", "fgsm(epsilon=0.1)"),
+        corruptions=("fog", "impulse_noise"), attacks=("fgsm(epsilon=0.1)",),
+        calibrated=(2, 16), random=6, converged=2, checkpoints=4, converged_epochs=12, numbers=(20, 60),
+        paired_rows=60, draws=200, budget=20.0, rate=3e-3,
+    ),
+    "small": Scale(
+        name="small", data=("mnist", "demo"), train=1200, test=300,
+        architectures=((1, 8), (1, 32), (4, 32)), seeds=4, epochs=(2, 6, 15),
+        strategies=("standard", "fgsm(epsilon=0.1)", "pgd(epsilon=0.1, steps=5)"),
+        corruptions=tuple(CORRUPTIONS), attacks=("fgsm(epsilon=0.1)", "pgd(epsilon=0.1)"),
+        calibrated=(4, 32), random=20, converged=5, checkpoints=5, converged_epochs=40, numbers=(10, 30, 100),
+        paired_rows=150, draws=500, budget=30.0, batch=128, rate=3e-3,
+    ),
+    "paper": Scale(
+        name="paper", data=("mnist", "demo"), train=20_000, test=3147,
+        architectures=((1, 8), (1, 32), (4, 8), (4, 32), (10, 32)), seeds=5, epochs=(10, 25, 50, 75, 100),
+        strategies=("standard", "fgsm(epsilon=0.1)", "pgd(epsilon=0.1)"),
+        corruptions=tuple(CORRUPTIONS),
+        attacks=("fgsm(epsilon=0.1)", "fast_fgsm(epsilon=0.1)", "gaussian(epsilon=0.1)", "pgd(epsilon=0.1)",
+                 "trades(epsilon=0.1)"),
+        calibrated=(4, 32), random=100, converged=20, checkpoints=6, converged_epochs=100,
+        numbers=(10, 30, 100, 300, 1000), paired_rows=1000, draws=1000, budget=600.0,
+    ),
+}  # fmt: skip
+
+# Images at most, for measures that grow faster than the square of them, or are slow by nature.
+SLOW = {
+    "rtd": (32, "persistent homology"),
+    "rsa": (1000, "ranks of all pairs of rows"),
+}
+
+
+def open_scale(scale: str | Scale) -> Scale:
+    if isinstance(scale, Scale):
+        return scale
+    if scale not in SCALES:
+        raise ValueError(f"no scale is called {scale!r}; there are {', '.join(SCALES)}")
+    return SCALES[scale]
+
+
+# The folder of a benchmark: every unit of work is a file, written whole, and not done again
+
+KIND, VERSION = "benchmark-unit", 2
+SETTINGS = "settings.json"
+MEASURES_FOLDER = "measures"
+
+
+class Store:
+    """Units by name. A folder belongs to one benchmark: its settings say which."""
+
+    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any], *, resume: bool = True) -> None:
+        self.folder = Path(folder)
+        self.resume = resume
+        self._made: set[Path] = set()  # in this run: without resume older ones are made anew
+        if self.folder.exists() and not self.folder.is_dir():
+            raise NotADirectoryError(f"{self.folder} is a file: a benchmark needs a folder of its own")
+        path = self.folder / SETTINGS
+        wanted = json.loads(json.dumps(_plain(settings)))
+        if path.exists():
+            found = _read(path)["settings"]
+            different = [key for key in wanted if found.get(key) != wanted[key]]
+            if different:
+                raise ValueError(
+                    f"{self.folder} holds another benchmark ({', '.join(different)} differ): name another folder"
+                )
+        _write(path, {"settings": wanted})
+
+    def json(self, name: str, make: Callable[[], dict[str, Any]], *, made_of: str = "") -> dict[str, Any]:
+        """What `make` finds, from the file where it was found before; `made_of` tells versions of a measure apart."""
+        path = self.folder / f"{name}.json"
+        if self._is_there(path):
+            kept = _read(path)
+            if kept.get("made_of") == made_of:
+                return kept["found"]
+        return self.write(name, make(), made_of=made_of)
+
+    def write(self, name: str, found: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
+        """Whatever was there before."""
+        path, plain = self.folder / f"{name}.json", _plain(found)
+        _write(path, {"made_of": made_of, "found": plain})
+        self._made.add(path)
+        return json.loads(json.dumps(plain))
+
+    def tensors(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The same for tensors, which are on the CPU when they come back."""
+        path = self.folder / f"{name}.safetensors"
+        if not self._is_there(path):
+            write_tensors(path, KIND, VERSION, make(), {})
+            self._made.add(path)
+        return read_tensors(path, KIND, VERSION)[1]
+
+    def of_measures(self) -> list[dict[str, Any]]:
+        """What is kept about every measure that was tried here."""
+        paths = sorted((self.folder / MEASURES_FOLDER).glob("*/about.json"))
+        return [_read(path)["found"] for path in paths if self._is_there(path)]
+
+    def _is_there(self, path: Path) -> bool:
+        return path.exists() and (self.resume or path in self._made)
+
+
+def measure_folder(name: str) -> str:
+    """Where the units of a measure are, below the folder: readable, and one for each name."""
+    readable = re.sub(r"[^\w.=-]+", "-", name).strip("-")[:60]
+    return f"{MEASURES_FOLDER}/{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {str(key): _plain(value) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_plain(value) for value in found]
+    if hasattr(found, "tolist"):  # arrays and numbers of NumPy
+        return _plain(found.tolist())
+    if isinstance(found, float) and not math.isfinite(found):
+        return None
+    return found
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_json(path, {"format": f"sosie-{KIND}", "version": VERSION, **content})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path, f"sosie-{KIND}", VERSION, "unit of a benchmark")
+    except DamagedFile as error:
+        raise DamagedFile(f"{error}; remove it, and it is made again") from error
+
+
+KINDS = ("seed", "epoch", "architecture", "strategy")
+UNTRAINED_SEED = 10_000  # seeds of networks that are not trained, and of those for calibration, begin beyond others
+CONVERGED_SEED = 20_000
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of the classes of the benchmark in [0, 1], labels numbered from 0; test images in a seeded order."""
+
+    name: str
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    classes: int
+
+    @property
+    def inputs(self) -> int:
+        return self.test[0].numel()
+
+
+def open_benchmark_images(scale: Scale, *, seed: int, device: torch.device) -> Images:
+    """The first of the scale's data sets that is found."""
+    for name in scale.data:
+        try:
+            parts = [open_images(name, split=split) for split in ("train", "test")]
+        except FileNotFoundError:
+            if name == scale.data[-1]:
+                raise
+            continue
+        break
+    train, test = (
+        _of_classes(part, scale.classes, most, seed, device)
+        for part, most in zip(parts, (scale.train, scale.test), strict=True)
+    )
+    return Images(name, *train, *test, classes=len(scale.classes))
+
+
+def _of_classes(
+    data: ImageData | ImageFolder, classes: Sequence[int], most: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    images, labels = data.read(0, len(data))
+    chosen = torch.isin(labels, torch.tensor(classes)).nonzero().flatten()
+    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+    chosen = chosen[order[:most]]
+    numbered = (labels[chosen][:, None] == torch.tensor(classes)).int().argmax(1)
+    return images[chosen].to(device), numbered.to(device)
+
+
+def perceptron(architecture: Architecture, inputs: int, classes: int) -> nn.Sequential:
+    """Fully connected, with ReLUs; all but the last module give the last hidden layer."""
+    layers, width = architecture
+    widths = [inputs, *[width] * layers]
+    hidden = [part for p, q in itertools.pairwise(widths) for part in (nn.Linear(p, q), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
+
+
+@torch.no_grad()
+def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
+    """(n, p) activations of the last hidden layer, float64."""
+    return nn.Sequential(*list(model.children())[:-1])(images).double()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of the population: how it came about."""
+
+    architecture: Architecture
+    strategy: str
+    seed: int
+    epoch: int
+
+    @property
+    def run(self) -> Hashable:
+        """Checkpoints of one training run are no independent networks."""
+        return self.architecture, self.strategy, self.seed
+
+
+@dataclass(frozen=True)
+class Block:
+    """Networks every two of which differ in one respect."""
+
+    kind: str
+    members: tuple[int, ...]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(itertools.combinations(self.members, 2))
+
+
+@dataclass(frozen=True)
+class Population:
+    """All networks, trained ones and those for calibration."""
+
+    members: tuple[Member, ...]
+    models: tuple[nn.Sequential, ...]
+    untrained: tuple[nn.Sequential, ...]
+    converged: tuple[tuple[nn.Sequential, ...], ...]  # of each training run the last checkpoints, an epoch apart
+
+    @cached_property
+    def blocks(self) -> dict[str, list[Block]]:
+        return {kind: [b for b in blocks_of(self.members, kind) if len(b.members) > 1] for kind in KINDS}
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """The number of the training run of each member."""
+        numbers = {run: k for k, run in enumerate(dict.fromkeys(m.run for m in self.members))}
+        return [numbers[member.run] for member in self.members]
+
+
+def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
+    """Members that are alike in all but `kind`."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for k, member in enumerate(members):
+        alike[tuple(getattr(member, other) for other in KINDS if other != kind)].append(k)
+    return [Block(kind, tuple(numbers)) for numbers in alike.values()]
+
+
+def make_population(
+    scale: Scale,
+    images: Images,
+    store: Store,
+    *,
+    seed: int,
+    make: Callable[[Architecture], nn.Sequential] | None = None,
+) -> Population:
+    """Train what is not in the folder yet: one file for each architecture and strategy.
+
+    `make`: a network of an architecture, whose last module reads the last hidden layer; None: a perceptron.
+    """
+    device = images.train.device
+    members: list[Member] = []
+    models: list[nn.Sequential] = []
+    recipes = list(itertools.product(scale.architectures, scale.strategies))
+    for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
+        own_make = _maker(architecture, images, make)
+        seeds = [seed + k for k in range(scale.seeds)]
+        found = store.tensors(
+            f"networks/{architecture[0]}x{architecture[1]}-{strategy.partition('(')[0]}",
+            lambda a=own_make, s=seeds, t=strategy: _trained(a, images, scale, s, scale.epochs, t),  # type: ignore[misc]
+        )
+        for epoch, own in itertools.product(scale.epochs, range(scale.seeds)):
+            members.append(Member(architecture, strategy, seeds[own], epoch))
+            models.append(_restored(own_make, found, epoch, own, device))
+    calibrated = _maker(scale.calibrated, images, make)
+    with torch.random.fork_rng(devices=[]):
+        untrained = [_seeded(calibrated, seed + UNTRAINED_SEED + k).to(device).eval() for k in range(scale.random)]
+    last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
+    seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
+    kept = {}
+    if seeds:
+        kept = store.tensors("networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard"))
+    converged = [[_restored(calibrated, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
+    return Population(tuple(members), tuple(models), tuple(untrained), tuple(map(tuple, converged)))
+
+
+def _maker(
+    architecture: Architecture, images: Images, make: Callable[[Architecture], nn.Sequential] | None
+) -> Callable[[], nn.Sequential]:
+    if make is not None:
+        return lambda: make(architecture)
+    return lambda: perceptron(architecture, images.inputs, images.classes)
+
+
+def _trained(
+    make: Callable[[], nn.Sequential],
+    images: Images,
+    scale: Scale,
+    seeds: Sequence[int],
+    epochs: Sequence[int],
+    strategy: str,
+) -> dict[str, Tensor]:
+    found = fit_together(
+        make, len(seeds), images.train, images.train_labels, epochs=max(epochs), seeds=seeds, strategy=strategy,
+        keep=epochs, batch=scale.batch, rate=scale.rate, task=f"training {len(seeds)} networks, {strategy}",
+    )  # fmt: skip
+    return {f"{checkpoint.epoch}/{key}": value for checkpoint in found for key, value in checkpoint.state.items()}
+
+
+def _restored(
+    make: Callable[[], nn.Sequential], found: dict[str, Tensor], epoch: int, k: int, device: torch.device
+) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        model = make()
+    start = f"{epoch}/"
+    model.load_state_dict({key.removeprefix(start): v[k] for key, v in found.items() if key.startswith(start)})
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _seeded(make: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return make().requires_grad_(False)
+
+
+# What networks do: the share of images on which two of them agree, under each condition
+
+CLEAN, CORRUPTED, ATTACKED, ALL = "clean", "corrupted", "attacked", "all"
+GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)  # those that have conditions
+Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two that are not paired
+
+
+def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
+    """For each condition how far two networks agree; the mean of a group of conditions under the group's name."""
+    found: Agreement = {}
+    pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in block.pairs})
+    conditions = [CLEAN, *scale.corruptions, *(f"attack: {a}" for a in scale.attacks)]
+    for condition in track(conditions, "agreement of networks", len(conditions), "conditions"):
+        values = store.json(
+            f"agreement/{condition.replace('attack: ', 'attack-').partition('(')[0]}",
+            lambda c=condition: {"values": _agreement(c, images, population, pairs, seed)},  # type: ignore[misc]
+        )["values"]
+        found[condition] = matrix = np.full((len(population.models),) * 2, np.nan)
+        for (a, b), value in zip(pairs, values, strict=True):
+            matrix[a, b] = matrix[b, a] = value
+    for group, names in groups(scale).items():
+        found[group] = np.mean([found[name] for name in names], axis=0)
+    return found
+
+
+def groups(scale: Scale) -> dict[str, list[str]]:
+    """Which conditions a group is the mean of."""
+    corrupted, attacked = list(scale.corruptions), [f"attack: {a}" for a in scale.attacks]
+    found = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    return {group: names for group, names in found.items() if names}
+
+
+def _agreement(
+    condition: str, images: Images, population: Population, pairs: Sequence[tuple[int, int]], seed: int
+) -> list[float]:
+    if condition.startswith("attack: "):
+        return _under_attack(condition.removeprefix("attack: "), images, population.models, pairs, seed)
+    x = probing_images(condition, images, seed)
+    answers = torch.stack([predictions(model, x) for model in population.models])
+    return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
+
+
+def _under_attack(
+    kind: str, images: Images, models: Sequence[nn.Module], pairs: Sequence[tuple[int, int]], seed: int
+) -> list[float]:
+    """Attack A and ask both, attack B and ask both; the mean."""
+    partners: dict[int, list[int]] = {}
+    for a, b in pairs:
+        partners.setdefault(a, []).append(b)
+        partners.setdefault(b, []).append(a)
+    found: dict[tuple[int, int], Tensor] = {}
+    for a in track(partners, f"attacking by {kind}", len(partners), "networks"):
+        x = attack(models[a], images.test, images.test_labels, kind, seed=seed)
+        own = predictions(models[a], x)
+        for b in partners[a]:
+            found[a, b] = (own == predictions(models[b], x)).double().mean()
+    return [float(found[a, b] + found[b, a]) / 2 for a, b in pairs]
+
+
+def probing_images(kind: str, images: Images, seed: int) -> Tensor:
+    """The test images, as they are or corrupted."""
+    return images.test if kind == CLEAN else corrupt(images.test, kind, seed=seed)
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).argmax(1)

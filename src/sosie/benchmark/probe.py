@@ -1,0 +1,132 @@
+"""A linear probe: multinomial logistic regression on what a site gives, to hold sketched classifiers against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..capture import Rule
+from ..process_state import products
+from ..sketching import Sketch, sketch
+from ..train import accuracy, fit
+
+STEPS = 1000  # of L-BFGS until it must have converged
+SETTLED = 1e-5  # largest gradient of the mean loss at which it has, for columns of unit variance
+
+
+def linear_probe(
+    model: Any,
+    data: Any,
+    test: Any,
+    *,
+    sites: str | Sequence[str],
+    epochs: int | None = None,
+    penalty: float = 1.0,
+    rate: float = 1e-2,
+    batch: int = 64,
+    seed: int = 0,
+    rows: Rule = "flatten",
+    prepare: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    memory: int | str | None = None,
+) -> dict[str, float]:
+    """Accuracy on `test` of a linear classifier trained on the features of each site, for `data`.
+
+    The model runs once over the data and once over the test set, and its rows are kept (`memory`: the budget). Their
+    columns are brought to mean 0 and variance 1, by the training rows; weights begin at 0.
+    `epochs`: so many by Adam with a one-cycle rate, in batches, from an order of its own `seed`; None until the
+    gradient is nil, by L-BFGS over all rows, of the summed loss plus penalty ‖W‖²/2 (without a penalty, classes that a
+    plane separates have no optimum; epochs have none). `rate` and `batch` are for epochs.
+    A ridge probe, in closed form: `classify(sketch(model, data, size=None, kernels="features"), "features")`.
+    """
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be at least 1, or None until it has converged, got {epochs}")
+    if not penalty > 0:
+        raise ValueError(f"penalty must be above 0, got {penalty}")
+    seen, new = (
+        sketch(
+            model,
+            lot,
+            sites=sites,
+            size=None,
+            kernels="features",
+            rows=rows,
+            prepare=prepare,
+            inputs=inputs,
+            device=device,
+            memory=memory,
+        )
+        for lot in (data, test)
+    )
+    labels, asked = _labels(seen, "data"), _labels(new, "test")
+    if unknown := sorted(set(asked.tolist()) - set(labels.tolist())):
+        raise ValueError(f"the test set has classes that the data do not: {', '.join(map(str, unknown[:5]))}")
+    found = {}
+    with products():
+        for site in seen.side.sites:
+            train, held = _standard(_rows(seen, site), _rows(new, site), site)
+            classes = int(labels.max()) + 1
+            head = nn.utils.skip_init(nn.Linear, train.shape[1], classes, dtype=train.dtype, device=train.device)
+            for weights in head.parameters():
+                nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
+            if epochs is None:
+                train, held = train.double(), held.double()  # a line search ends too early in float32
+                _converge(head.double(), train, labels, penalty, site)
+            else:
+                fit(head, train, labels, epochs=epochs, seed=seed, batch=batch, rate=rate, task=f"probing {site}")
+            found[site] = accuracy(head, held, asked)
+    return found
+
+
+def _rows(of: Sketch, site: str) -> Tensor:
+    part = of.site(site).features
+    assert part is not None
+    return part.rows
+
+
+def _labels(of: Sketch, which: str) -> Tensor:
+    if of.labels is None:
+        raise ValueError(f"{which} has no labels: give batches of (inputs, labels), under a rule with one row an input")
+    return of.labels.argmax(1)
+
+
+def _standard(train: Tensor, held: Tensor, site: str) -> tuple[Tensor, Tensor]:
+    """Columns of mean 0 and variance 1 over the training rows; those that do not vary there are left out."""
+    mean, spread = train.double().mean(0), train.double().std(0, correction=0)
+    varied = spread > torch.finfo(train.dtype).eps * mean.abs()
+    if not bool(varied.any()):
+        raise ValueError(f"all {len(train)} rows of {site} are the same: a probe has nothing to learn from them")
+    made = [((rows[:, varied].double() - mean[varied]) / spread[varied]).to(train.dtype) for rows in (train, held)]
+    return made[0], made[1]
+
+
+def _converge(head: nn.Linear, rows: Tensor, labels: Tensor, penalty: float, site: str) -> None:
+    stepper = torch.optim.LBFGS(
+        head.parameters(),
+        max_iter=STEPS,
+        max_eval=2 * STEPS,
+        tolerance_grad=SETTLED / 2,
+        tolerance_change=0.0,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        stepper.zero_grad()
+        value = functional.cross_entropy(head(rows), labels) + penalty / (2 * len(rows)) * head.weight.square().sum()
+        value.backward()
+        return value
+
+    stepper.step(loss)
+    loss()
+    largest = max(float(weights.grad.abs().amax()) for weights in head.parameters() if weights.grad is not None)
+    if not largest <= SETTLED:
+        raise RuntimeError(
+            f"the probe of {site} has not converged after {STEPS} steps, its gradient is {largest:.1g}: give a larger "
+            "penalty, or a number of epochs"
+        )

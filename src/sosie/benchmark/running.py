@@ -1,0 +1,200 @@
+"""The benchmark from the first network to the leaderboard; what the folder holds already is not done again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..engine.provenance import provenance
+from ..measures import MEASURES
+from ..process_state import products
+from ..progress import Progress
+from ..results import Closer, Entry, Leaderboard
+from .calibration import Probes, calibrate
+from .candidates import Candidate, Of, open_candidates, values_of
+from .grounding import Ground, Undefined, difference, ground
+from .manipulation import Bench, manipulate
+from .population import (
+    ALL,
+    KINDS,
+    Images,
+    Population,
+    Scale,
+    Store,
+    agreements,
+    groups,
+    make_population,
+    measure_folder,
+    open_benchmark_images,
+    open_scale,
+)
+
+TRIED = 3  # networks that are manipulated, and that tell which way is closer
+
+
+@products()
+def run_benchmark(
+    measures: Any = None,
+    *,
+    scale: str | Scale = "smoke",
+    folder: str | os.PathLike[str],
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    resume: bool = True,
+    of: Of | None = None,
+    closer: Closer | None = None,
+    rows: int | None = None,
+) -> Leaderboard:
+    """Put measures to the test: calibration, correlation with what networks do, manipulation.
+
+    `measures`: names of sosie's, with options ("mutual_knn(k=5)"), `file.py:function`, or callables f(x, y) of two
+    NumPy arrays (n, p) and (n, q), rows paired (`f.takes = "torch"`: tensors), or of two networks (`f.of = "models"`,
+    or `of=`); None: all of sosie's. `closer`: "up" if larger means more alike, for functions that do not say so
+    themselves (`f.closer`); else it is found out by comparing networks with themselves. `rows`: images at most.
+
+    `scale`: "smoke" (seconds), "small" (minutes on a CPU) or "paper" (a GPU). What is done is kept in `folder`: after
+    an interruption, or with other measures, it goes on from there, and the leaderboard has all measures tried in it.
+    `resume=False` does everything anew.
+    """
+    chosen = open_scale(scale)
+    candidates = open_candidates(measures, chosen, of=of, closer=closer, rows=rows)
+    place = torch.device("cpu" if device is None else device)
+    images = open_benchmark_images(chosen, seed=seed, device=place)
+    store = Store(folder, {"scale": chosen.facts(), "data": images.name, "seed": seed}, resume=resume)
+    population = make_population(chosen, images, store, seed=seed)
+    agreement = agreements(chosen, images, population, store, seed=seed)
+    at = Ground(chosen, population, agreement, images.test, seed=seed)
+    probes = Probes(chosen, images, population, seed=seed)
+    bench = Bench([run[-1] for run in population.converged[:TRIED]], images.test, seed=seed)
+    trial = Trial(store, at, probes, bench)
+    with Progress("testing measures", len(candidates), "measures") as bar:
+        for candidate in candidates:
+            trial.run(candidate)
+            bar.advance(note=candidate.name)
+    entries = [Entry(**{**kept, "notes": tuple(kept["notes"])}) for kept in store.of_measures()]
+    found = Leaderboard(
+        scale=chosen.facts(),
+        data=_facts(images, population),
+        pairs={kind: len(at.pairs(kind)) for kind in KINDS},
+        conditions=groups(chosen),
+        entries=tuple(entries),
+        left_out={m.name: "compares what models answer: what measures are held against" for m in MEASURES.values()
+                  if m.reads_outputs},
+        provenance=provenance(seed=seed, device=str(place)),
+    )  # fmt: skip
+    found = against_the_leader(found, at)
+    found.save(store.folder / "leaderboard.json")
+    return found
+
+
+class Trial:
+    """Everything a measure goes through, each stage a unit of work."""
+
+    def __init__(self, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
+        self.store, self.at, self.probes, self.bench = store, at, probes, bench
+
+    def run(self, candidate: Candidate) -> None:
+        """All stages that can be done; a stage that fails says why, and the others go on."""
+        home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
+        failures: dict[str, str] = {}
+        undefined: dict[str, str] = {}
+
+        def stage(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+            try:
+                return self.store.json(f"{home}/{name}", make, made_of=f"{made_of} {candidate.closer}")
+            except Undefined as error:
+                undefined[name.removeprefix("grounding-")] = str(error)
+                return None
+            except Exception as error:
+                failures[name] = f"{type(error).__name__}: {error}"
+                return None
+
+        closer, notes = candidate.closer, list(candidate.notes)
+        if closer is None:
+            told = stage("direction", lambda: {"closer": self._direction(candidate)})
+            closer = None if told is None else told["closer"]
+            notes += [f"closer={closer!r} found out by comparing networks with themselves"] if closer else []
+        calibration = manipulation = None
+        grounding: dict[str, dict[str, Any]] = {}
+        if closer is not None:
+            way: Closer = closer
+            calibration = stage("calibration", lambda: calibrate(candidate, way, self.probes))
+            for kind in KINDS:
+                found = stage(f"grounding-{kind}", lambda k=kind: ground(candidate, way, self.at, k))  # type: ignore[misc]
+                grounding |= {} if found is None else {kind: found}
+            unlike = None if calibration is None else calibration["clean"]["unlike"]
+            far = None if unlike is None else unlike["mean"]
+            manipulation = stage("manipulation", lambda: manipulate(candidate, far, self.bench))
+        entry = Entry(candidate.name, candidate.of, closer, (*notes, *_gaps(grounding)), failures, undefined,
+                      calibration, grounding, {}, manipulation)  # fmt: skip
+        self.store.write(f"{home}/about", asdict(entry))  # last: it is what the leaderboard is made from
+
+    def _direction(self, candidate: Candidate) -> Closer:
+        """Which way is closer: networks with themselves against networks with others."""
+        few = self.at.activations[: 2 * TRIED] if candidate.of == "activations" else []
+        things: Any = [x[: candidate.rows] for x in few] or self.at.population.models[: 2 * TRIED]
+        count = len(things)
+        own = values_of(candidate, things, [(k, k) for k in range(count)])
+        other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)])
+        both = own.defined & other.defined
+        if not both.any():
+            reasons = own.reasons + other.reasons
+            raise ValueError(f"no value to tell the direction from: {next(iter(reasons))}")
+        gap = own.values[both] - other.values[both]
+        if (gap >= 0).all() and (gap > 0).any():
+            return "up"
+        if (gap <= 0).all() and (gap < 0).any():
+            return "down"
+        raise ValueError(
+            f"networks compared with themselves have values of {own.values[both].min():.4g} to "
+            f"{own.values[both].max():.4g}, with others of {other.values[both].min():.4g} to "
+            f"{other.values[both].max():.4g}: declare closer='up' or 'down'"
+        )
+
+
+def against_the_leader(found: Leaderboard, at: Ground) -> Leaderboard:
+    """Each measure with its difference from the first one, kind by kind."""
+    if found.leader is None:
+        return found
+    first = found[found.leader]
+    entries = []
+    for entry in found:
+        shared = [kind for kind in entry.grounding if kind in first.grounding and entry is not first]
+        against = {
+            kind: difference(_oriented(entry, kind), _oriented(first, kind), at, kind, ALL, ranks=True)
+            for kind in shared
+        }
+        entries.append(replace(entry, against=against))
+    return replace(found, entries=tuple(entries))
+
+
+def _oriented(entry: Entry, kind: str) -> np.ndarray:
+    values = np.array([np.nan if v is None else v for v in entry.grounding[kind]["values"]], dtype=np.float64)
+    return values if entry.closer == "up" else -values
+
+
+def _gaps(grounding: dict[str, dict[str, Any]]) -> list[str]:
+    """What is undefined, in words."""
+    return [
+        f"undefined for {found['pairs'] - found['defined']} of {found['pairs']} pairs that differ in {kind}: "
+        f"{next(iter(found['undefined']), 'no reason given')}"
+        for kind, found in grounding.items()
+        if found["defined"] < found["pairs"]
+    ]
+
+
+def _facts(images: Images, population: Population) -> dict[str, Any]:
+    return {
+        "name": images.name,
+        "train": len(images.train),
+        "test": len(images.test),
+        "networks": len(population.models),
+        "runs": len(set(population.runs)),
+        "untrained": len(population.untrained),
+        "consecutive_pairs": sum(len(run) - 1 for run in population.converged),
+    }

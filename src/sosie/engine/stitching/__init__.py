@@ -1,9 +1,0 @@
-"""Stitching: halves → fit or training of the joint → evaluation; single joints, maps of all sites, files."""
-
-from .evaluating import Stitch
-from .fitting import stitch
-from .halves import Half, Stitched
-from .sites import stitch_sites
-from .task_loss import TaskLoss
-
-__all__ = ["Half", "Stitch", "Stitched", "TaskLoss", "stitch", "stitch_sites"]

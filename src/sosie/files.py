@@ -1,0 +1,355 @@
+"""The files that sosie writes: each whole or not there, and with a checksum that is verified when it is read.
+
+There is one writer and one reader for JSON, and one of each for safetensors. Files of version 1 had no checksum: they
+are read as they are, and saving again adds one. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CHECKED = 2  # the first version of every format whose files have a checksum
+JSON_HASH, TENSORS_HASH = "hash", "sosie-hash"  # the fields that it is in
+PIECE = 2**22  # bytes that are hashed at a time
+FORGOTTEN = 86400.0  # seconds after which a temporary file of an unknown process is nobody's
+_PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[^.]*\.part(?:\.[^.]*)?")
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+class DamagedFile(ValueError):
+    """The file is not what sosie writes, or only a part of it."""
+
+
+class OtherFile(DamagedFile):
+    """The file may be whole, but holds something else."""
+
+
+def check_writable(path: str | os.PathLike[str] | None) -> None:
+    """Raise now if a file could not be written there later, after hours of work."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file inside it")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise PermissionError(f"cannot write {path}: {above} is not a folder that can be written to")
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callable[[Path], None]) -> Path:
+    """Write text, bytes, or whatever `content(temporary_path)` writes; then rename over `path`, or what it links to.
+
+    An interruption leaves the old file as it was. What a kill leaves behind, the next write into the folder removes.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file inside it")
+    if path.exists() and not path.is_file():
+        # Renamed over, /dev/null would be gone for all.
+        raise FileExistsError(f"{path} is no file but a device or a pipe, which a file would replace")
+    target = path.resolve() if path.is_symlink() else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_forgotten(target.parent)
+    own = f".{target.name}.{_process_space()}-{os.getpid()}-"
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=own, suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        if callable(content):
+            content(temporary)
+        else:
+            temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _remove_forgotten(folder: Path) -> None:
+    """Temporary files of processes that have ended; of other machines, which cannot be asked, those a day old."""
+    with contextlib.suppress(OSError):  # another process removes them, too; they are in nobody's way
+        for entry in os.scandir(folder):
+            found = _PART.fullmatch(entry.name)
+            if found is None or not entry.is_file(follow_symlinks=False):
+                continue
+            here = found[1] == _process_space()
+            if (here and _has_ended(int(found[2]))) or time.time() - entry.stat().st_mtime > FORGOTTEN:
+                os.unlink(entry.path)
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    return False
+
+
+@cache
+def _process_space() -> str:
+    """Where a process number means this process: one start of one machine, and in it one container."""
+    try:
+        where = Path("/proc/sys/kernel/random/boot_id").read_text("ascii") + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        where = socket.gethostname()
+    return hashlib.sha256(where.encode()).hexdigest()[:8]
+
+
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, indent: int | None = None) -> Path:
+    """JSON with its "format" and "version", to which the checksum is added."""
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    whole = {**plain, JSON_HASH: json_hash(plain)}
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+    return write_atomically(path, text + "\n")
+
+
+def json_hash(content: Mapping[str, Any]) -> str:
+    """Of names and values, however they are written; ValueError for numbers that are not finite."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: str | os.PathLike[str], form: str | Sequence[str], newest: int, what: str) -> dict[str, Any]:
+    """A file of this format (or of one of these) and no newer version, whole; refused in words otherwise."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
+    except json.JSONDecodeError as error:
+        raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise DamagedFile(f"{path} is damaged: {error}") from error
+    except RecursionError as error:
+        raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
+    forms = (form,) if isinstance(form, str) else form
+    if not isinstance(found, dict) or found.get("format") not in forms:
+        raise OtherFile(f"{path} is JSON, but not a saved {what} (no format {forms[0]!r} in it)")
+    version = found.get("version")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise DamagedFile(f"{path} has no valid version number: {str(version)[:20]!r}")
+    if version > newest:
+        raise DamagedFile(
+            f"{path} was written by a newer sosie (format {str(version)[:20]}, this one reads up to {newest}): upgrade"
+        )
+    said = found.pop(JSON_HASH, "" if version >= CHECKED else None)
+    try:
+        same = json_hash(found) == said
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: it has a number that is NaN or infinite") from error
+    if said is not None and not same:
+        raise DamagedFile(
+            f"{path} is damaged: its checksum does not fit its content, which was changed after it was written. "
+            f'Restore it or make it again; if you edited it by hand, set its "{JSON_HASH}" to null to have it read so'
+        )
+    return found
+
+
+class Part(NamedTuple):
+    """A tensor that is to be written: its type and shape as safetensors says them, and its bytes, piece by piece."""
+
+    name: str
+    code: str
+    shape: Sequence[int]
+    size: int  # bytes
+    pieces: Iterable[Any]
+
+
+def write_tensors(
+    path: str | os.PathLike[str], kind: str, version: int, tensors: Mapping[str, Tensor], text: Mapping[str, str]
+) -> Path:
+    """Tensors and text beside them, as safetensors of the format "sosie-<kind>", which `read_tensors` reads."""
+    head = {"format": f"sosie-{kind}", "version": str(version), **text}
+    return write_atomically(path, lambda temporary: assemble(temporary, _parts(tensors), head))
+
+
+def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> Path:
+    """A state dict as any reader of safetensors takes it; the checksum is for sosie's own."""
+    return write_atomically(path, lambda temporary: assemble(temporary, _parts(tensors), {"format": "pt"}))
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> list[Part]:
+    """The widest numbers first, so that all are aligned; views and shared memory are written as they read."""
+    found = []
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        code = _CODES.get(str(tensor.dtype).removeprefix("torch."))
+        if code is None:
+            raise TypeError(f"{name} is of type {tensor.dtype}, which safetensors does not have")
+        found.append(Part(name, code, tuple(tensor.shape), tensor.numel() * tensor.element_size(), _bytes(tensor)))
+    return found
+
+
+def _bytes(tensor: Tensor) -> Iterator[Any]:
+    import torch
+
+    if tensor.numel():
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def assemble(path: Path, parts: Iterable[Part], text: Mapping[str, str]) -> None:
+    """Write safetensors piece by piece. The library has a temporary file of its own, which a kill would leave behind,
+    or puts the whole together in memory."""
+    parts = list(parts)
+    end = 0
+    places: dict[str, Any] = {}
+    for part in parts:
+        start, end = end, end + part.size
+        places[part.name] = {"dtype": part.code, "shape": list(part.shape), "data_offsets": [start, end]}
+    digest = hashlib.sha256(_head({"__metadata__": dict(text), **places}))
+    blank = "0" * 2 * digest.digest_size  # the checksum is put in its place at the end
+    head = _head({"__metadata__": {TENSORS_HASH: blank, **text}, **places})
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for part in parts:
+            for piece in part.pieces:
+                digest.update(piece)
+                file.write(piece)
+        file.seek(8 + head.index(f'"{TENSORS_HASH}":"{blank}"'.encode()) + len(TENSORS_HASH) + 4)
+        file.write(digest.hexdigest().encode())
+
+
+def _head(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def read_tensors(
+    path: str | os.PathLike[str], kind: str, version: int, what: str | None = None
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The text beside the tensors, and the tensors, on the CPU; refused unless the text says "sosie-<kind>".
+
+    `version`: the newest format that is understood; `what`: the kind in words.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as opened:
+            text = opened.metadata() or {}
+            check_tensors(path, text, kind, version, what)
+            return text, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise DamagedFile(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def check_tensors(
+    path: str | os.PathLike[str], text: Mapping[str, str], kind: str, version: int, what: str | None = None
+) -> None:
+    """That a safetensors file, whose text this is, is one of sosie's of this kind, and as it was written."""
+    if text.get("format") != f"sosie-{kind}":
+        raise OtherFile(f"{path} is a safetensors file, but holds no {what or kind} of sosie's")
+    said = text.get("version")
+    if said not in [str(known) for known in range(1, version + 1)]:
+        raise DamagedFile(f"{path} was written by a newer sosie (format {str(said)[:20]}): upgrade sosie")
+    if int(said) >= CHECKED and TENSORS_HASH not in text:
+        raise DamagedFile(f"{path} is damaged: its checksum is gone. Restore it or make it again")
+    check_hash(path, text)
+
+
+def check_hash(path: str | os.PathLike[str], text: Mapping[str, str]) -> None:
+    """That the content of a safetensors file fits its checksum, if its text has one."""
+    if TENSORS_HASH not in text:
+        return
+    with open(path, "rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        del head["__metadata__"][TENSORS_HASH]
+        digest = hashlib.sha256(_head(head))
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    if digest.hexdigest() != text[TENSORS_HASH]:
+        raise DamagedFile(
+            f"{path} is damaged: its checksum does not fit its content, which was changed after it was written. "
+            "Restore it or make it again"
+        )
+
+
+# Nested values to and from a safetensors file: tensors as they are, the rest as JSON beside them. Never unpickled
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: Mapping[str, Any], value: Any) -> Path:
+    """Dicts, lists and tuples of tensors, numbers and text; whole or not at all: a kill leaves what was there."""
+    tensors: dict[str, Tensor] = {}
+    layout = _encode(value, "", tensors)
+    text = {"about": json.dumps(about), "layout": json.dumps(layout, ensure_ascii=False)}
+    return write_tensors(path, kind, version, tensors, text)
+
+
+def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], Any]:
+    """What was said about the value, and the value, its tensors on the CPU."""
+    text, tensors = read_tensors(path, kind, version)
+    try:
+        about = json.loads(text["about"])
+        if not isinstance(about, dict):
+            raise TypeError("what is said about it is no JSON object")
+        return about, _decode(json.loads(text["layout"]), tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """What JSON holds of a value, the tensors of which are gathered apart."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {"tensor": key}
+    if isinstance(value, Mapping):
+        # Pairs, since an optimiser's names are numbers, which JSON would make text.
+        return {"dict": [[name, _encode(item, _below(key, name), tensors)] for name, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encode(item, _below(key, k), tensors) for k, item in enumerate(value)]}
+    if not isinstance(value, PLAIN):
+        raise TypeError(
+            f"{key or 'the whole'} is a {type(value).__name__}, which cannot be kept in a file: only tensors, numbers "
+            "and text, or tuples, lists and dicts of them, can"
+        )
+    return {"value": value}
+
+
+def _below(key: str, name: Any) -> str:
+    if not isinstance(name, (str, int)):
+        raise TypeError(f"{key} has an entry called {name!r}: only text and whole numbers can be kept in a file")
+    return f"{key}/{name}" if key else str(name)
+
+
+def _decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    ((kind, value),) = found.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {name: _decode(item, tensors) for name, item in value}
+    if kind in ("tuple", "list"):
+        items = [_decode(item, tensors) for item in value]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "value" and isinstance(value, PLAIN):
+        return value
+    raise ValueError(f"values of kind {str(kind)[:40]!r}")

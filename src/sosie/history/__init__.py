@@ -1,0 +1,12 @@
+"""How a network changes over time: recorded runs or checkpoints, every time against every other."""
+
+from .comparing import dynamics
+from .recorder import Recorder
+from .run_folder import Run, open_run
+
+__all__ = [
+    "Recorder",
+    "Run",
+    "dynamics",
+    "open_run",
+]

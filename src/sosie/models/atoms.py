@@ -1,0 +1,465 @@
+"""A convolution whose kernels are combinations of a few small ones."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.common_types import _size_2_t
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.utils import _pair
+from torch.nn.utils import skip_init
+from torch.nn.utils.parametrize import is_parametrized
+
+
+def check_count(atoms: int) -> None:
+    """Refuse what is no number of atoms."""
+    if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
+        raise ValueError(f"a convolution is made of at least one atom, got atoms={atoms!r}")
+
+
+class AtomConv2d(_ConvNd):
+    """A convolution with weight = coefficients × atoms (Qiu et al. 2018).
+
+    `atoms` (m, height, width) are the small kernels, `coefficients` (outputs, inputs / groups, m) say how much of each
+    goes into a kernel. The weight is put together in every forward, by one product that costs a fraction m / (batch ×
+    height × width of the output) of the convolution; then it is a plain convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _size_2_t,
+        atoms: int,
+        *,
+        stride: _size_2_t = 1,
+        padding: _size_2_t | str = 0,
+        dilation: _size_2_t = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not that of a convolution, which would make a weight
+        check_count(atoms)
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = _pair(kernel_size)
+        self.stride, self.dilation = _pair(stride), _pair(dilation)
+        self.transposed, self.output_padding = False, (0, 0)
+        self.padding = padding if isinstance(padding, str) else _pair(padding)
+        self.padding_mode = padding_mode  # type: ignore[assignment]
+        self.coefficients = nn.Parameter(
+            torch.empty(out_channels, in_channels // groups, atoms, device=device, dtype=dtype)
+        )
+        self.atoms = nn.Parameter(torch.empty(atoms, *self.kernel_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Atoms of length about 1, coefficients so that kernels have the variance of He et al. 2015 (fan out).
+
+        The weight alone would leave their length open, but the shorter atoms are, the further training turns them.
+        """
+        count, height, width = self.atoms.shape
+        nn.init.normal_(self.atoms, std=1 / math.sqrt(height * width))
+        nn.init.normal_(self.coefficients, std=math.sqrt(2 * self.groups / (self.out_channels * count)))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    @classmethod
+    def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
+        """A layer of the same shape with parameters of its own, drawn afresh or (`empty`) yet to be set."""
+        made = cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,  # type: ignore[arg-type]
+            atoms,
+            stride=layer.stride,  # type: ignore[arg-type]
+            padding=layer.padding,  # type: ignore[arg-type]
+            dilation=layer.dilation,  # type: ignore[arg-type]
+            groups=layer.groups,
+            bias=layer.bias is not None,
+            padding_mode=layer.padding_mode,
+            device="meta" if empty else layer.weight.device,
+            dtype=layer.weight.dtype,
+        )
+        made = made.to_empty(device=layer.weight.device) if empty else made
+        return made.train(layer.training)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The kernels, (outputs, inputs / groups, height, width)."""
+        # Under autocast atoms would be rounded before they are put together, and most of what they learn be lost.
+        with torch.autocast(self.atoms.device.type, enabled=False):
+            kernels = self.coefficients.flatten(0, 1) @ self.atoms.flatten(1)
+        return kernels.view(*self.coefficients.shape[:2], *self.atoms.shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding: str | int | tuple[int, ...] = self.padding
+        if self.padding_mode != "zeros":
+            x = nn.functional.pad(x, self._both_sides(), mode=self.padding_mode)
+            padding = 0
+        return nn.functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+    def _both_sides(self) -> list[int]:
+        """How much is padded left, right, above and below."""
+        sides: list[int] = []
+        for axis in (1, 0):
+            whole = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            if self.padding == "same":
+                sides += [whole // 2, whole - whole // 2]
+            elif isinstance(self.padding, str):
+                sides += [0, 0]
+            else:
+                sides += [self.padding[axis]] * 2
+        return sides
+
+    def to_conv(self) -> nn.Conv2d:
+        """A plain convolution that computes the same, with parameters of its own."""
+        made = skip_init(  # leaves the random state alone
+            nn.Conv2d,
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.bias is not None,
+            self.padding_mode,
+            device=self.atoms.device,
+            dtype=self.atoms.dtype,
+        )
+        assert isinstance(made, nn.Conv2d)
+        with torch.no_grad():
+            made.weight.copy_(self.weight)
+            if made.bias is not None and self.bias is not None:
+                made.bias.copy_(self.bias)
+                made.bias.requires_grad_(self.bias.requires_grad)
+        made.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
+        return made.train(self.training)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, atoms={len(self.atoms)}"
+        for name, plain in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1)):
+            if (value := getattr(self, name)) != plain:
+                text += f", {name}={value}"
+        return text + (", bias=False" if self.bias is None else "")
+
+
+# Any network of convolutions into atom form by singular values, and back
+
+# What torch keeps of hooks on what a module computes. Those on its state dict speak of parameters that are gone.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposed:
+    """A model in atom form, and what that cost."""
+
+    model: nn.Module
+    atoms: dict[str, int]  # of each layer that was decomposed: how many
+    errors: dict[str, float]  # ‖W − αD‖ / ‖W‖ of each
+    left: dict[str, str]  # layers of weights that stayed as they were, and why
+
+    def __repr__(self) -> str:
+        return (
+            f"<Decomposed {type(self.model).__name__}: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
+            f"atoms, errors up to {max(self.errors.values()):.2g}, {len(self.left)} left alone>"
+        )
+
+
+def decompose(model: nn.Module, atoms: int) -> Decomposed:
+    """A copy whose convolutions are made of at most `atoms` atoms each, as near to the model as that allows.
+
+    By the singular values of each weight as a matrix (kernels, height × width): the coefficients have orthonormal
+    columns, the first atom is the largest. A layer has no more atoms than its kernels have entries, or than
+    there are kernels: then it is exact. 1 × 1 convolutions and linear layers have nothing to decompose and stay.
+    """
+    check_count(atoms)
+    counts: dict[str, int] = {}
+    errors: dict[str, float] = {}
+
+    def replaced(name: str, layer: nn.Conv2d) -> nn.Module:
+        check_weight(name, layer.weight)
+        made = decomposed_layer(layer, atoms)
+        counts[name], errors[name] = len(made.atoms), relative_error(layer.weight, made.weight)
+        return made
+
+    result, left = replace_convolutions(model, replaced)
+    if not counts:
+        raise ValueError(f"nothing to decompose: {_told(left)}")
+    return Decomposed(result, counts, errors, left)
+
+
+def recompose(model: nn.Module) -> nn.Module:
+    """A copy in which every `AtomConv2d` is a plain convolution again; hooks come along, as in any deep copy."""
+    tied: dict[tuple[Tensor, Tensor], nn.Conv2d] = {}
+
+    def plain(name: str, layer: nn.Module) -> nn.Module:
+        if not isinstance(layer, AtomConv2d):
+            return layer
+        made = layer.to_conv()
+        for kind in HOOKS:
+            setattr(made, kind, getattr(layer, kind))
+        # Layers that share their parts go on sharing the weight.
+        made.weight = tied.setdefault((layer.coefficients, layer.atoms), made).weight
+        return made
+
+    return _mapped(model, plain)
+
+
+def replace_convolutions(
+    model: nn.Module, make: Callable[[str, nn.Conv2d], nn.Module]
+) -> tuple[nn.Module, dict[str, str]]:
+    """A copy with `make(name, layer)` for every convolution that atoms can stand for; others, and why not."""
+    left: dict[str, str] = {}
+    tied: dict[Tensor, AtomConv2d] = {}
+
+    def replaced(name: str, layer: nn.Module) -> nn.Module:
+        reason = why_not(layer)
+        if reason is None:
+            assert isinstance(layer, nn.Conv2d)
+            made = make(name, layer)
+            if isinstance(made, AtomConv2d):
+                # Layers that share a weight go on sharing it.
+                first = tied.setdefault(layer.weight, made)
+                made.coefficients, made.atoms = first.coefficients, first.atoms
+            return made
+        if reason:
+            left[name] = reason
+        return layer
+
+    return _mapped(model, replaced), left
+
+
+def decomposed_layer(layer: nn.Conv2d, atoms: int) -> AtomConv2d:
+    """The best approximation of one convolution by that many atoms, or by as many as it needs."""
+    flat = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
+    count = min(atoms, *flat.shape)
+    u, s, vh = torch.linalg.svd(flat, full_matrices=False)
+    # A singular vector is known up to its sign: the largest entry of an atom is positive.
+    sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
+    made = AtomConv2d.like(layer, count, empty=True)
+    with torch.no_grad():
+        made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
+        made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
+        if made.bias is not None and layer.bias is not None:
+            made.bias.copy_(layer.bias)
+            made.bias.requires_grad_(layer.bias.requires_grad)
+    made.coefficients.requires_grad_(layer.weight.requires_grad)
+    made.atoms.requires_grad_(layer.weight.requires_grad)
+    return made
+
+
+def why_not(layer: nn.Module) -> str | None:
+    """None: atoms can stand for this layer; "": it has no weights to speak of; else why they cannot."""
+    if isinstance(layer, AtomConv2d):
+        return "is made of atoms already"
+    if isinstance(layer, nn.Conv2d):
+        if is_parametrized(layer, "weight") or not isinstance(layer._parameters.get("weight"), nn.Parameter):
+            return "its weight is computed by a parametrisation"
+        if type(layer) is not nn.Conv2d:
+            return f"is a {type(layer).__name__}, not a plain Conv2d"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "has hooks, which would be lost"
+        return "has kernels of one entry" if layer.kernel_size == (1, 1) else None
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, nn.Parameter) and weight.ndim > 1:
+        return f"is a {type(layer).__name__}, not a convolution of images"
+    return ""
+
+
+def relative_error(weight: Tensor, made: Tensor) -> float:
+    """‖W − αD‖ / ‖W‖; 0 of a weight of zeros."""
+    exact = weight.detach().double()
+    size = float(exact.norm())
+    return float((exact - made.detach().double()).norm()) / size if size else 0.0
+
+
+def check_weight(name: str, weight: Tensor) -> None:
+    bad = int((~torch.isfinite(weight)).sum())
+    if bad:
+        raise ValueError(f"{name}.weight has {bad} of {weight.numel()} values that are NaN or infinite")
+
+
+def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
+    """A deep copy with some modules replaced; one that is used in two places is replaced by one."""
+    made = copy.deepcopy(model)
+    done: dict[nn.Module, nn.Module] = {}
+    for name, module in list(made.named_modules()):
+        done[module] = change(name, module)
+    if done[made] is not made:
+        return done[made]
+    for parent in list(made.modules()):
+        # Not named_children, which leaves out a layer's second place.
+        for name, child in list(parent._modules.items()):
+            if child is not None and done.get(child, child) is not child:
+                setattr(parent, name, done[child])
+    return made
+
+
+def _told(left: dict[str, str]) -> str:
+    return "; ".join(f"{name or 'the model'} {why}" for name, why in left.items()) or "the model has no convolution"
+
+
+# The two parts of models in atom form: atoms of one's own, coefficients to share
+
+Part = Literal["atoms", "coefficients"]
+
+
+def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
+    """A copy whose convolutions are made of at most `atoms` atoms each, drawn afresh: a network to train.
+
+    As `decompose` counts them: no layer has more than its kernels have entries, or than there are kernels.
+    """
+    check_count(atoms)
+
+    def fresh(name: str, layer: nn.Conv2d) -> nn.Module:
+        kernels = layer.weight.shape[0] * layer.weight.shape[1]
+        return AtomConv2d.like(layer, min(atoms, kernels, layer.weight[0, 0].numel()))
+
+    made, _ = replace_convolutions(model, fresh)
+    if not atom_layers(made):
+        raise ValueError("the model has no convolution that atoms could stand for")
+    return made
+
+
+def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
+    """Every layer made of atoms, by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, AtomConv2d)}
+
+
+def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
+    """Hold one part of every layer as it is while the model is trained; `frozen=False` lets it go again."""
+    if part not in ("atoms", "coefficients"):
+        raise ValueError(f"there is no part {part!r} to freeze: 'atoms' or 'coefficients'")
+    for layer in _layers(model).values():
+        (layer.atoms if part == "atoms" else layer.coefficients).requires_grad_(not frozen)
+    return model
+
+
+def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
+    """Give models the coefficients of another: the same tensors in memory, so that training one moves all.
+
+    One tensor has one type and one device, so models of another are refused.
+    """
+    ours = _layers(source)
+    for k, model in enumerate(others):
+        theirs = _layers(model)
+        if missing := sorted(set(ours) ^ set(theirs)):
+            raise ValueError(f"model {k} and the source do not both have a layer of atoms called {missing[0]!r}")
+        for name, layer in theirs.items():
+            if layer.coefficients.shape != ours[name].coefficients.shape:
+                raise ValueError(
+                    f"{name}: coefficients of {tuple(layer.coefficients.shape)} (outputs, inputs, atoms) cannot be "
+                    f"those of the source, {tuple(ours[name].coefficients.shape)}"
+                )
+            _check_same_place(f"{name} of model {k}", layer.coefficients, ours[name].coefficients)
+        for name, layer in theirs.items():
+            layer.coefficients = ours[name].coefficients
+
+
+def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
+    """Set the atoms of layers by name; the coefficients stay."""
+    layers = _layers(model)
+    for name, tensor in atoms.items():
+        if name not in layers:
+            raise ValueError(f"no layer of atoms is called {name!r}; there are {', '.join(layers)}")
+        if tensor.shape != layers[name].atoms.shape:
+            raise ValueError(f"{name}: atoms of {tuple(tensor.shape)}, the layer has {tuple(layers[name].atoms.shape)}")
+    with torch.no_grad():
+        for name, tensor in atoms.items():
+            layers[name].atoms.copy_(tensor)
+    return model
+
+
+def _check_same_place(where: str, own: Tensor, shared: Tensor) -> None:
+    if (own.dtype, own.device) != (shared.dtype, shared.device):
+        here, there = (f"{str(each.dtype).removeprefix('torch.')} on {each.device}" for each in (own, shared))
+        raise ValueError(
+            f"{where} computes in {here}, the source's coefficients are {there}, and they would be one tensor: bring "
+            "the models to one type and device first (model.to)"
+        )
+
+
+def _layers(model: nn.Module) -> dict[str, AtomConv2d]:
+    found = atom_layers(model)
+    if not found:
+        raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
+    return found
+
+
+# Whether models in atom form share their coefficients, without which a cosine of atoms says nothing
+
+SHARED = 1e-6  # of their norm: more is not the rounding of a copy
+
+Named = tuple[str, AtomConv2d]
+
+
+def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raise unless the coefficients of every model are those of the first, to 1e-6 of their norm, layer by layer."""
+    first_name, first = named[0][0], atom_layers(named[0][1])
+    for name, model in named[1:]:
+        layers = atom_layers(model)
+        common = [layer for layer in first if layer in layers]
+        if not common:
+            raise ValueError(f"{first_name} and {name} have no layer of atoms of one name")
+        for check in (_check_shapes, _check_values):
+            for layer in common:
+                check(layer, (first_name, first[layer]), (name, layers[layer]))
+
+
+def _check_shapes(where: str, a: Named, b: Named) -> None:
+    (name_a, layer_a), (name_b, layer_b) = a, b
+    if layer_a.atoms.shape != layer_b.atoms.shape:
+        raise ValueError(
+            f"{where}: {name_a} has atoms of {_by(layer_a)} and {name_b} of {_by(layer_b)} (number × height × width); "
+            "to be compared entry by entry they must be alike"
+        )
+    x, y = layer_a.coefficients, layer_b.coefficients
+    if x.shape != y.shape:
+        raise ValueError(
+            f"{where}: coefficients of {tuple(x.shape)} (outputs, inputs, atoms) in {name_a} and {tuple(y.shape)} in "
+            f"{name_b} are not shared; joint='polar' compares layers of any number of channels"
+        )
+
+
+def _check_values(where: str, a: Named, b: Named) -> None:
+    (name_a, layer_a), (name_b, layer_b) = a, b
+    x, y = layer_a.coefficients, layer_b.coefficients
+    if x is y or x.data_ptr() == y.data_ptr():
+        return
+    u, v = x.detach().double(), y.detach().to(x.device).double()
+    size, apart = float(u.norm()), float((u - v).norm())
+    if apart > SHARED * size:
+        raise ValueError(
+            f"{where}: {name_a} and {name_b} do not share their coefficients: these differ by {apart / size:.2g} of "
+            f"their norm (more than {SHARED:g}), so atom i of one is not atom i of the other and their cosine would "
+            "mean nothing. share_coefficients makes them one tensor; compare_weights with joint=9, say, decomposes the "
+            "models together first"
+            if size
+            else f"{where}: all coefficients of {name_a} are 0"
+        )
+
+
+def _by(layer: AtomConv2d) -> str:
+    return " × ".join(map(str, layer.atoms.shape))

@@ -1,0 +1,259 @@
+"""How measures fared in the benchmark: data that can be read again without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..files import DamagedFile, read_json, write_json
+from .storage import _list, _real, _text
+
+LEADERBOARD = "sosie-leaderboard"
+LEADERBOARD_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measure: what was found at each stage, and why something was not.
+
+    A value of `moved` is 0 where the measure says what it says of a network with itself, 1 where it says what it says
+    of networks that were never trained.
+    """
+
+    name: str
+    of: str  # "activations" or "models"
+    closer: str | None
+    notes: tuple[str, ...] = ()
+    failures: dict[str, str] = field(default_factory=dict)  # stage -> why
+    undefined: dict[str, str] = field(default_factory=dict)  # kind of pair -> why no such pair can have a value
+    calibration: dict[str, Any] | None = None
+    grounding: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> correlations
+    against: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> difference from the leader
+    manipulation: dict[str, Any] | None = None
+
+    @property
+    def auc(self) -> float | None:
+        """How often consecutive checkpoints are closer than untrained networks, probed by all images."""
+        return None if self.calibration is None else self.calibration["clean"]["auc"]
+
+    def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
+        """With agreement, the mean over the kinds of pairs; None unless every kind has one."""
+        found = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
+        missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
+        if not found or None in found or missing:
+            return None
+        return fmean(one["value"] for one in found)
+
+    @property
+    def moved_in_vain(self) -> float | None:
+        """The farthest that the value moved while the function stayed: 0 is best."""
+        moves = [abs(moved) for moved in self._moves(keeps=True)]
+        return max(moves) if moves else None
+
+    @property
+    def noticed(self) -> float | None:
+        """How far the value moved while the function broke: the mean over ways to break it, each from 0 to 1."""
+        moves = self._moves(keeps=False)
+        return fmean(min(max(moved, 0.0), 1.0) for moved in moves) if moves else None
+
+    def _moves(self, *, keeps: bool) -> list[float]:
+        tried = {} if self.manipulation is None else self.manipulation["manipulations"]
+        return [t["moved"] for t in tried.values() if t["keeps"] is keeps and t.get("moved") is not None]
+
+    @property
+    def seconds(self) -> float | None:
+        """For one pair, alone, with as many images as the measure was given."""
+        return None if self.calibration is None else self.calibration["seconds"][-1][1]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Measures, best first: by the mean over kinds of pairs of Spearman's ρ with agreement over all conditions."""
+
+    scale: dict[str, Any]
+    data: dict[str, Any]
+    pairs: dict[str, int]  # kind -> how many
+    conditions: dict[str, list[str]]  # group -> what it is the mean of
+    entries: tuple[Entry, ...]
+    left_out: dict[str, str]  # measures that were not tried -> why
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", tuple(sorted(self.entries, key=_order)))
+
+    def __getitem__(self, name: str) -> Entry:
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        raise KeyError(f"no measure {name!r} on this leaderboard; there are {', '.join(e.name for e in self.entries)}")
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def leader(self) -> str | None:
+        """The measure that the others are held against."""
+        return self.entries[0].name if self.entries and self.entries[0].correlation() is not None else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each measure: the numbers that sum it up."""
+        return [
+            {
+                "rank": rank if entry.correlation() is not None else None,
+                "measure": entry.name,
+                "of": entry.of,
+                "closer": entry.closer,
+                "spearman": entry.correlation("spearman"),
+                "pearson": entry.correlation("pearson"),
+                "auc": entry.auc,
+                "untrained": _mean(entry, "unlike"),
+                "consecutive": _mean(entry, "alike"),
+                "moved_in_vain": entry.moved_in_vain,
+                "noticed": entry.noticed,
+                "seconds": entry.seconds,
+                "notes": list(entry.notes),
+                "failures": dict(entry.failures),
+                "undefined": dict(entry.undefined),
+            }
+            for rank, entry in enumerate(self.entries, 1)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": LEADERBOARD, "version": LEADERBOARD_VERSION, **asdict(self), "rows": self.rows()}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        return write_json(path, self.as_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Leaderboard:
+        """What `save` wrote."""
+        found = read_json(path, LEADERBOARD, LEADERBOARD_VERSION, "leaderboard")
+        try:
+            entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in found["entries"])
+            names = ("scale", "data", "pairs", "conditions", "left_out", "provenance")
+            return cls(entries=entries, **{name: found[name] for name in names})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _order(entry: Entry) -> tuple[float, float, str]:
+    value, auc = entry.correlation(), entry.auc
+    return (2.0 if value is None else -value, 2.0 if auc is None else -auc, entry.name)
+
+
+def _mean(entry: Entry, side: str) -> float | None:
+    found = None if entry.calibration is None else entry.calibration["clean"][side]
+    return None if found is None else found["mean"]
+
+
+# What measures cost: data that can be read again without a model
+
+COST = "sosie-cost"
+COST_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One measure on one pair of models, on so many inputs; None where it needs none."""
+
+    measure: str
+    probes: int | None
+    sites: int  # values: one a layer, of whole weights one a pair of layers
+    forward_flops: int  # of both models
+    measure_flops: int  # of the measure's own algebra
+    seconds: float
+    peak_bytes: int
+    statistic: str  # what the values rest on
+    unknown: tuple[str, ...] = ()  # operations that were run, but have no formula
+
+    @property
+    def flops(self) -> int:
+        return self.forward_flops + self.measure_flops
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A row for each measure and number of inputs."""
+
+    models: tuple[str, str]
+    costs: tuple[Cost, ...]
+    device: str
+    memory: str  # what `peak_bytes` counts
+    rows_rule: str
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Cost]:
+        return iter(self.costs)
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def of(self, measure: str, probes: int | None = None) -> Cost:
+        """The row of a measure; `probes` may be left out where it has one row."""
+        found = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
+        if len(found) != 1:
+            there = ", ".join(f"{cost.measure} ({cost.probes or 'no'} probes)" for cost in self.costs)
+            raise KeyError(f"{len(found)} rows of {measure!r} with probes={probes}; there are {there}")
+        return found[0]
+
+    def ratios(self, measure: str, over: str) -> dict[int, float]:
+        """Operations of one measure over those of another that needs no inputs, by number of inputs."""
+        least = self.of(over).flops
+        return {cost.probes: cost.flops / least for cost in self if cost.measure == measure and cost.probes is not None}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{**asdict(cost), "flops": cost.flops, "unknown": list(cost.unknown)} for cost in self]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": COST, "version": COST_VERSION, **asdict(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        return write_json(path, self.as_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Costs:
+        """What `save` wrote."""
+        found = read_json(path, COST, COST_VERSION, "table of costs")
+        try:
+            return costs_from_json(found)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def costs_from_json(found: dict[str, Any]) -> Costs:
+    first, second = map(_text, _list(found["models"]))
+    names = ("device", "memory", "rows_rule")
+    return Costs(
+        (first, second),
+        tuple(map(_cost, _list(found["costs"]))),
+        **{name: _text(found[name]) for name in names},
+        provenance=dict(found["provenance"]),
+    )
+
+
+def _cost(found: dict[str, Any]) -> Cost:
+    seconds = _real(found["seconds"])
+    if seconds < 0:
+        raise ValueError(f"seconds is {seconds}")
+    return Cost(
+        measure=_text(found["measure"]),
+        probes=None if found["probes"] is None else _count(found, "probes"),
+        seconds=seconds,
+        statistic=_text(found["statistic"]),
+        unknown=tuple(map(_text, _list(found["unknown"]))),
+        **{name: _count(found, name) for name in ("sites", "forward_flops", "measure_flops", "peak_bytes")},
+    )
+
+
+def _count(found: dict[str, Any], name: str) -> int:
+    value = found[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a whole number from 0 on")
+    return value

@@ -1,0 +1,408 @@
+"""A model under watch that is also run backwards: features of every site on the way up, gradients on the way down."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from numbers import Real
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import (
+    Chunk,
+    Keep,
+    Masks,
+    Rule,
+    Site,
+    answer_in,
+    as_found,
+    count_inputs,
+    fresh_leaf,
+    model_arguments,
+    needs_axes,
+    restored_after_errors,
+    select,
+    to_rows,
+    unshared,
+    watch,
+    without_labels,
+)
+from ..capture.structure import rebuild, with_tensors
+from ..engine.network import ModelSource
+from ..engine.stream import Stream
+from ..models import open_model, weights_of, with_name
+from ..process_state import matmul_precision, without_autocast
+from ..progress import Progress
+
+# What pulls at a network's answer: the gradient of an expected loss, which one backward pass carries to every site
+
+Pulls = list[tuple[Tensor, Tensor]]  # parts of the answer, and the gradient of the loss with respect to each
+Loss = Callable[[Any, Any], Tensor]
+BETA = 0.5
+_SUMS_TO_ONE = 1e-3
+_OTHERWISE = "give output=function(answer, batch) → one loss an input"
+
+
+class NoGradient(ValueError):
+    """The loss does not pull at the network, and the message says why."""
+
+
+class Predictive(Protocol):
+    """Where a backward pass begins."""
+
+    def check(self, answer: Any, inputs: int) -> None:
+        """Raise unless a model's answer to that many inputs is what this reads."""
+
+    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls: ...
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Logits; the loss is −log p(y), its expectation over the tempered prediction q ∝ p^β, which is held fixed.
+
+    The gradient at the logits is p − q, whatever the classes: no label is needed.
+    """
+
+    beta: float = BETA
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+
+    def check(self, answer: Any, inputs: int) -> None:
+        logits = answer_in(answer)
+        if isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
+            raise ValueError(
+                "output='logits', but the model answers with hidden states, since it has no head: take one with a "
+                f"head, sketch kernels='features' alone, or {_OTHERWISE}"
+            )
+        if logits is None or not logits.is_floating_point():
+            kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
+            raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")
+        if logits.ndim not in (2, 3) or len(logits) != inputs or logits.shape[-1] < 2:
+            raise ValueError(
+                "output='logits' means (inputs, classes) or (inputs, tokens, classes), at least two classes; the model "
+                f"answers {inputs} inputs with {tuple(logits.shape)}; {_OTHERWISE}"
+            )
+        ones = (logits.detach().double().sum(-1) - 1).abs().amax() < _SUMS_TO_ONE
+        if bool(ones & (logits >= 0).all()):
+            raise ValueError(
+                "output='logits', but the model answers with probabilities (they add up to 1): take the model without "
+                f"its softmax, or {_OTHERWISE}"
+            )
+
+    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
+        logits = answer_in(answer)
+        assert logits is not None
+        # In float64: a confident p − q is the difference of two numbers near 1.
+        exact = logits.detach().double()
+        pull = torch.softmax(exact, -1) - torch.softmax(self.beta * exact, -1)
+        if logits.ndim == 3 and mask is not None and mask.shape == logits.shape[:2]:
+            pull = pull * mask.to(pull)[..., None]
+        return [(logits, pull.to(logits.dtype))]
+
+    def describe(self) -> str:
+        return f"logits, beta {self.beta:g}"
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A mean and the logarithm of a variance for every number; q ∝ p^β is a normal of variance σ² / β.
+
+    The mean is not pulled at, since q is symmetric about it; the logarithm of the variance is, by (1 − 1/β) / 2.
+    """
+
+    beta: float = BETA
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+
+    def check(self, answer: Any, inputs: int) -> None:
+        mean, log_variance = self._parts(answer)
+        if log_variance.shape != mean.shape or len(mean) != inputs:
+            raise ValueError(
+                f"output='gaussian' means a mean and a log-variance of one shape, (inputs, …); for {inputs} inputs the "
+                f"model answers {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+            )
+        if not log_variance.requires_grad and torch.is_grad_enabled():
+            raise NoGradient(f"the log-variance does not depend on what the network computes: {_FIXED}")
+
+    def _parts(self, answer: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
+            answer = (answer["mean"], answer["log_variance"])
+        if isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer):
+            return answer[0], answer[1]
+        raise NoGradient(
+            "output='gaussian' needs a model that answers (mean, log_variance), or a dict with both: " + _FIXED
+        )
+
+    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
+        _, log_variance = self._parts(answer)
+        return [(log_variance, torch.full_like(log_variance, (1 - 1 / self.beta) / 2))]
+
+    def describe(self) -> str:
+        return f"gaussian, beta {self.beta:g}"
+
+
+_FIXED = (
+    "with a variance that is fixed, the tempered prediction is symmetric about the mean and every gradient is exactly "
+    f"0, whatever beta. Add a variance head, or {_OTHERWISE}"
+)
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A loss of the user's own: function(answer, batch) → one number an input."""
+
+    function: Loss
+
+    def check(self, answer: Any, inputs: int) -> None:
+        pass  # what the function returns is looked at each time
+
+    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
+        found, inputs = self.function(answer, batch), count_inputs(batch)
+        if not isinstance(found, Tensor) or found.shape != (inputs,):
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"the loss must return one number an input, a tensor ({inputs},), got {got}")
+        return [(found, torch.ones_like(found))]
+
+    def describe(self) -> str:
+        return f"loss {getattr(self.function, '__qualname__', type(self.function).__qualname__)}"
+
+
+def predictive_of(output: str | Loss, beta: float) -> Predictive:
+    """From what a user says the answers are: "logits", "gaussian", or a loss."""
+    if callable(output):
+        return UserLoss(output)
+    kinds: dict[str, type[Categorical | Gaussian]] = {"logits": Categorical, "gaussian": Gaussian}
+    if output not in kinds:
+        raise ValueError(f"output is 'logits', 'gaussian' or a function(answer, batch) → losses, got {output!r}")
+    return kinds[output](beta)
+
+
+def check_beta(beta: float) -> None:
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
+        raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
+    if beta == 1:
+        raise NoGradient(
+            "beta=1 gives exactly zero gradients: the loss is then expected under the model's own prediction, where "
+            "-log p is at its least. Take beta below 1 (0.5 is the paper's), or a loss of your own"
+        )
+
+
+Rows = Callable[[str, Tensor], None]
+NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
+
+
+@dataclass
+class GradientSource(ModelSource):
+    """Hands over rows of features and rows of gradients, from one forward and one backward pass for all sites."""
+
+    predictive: Predictive = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._leaves: list[Tensor] = []
+        self._backward: Rows | None = None
+        self._keep = Keep()
+        self._pulled: set[str] = set()
+        self._checked = False
+        self._noted: list[tuple[str, int, int, Tensor]] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[GradientSource]:
+        with ExitStack() as stack:
+            stack.enter_context(restored_after_errors(self.model))
+            stack.enter_context(as_found(self.model, self.device))
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(False)  # no gradients but those of the sites; as_found puts it back
+            for wanted in select(self.model, self.sites).values():
+                stack.callback(wanted.module.register_forward_hook(self._begin_graph).remove)
+            self._seen = stack.enter_context(
+                watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows))
+            )
+            try:
+                yield self
+            finally:
+                self._seen = None
+
+    def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The graph begins at the first sites: nothing below them is kept for the backward pass."""
+        if self._backward is None:
+            return None
+        found = fresh_leaf(output, anew=not self._leaves)
+        if found is None:
+            return unshared(output)  # an operation in place on a view would lead the gradient past the hook on it
+        leaf, replaced = found
+        self._leaves.append(leaf)
+        return replaced
+
+    def _receive(self, site: Site, activation: Tensor) -> Any:
+        # Rows may be a view of the activation, which the model may overwrite before its gradient arrives.
+        kept = self._keep(site, activation.detach())
+        if self._backward is not None and activation.requires_grad:
+            activation.register_hook(lambda gradient: self._take(site, kept, gradient))
+        return super()._receive(site, kept)
+
+    def _take(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+        assert self._backward is not None
+        assert self._chunk is not None
+        self._keep.check(site.label, kept)
+        mask = self._masks.at(site, gradient)
+        rows = to_rows(gradient, self.rows, site=site, inputs=self._chunk.count, mask=mask)
+        self._pulled.add(site.label)
+        self._backward(site.label, rows)
+
+    def look(self, batch: Any) -> Any:
+        self._keep.start()
+        with torch.inference_mode(False):  # in which changes in place leave no trace
+            side = super().look(batch)
+        self._keep.learn()
+        return side
+
+    def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
+        """Every site's rows of features and, unless there is no need of them, of gradients."""
+        with matmul_precision("ieee"):
+            if gradients is None:
+                self.read(chunk, features)
+            else:
+                self.read_both(chunk, features, gradients)
+
+    def read_both(self, chunk: Chunk, features: Rows, gradients: Rows) -> None:
+        """One forward pass and one backward pass; each site's rows of features come before its rows of gradients."""
+        seen = self._watched()
+        self._sink, self._chunk, self._backward = features, chunk, gradients
+        self._leaves, self._pulled, self._counts = [], set(), {}
+        self._keep.start()
+        try:
+            with torch.inference_mode(False):  # where the caller has it on, nothing could be differentiated
+                with torch.no_grad():
+                    args, kwargs = model_arguments(
+                        chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
+                    )
+                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                with torch.enable_grad():
+                    answer = self.model(*args, **kwargs)
+                    seen.values()  # complains if a site did not fire
+                    self._pull(answer, chunk)
+        except Exception as error:
+            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
+            raise
+        finally:
+            self._keep.learn()
+            self._sink = self._chunk = self._backward = None
+            self._leaves = []
+
+    def _pull(self, answer: Any, chunk: Chunk) -> None:
+        if not self._checked:
+            self.predictive.check(answer, chunk.count)
+            self._checked = True
+        mask = self._masks.decoder if self._masks.halves else self._masks.tokens
+        home = self._home()
+        # Under autocast what is made of the gradients would come out in half precision.
+        with without_autocast("cpu" if home is None else home.type):
+            pulls = self.predictive.pull(answer, chunk.batch, mask)
+            for part, _ in pulls:
+                if not part.requires_grad or not self._leaves:
+                    raise NoGradient(
+                        f"the answer of {self.name} does not depend on any of the sites in a way that can be "
+                        "differentiated: choose sites that the answer is made from, and a forward without "
+                        "torch.no_grad()"
+                    )
+                self.note_finite("the answer or the loss is", part)
+            parts, cotangents = zip(*pulls, strict=True)
+            torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
+        silent = [site.label for site in self._watched().sites if site.label not in self._pulled]
+        if silent:
+            raise NoGradient(
+                f"no gradient reaches {', '.join(silent)}: the answer does not depend on "
+                f"{'it' if len(silent) == 1 else 'them'}; choose other sites"
+            )
+
+    def note_finite(self, what: str, numbers: Tensor) -> None:
+        """Remember whether these numbers of the chunk were finite; looked at later, so that a GPU need not wait."""
+        assert self._chunk is not None
+        flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if one of them is not finite, else 0
+        self._noted.append((what, self._chunk.start, self._chunk.count, flag))
+        if not flag.is_cuda or len(self._noted) >= NOTED:
+            self.check_finite()
+
+    def check_finite(self) -> None:
+        """Raise if a number was not finite, and name where and the inputs."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        flags = torch.stack([flag.to(noted[0][-1].device) for *_, flag in noted])
+        for k in flags.isnan().cpu().nonzero().flatten().tolist()[:1]:
+            what, start, count, _ = noted[k]
+            raise ValueError(
+                f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}, or too "
+                "large to be squared; look at those inputs, or at the weights"
+            )
+
+
+def source_of(
+    model: Any,
+    sites: Any,
+    rows: Rule,
+    *,
+    prepare: Callable[[Any], Any] | None,
+    inputs: Callable[[Any], Any] | None,
+    device: str | torch.device | None,
+    predictive: Predictive,
+) -> GradientSource:
+    """A model, or what the specification of one opens, as a source."""
+    if isinstance(model, str):
+        model = open_model(model)
+    weights = weights_of(model)
+    model, name, prepare = with_name(model, prepare)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"cannot sketch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
+        )
+    return GradientSource(model, name, sites, rows, prepare, inputs, device, weights, predictive=predictive)
+
+
+def read_through(
+    source: GradientSource, stream: Stream, take: Callable[[Chunk], None], *, task: str, max_rows: int | None
+) -> None:
+    """One pass: every chunk of the data is taken, and losses that are not finite are an error at its end."""
+    known = None if stream.total is None else min(stream.total, max_rows or stream.total)
+    with Progress(task, known, "inputs") as bar:
+        for chunk in stream.chunks(block=None, skip=0, max_rows=max_rows):
+            take(chunk)
+            bar.advance(chunk.count)
+    source.check_finite()
+
+
+# One number an input, by which two passes over data can tell that they saw the same
+
+
+def input_numbers(batch: Any, count: int, device: torch.device | None = None) -> Tensor:
+    """(count,) in float64, on a device: a fixed random combination of all that an input holds, its labels aside."""
+    leaves: list[Any] = []
+    rebuild(leaves.append, with_tensors(without_labels(batch)))
+    found = torch.zeros(count, dtype=torch.float64, device=device)
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count:
+            rows = leaf.detach().reshape(count, -1)
+            rows = rows.abs() if rows.is_complex() else rows
+            # In float32 on whatever device the data are on; one number each moves.
+            numbers = (rows.float() @ _weights(rows.shape[1], k, rows.device)).double()
+            found += numbers.to(found.device, non_blocking=found.is_cuda)
+        elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
+            numbers = torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
+            found += numbers.to(found.device, non_blocking=found.is_cuda)
+    return torch.nan_to_num(found)  # one that is not a number would be like any other
+
+
+@lru_cache(maxsize=16)
+def _weights(width: int, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same for every device
+    with torch.inference_mode(False):
+        return torch.randn(width, generator=generator).to(device, non_blocking=True)

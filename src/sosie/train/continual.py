@@ -1,0 +1,316 @@
+"""Learning one task after another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import skip_init
+
+from ..capture.restore import evaluating
+from ..models import atom_layers, freeze
+from ..stats import AtomTable
+from .heads import features, find_head, refit_head
+from .loop import fit
+from .step import Prepare, floats
+
+# What learning tasks one after another came to
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Continual:
+    """The networks of all tasks, and how well they did after each.
+
+    Row i of `accuracy` is what was found once task i was learnt, column j the test images of task j, NaN where j was
+    not learnt yet (it has no last layer). `accuracy` is told the task of an image (task-incremental);
+    `class_accuracy` is not (class-incremental): every task's network answers, and the one that is surest, by the odds
+    of its largest softmax output, has its way.
+    """
+
+    method: str
+    template: nn.Module
+    head: str  # the name of the last layer, of which every task has its own
+    shared: State  # what the networks of all tasks have in common
+    own: tuple[State, ...]  # and what is each task's own
+    accuracy: Tensor  # (tasks, tasks)
+    class_accuracy: Tensor  # (tasks, tasks)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __repr__(self) -> str:
+        reached = (
+            f", mean accuracy {float(self.accuracy[len(self) - 1].nanmean()):.3f} after the last" if self.own else ""
+        )
+        return f"<Continual by {self.method}: {len(self)} tasks{reached}>"
+
+    def model(self, task: int) -> nn.Module:
+        """The network of one task as a module of its own, in evaluation mode."""
+        if not -len(self) <= task < len(self):
+            raise IndexError(f"task {task} of {len(self)}")
+        made = copy.deepcopy(self.template)
+        own = self.own[task]
+        replace_head(made, self.head, len(own[f"{self.head}.weight"]))
+        made.load_state_dict({**self.shared, **own})
+        return made.eval()
+
+    def atoms(self) -> AtomTable:
+        """The atoms of every task, one row a task: `.cosines()` says how alike the tasks are."""
+        self._check_atoms()
+        return AtomTable.of([{n: s[f"{n}.atoms"].cpu() for n in atom_layers(self.template)} for s in self.own])
+
+    @property
+    def coefficients(self) -> State:
+        """Those that all tasks share, by layer."""
+        self._check_atoms()
+        return {name: self.shared[f"{name}.coefficients"] for name in atom_layers(self.template)}
+
+    def _check_atoms(self) -> None:
+        if self.method != "atoms":
+            raise ValueError(f"method {self.method!r} shares no coefficients: atoms can be compared with 'atoms' alone")
+
+    @property
+    def forgetting(self) -> float:
+        """Mean over all tasks but the last of the best accuracy before the last task less that after it."""
+        return _forgetting(self.accuracy)
+
+    @property
+    def class_forgetting(self) -> float:
+        """The same where the task of an image is not told; not 0 with atoms either, since more networks compete."""
+        return _forgetting(self.class_accuracy)
+
+
+def _forgetting(accuracy: Tensor) -> float:
+    if len(accuracy) < 2:
+        raise ValueError("one task alone forgets nothing: forgetting needs two")
+    before, final = accuracy[:-1, :-1], accuracy[-1, :-1]
+    best = before.masked_fill(before.isnan(), -torch.inf).amax(0)
+    return float((best - final).mean())
+
+
+def replace_head(model: nn.Module, name: str, classes: int) -> nn.Linear:
+    """Put a last layer for so many classes in place, whose numbers are yet to be set."""
+    old = model.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    size = {"in_features": old.in_features, "out_features": classes, "bias": old.bias is not None}
+    new = skip_init(nn.Linear, **size, device=old.weight.device, dtype=old.weight.dtype)
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new)
+    return new
+
+
+Task = tuple[Tensor, Tensor, Tensor, Tensor]  # images, labels 0 … k-1, test images, test labels
+Method = Literal["atoms", "fine_tune", "separate"]
+Start = Literal["first", "nearest"]
+METHODS = ("atoms", "fine_tune", "separate")
+STARTS = ("first", "nearest")
+TRIAL = 50  # epochs that a last layer is fitted for to find the nearest earlier task
+
+
+def learn_tasks(
+    make: Callable[[], nn.Module],
+    tasks: Sequence[Task],
+    *,
+    epochs: int | Sequence[int],
+    seed: int,
+    method: Method = "atoms",
+    start: Start = "first",
+    head: str | None = None,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> Continual:
+    """Learn tasks in their order, each with a last layer of its own, and test on all so far after each.
+
+    `tasks`: (images, labels, test images, test labels), labels counted from 0 in each. `make()` is the network to start
+    from (under the global seed `seed`), trained already or not; its last linear layer (or `head`) is replaced.
+
+    `method`: "atoms" trains everything on the first task, then for each further one only its own atoms and last layer,
+    as Miao et al. 2021 do; coefficients, biases, other layers and the weights of norms stay those of the first task.
+    Running statistics of batch norms are each task's own. `start` is where the atoms of a further task begin: those of
+    the "first" task, or of the "nearest" earlier one, on whose features a last layer fits the new task's images best.
+    "fine_tune" goes on training one network, and forgets; "separate" starts each task from the same untrained network.
+
+    `epochs`: of every task, or one number a task. Other options are those of `fit`.
+    """
+    checked = _checked(tasks, method, start)
+    each = [epochs] * len(tasks) if isinstance(epochs, int) else list(epochs)
+    if len(each) != len(tasks):
+        raise ValueError(f"epochs: one number, or one a task; got {len(each)} for {len(tasks)} tasks")
+    device = tasks[0][0].device
+    with _drawing(seed, device):
+        template = make().to(device)
+    name = find_head(template, head)
+    if method == "atoms" and not atom_layers(template):
+        raise ValueError("make() has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
+    missing = torch.full((len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
+    found = Continual(method, template, name, {}, (), missing, missing.clone())
+    for number, (task, classes) in enumerate(zip(tasks, checked, strict=True)):
+        with _drawing(seed + number, device):
+            model = _started(found, task, start, prepare)
+            replace_head(model, name, classes).reset_parameters()
+            fit(model, *task[:2], epochs=each[number], seed=seed + number, prepare=prepare, **options)
+        found = _with(found, model)
+        _test(found, tasks, prepare)
+    return found
+
+
+def _started(found: Continual, task: Task, start: Start, prepare: Prepare | None) -> nn.Module:
+    """The network that the next task begins with, and what of it is to be trained."""
+    if not len(found) or found.method == "separate":
+        return copy.deepcopy(found.template)
+    if found.method == "fine_tune":
+        return found.model(-1)
+    model = found.model(0 if start == "first" else _nearest(found, task, prepare))
+    freeze(model.requires_grad_(False), "atoms", False)
+    return model
+
+
+def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
+    """The earlier task whose network's features fit this one's labels best, by the loss of a last layer on them."""
+    images, labels = task[:2]
+    seen = torch.stack([features(found.model(t), images, head=found.head, prepare=prepare) for t in range(len(found))])
+    seen = seen / seen.square().mean((1, 2), keepdim=True).sqrt()  # large features are learnt faster, not better
+    logits = refit_head(seen, labels, int(labels.max()) + 1, epochs=TRIAL, rate=3e-2)(seen)
+    losses = [float(functional.cross_entropy(each, labels)) for each in logits]
+    return losses.index(min(losses))
+
+
+def _with(found: Continual, model: nn.Module) -> Continual:
+    """One task more: what of the model is its own is kept, what is shared is replaced where that was trained."""
+    own_names = _own_names(found, model)
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    own = {name: value for name, value in state.items() if name in own_names}
+    keeps = found.method == "atoms" and len(found) > 0
+    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in own_names}
+    return replace(found, shared=shared, own=(*found.own, own))
+
+
+def _own_names(found: Continual, model: nn.Module) -> set[str]:
+    if found.method == "separate":
+        return set(model.state_dict())
+    names = {name for name in model.state_dict() if name.startswith(f"{found.head}.")}
+    if found.method == "atoms":
+        names |= {f"{name}.atoms" for name in atom_layers(model)}
+        names |= {name for name, _ in model.named_buffers()} & set(model.state_dict())
+    return names
+
+
+@torch.no_grad()
+def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> None:
+    """Fill the row of the last task."""
+    now = len(found) - 1
+    models = [found.model(task) for task in range(len(found))]
+    for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
+        logits = [answers(model, images, prepare=prepare) for model in models]
+        right = logits[j].argmax(1) == labels
+        surest = torch.stack([_odds(each) for each in logits]).argmax(0)
+        found.accuracy[now, j] = right.double().mean().cpu()
+        found.class_accuracy[now, j] = (right & (surest == j)).double().mean().cpu()
+
+
+def _odds(logits: Tensor) -> Tensor:
+    """Logarithm of p / (1 − p) of the largest softmax output: tells answers apart whose p rounds to 1."""
+    ordered = logits.double().sort(1, descending=True).values
+    return ordered[:, 0] - ordered[:, 1:].logsumexp(1)
+
+
+@torch.no_grad()
+def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
+    """What a model in evaluation mode answers, (images, classes)."""
+    with evaluating(model):
+        parts = (floats(part) for part in images.split(batch))
+        return torch.cat([model(x if prepare is None else prepare(x)) for x in parts])
+
+
+@contextmanager
+def _drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
+    """Classes of each task."""
+    for what, asked, known in (("method", method, METHODS), ("start", start, STARTS)):
+        if asked not in known:
+            raise ValueError(f"no {what} is called {asked!r}; there are {', '.join(known)}")
+    if not tasks:
+        raise ValueError("no tasks to learn")
+    found = []
+    for k, (images, labels, test_images, test_labels) in enumerate(tasks):
+        if (
+            len(images) != len(labels)
+            or len(test_images) != len(test_labels)
+            or not len(images)
+            or not len(test_images)
+        ):
+            counts = f"{len(images)} and {len(labels)}, tested {len(test_images)} and {len(test_labels)}"
+            raise ValueError(f"task {k} needs as many labels as images, and some of both; got {counts}")
+        classes = int(labels.max()) + 1
+        whole = int(labels.min()) >= 0 and len(labels.unique()) == classes > 1
+        if not whole or int(test_labels.min()) < 0 or int(test_labels.max()) >= classes:
+            given, tested = (f"{int(each.min())} to {int(each.max())}" for each in (labels, test_labels))
+            raise ValueError(
+                f"task {k}: labels are counted from 0 in each task, and every class, of two or more, has images to "
+                f"train on; got labels {given}, tested {tested}"
+            )
+        found.append(classes)
+    return found
+
+
+# Networks of other tasks called in to help
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Test accuracy of each task with the help of members, and without."""
+
+    members: Tensor  # (tasks, k)
+    accuracy: Tensor  # (tasks,)
+    alone: Tensor  # (tasks,)
+
+    def __repr__(self) -> str:
+        helped, alone = (float(each.mean()) for each in (self.accuracy, self.alone))
+        return (
+            f"<Ensemble of {self.members.shape[1]} members for {len(self.members)} tasks: mean accuracy {helped:.3f}, "
+            f"alone {alone:.3f}>"
+        )
+
+
+def ensemble(
+    found: Continual, tasks: Sequence[Task], members: Tensor, *, prepare: Prepare | None = None, **options: Any
+) -> Ensemble:
+    """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
+
+    `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
+    features of the task's training images, once, and a last layer is fitted on them; other options are those of
+    `refit_head`.
+    """
+    count = len(found)
+    own = torch.arange(count)[:, None]
+    members = members.cpu()
+    if members.ndim != 2 or len(members) != count or len(tasks) != count:
+        raise ValueError(f"need members (tasks, k) of {count} tasks, got {tuple(members.shape)} and {len(tasks)} tasks")
+    if bool(((members < 0) | (members >= count) | (members == own)).any()):
+        raise ValueError(f"members are numbers of other tasks, 0 to {count - 1}, got {members.tolist()}")
+    helped, alone = [], []
+    for k, (images, labels, test_images, test_labels) in enumerate(tasks):
+        models = [found.model(int(member)) for member in members[k]]
+        given: dict[str, Any] = {"head": found.head, "prepare": prepare}
+        seen = torch.stack([features(model, images, **given) for model in models])
+        heads = refit_head(seen, labels, int(labels.max()) + 1, **options)
+        theirs = heads(torch.stack([features(model, test_images, **given) for model in models])).softmax(-1)
+        ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
+        mean = torch.cat([ours[None], theirs]).mean(0)
+        helped.append(float((mean.argmax(1) == test_labels).double().mean()))
+        alone.append(float((ours.argmax(1) == test_labels).double().mean()))
+    return Ensemble(members, torch.tensor(helped, dtype=torch.float64), torch.tensor(alone, dtype=torch.float64))

@@ -1,0 +1,454 @@
+"""How alike layers or models are, as a term of the loss."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
+from ..capture.sites import Names
+from ..linalg import chain_products
+from ..measures import MEASURES, Measure, find
+from ..models import AtomConv2d
+from ..models.atoms import check_shared
+from ..process_state import without_autocast
+from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
+from . import likeness
+from .likeness import Column, Pair, Pairs, Values, aligns, as_gram, least_rows, values
+from .step import tell_types
+from .taps import Attached, Shown, Taps
+
+# What cannot be a penalty, told before the first step
+
+Target = nn.Module | Mapping[str, Tensor]
+
+
+def check_models(models: Sequence[nn.Module], target: Target | None) -> None:
+    if not models or not all(isinstance(model, nn.Module) for model in models):
+        raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("one model is given twice: members of an ensemble are models of their own")
+    if target is not None and len(models) > 1:
+        raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
+    if target is not None and any(target is model for model in models):
+        raise ValueError("the target is the model itself: give a copy (copy.deepcopy) to stay close to what it is now")
+    if target is not None and not isinstance(target, (nn.Module, Mapping)):
+        raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
+
+
+def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
+    if not measure.differentiable or measure.needs:
+        others = ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
+        if measure.reads_weights:
+            others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4] or others
+        why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
+        raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
+    if towards and measure.closer == "up" and measure.bounds[1] is None:
+        raise ValueError(
+            f"{measure.name} has no largest value, so that no model is ever close to a target; take mean_cca"
+        )
+    if measure.reads_weights:
+        if alone:
+            raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
+    elif rows is not None and rows < least_rows(measure):
+        least = least_rows(measure)
+        raise ValueError(f"{measure.name} of {rows} rows is always the same: it needs {least} at least")
+
+
+# Layers of weights as columns of a penalty: no data and no hooks
+
+
+def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
+    """The layers that a measure of weights compares, by name: the chosen ones that have what it reads."""
+    names = Names.of(unwrap(model))
+    kind = _kind(measure)
+    chosen = list(names.unique() if sites is None else select(model, sites))
+    found = {name: names.by_name[name] for name in chosen if _fits(names.by_name[name], kind)}
+    if not found or (sites is not None and len(found) < len(chosen)):
+        wrong = next((name for name in chosen if name not in found), "") if sites is not None else ""
+        raise SiteError(
+            f"{measure.name} needs layers of type {kind.__name__}; "
+            + (f"site {wrong!r} is none" if wrong else f"there are none in this {type(model).__name__}")
+        )
+    if kind is nn.Linear:
+        _check_chain(model, names, measure)
+    return found
+
+
+def check_atoms(models: Sequence[nn.Module], measure: Measure) -> None:
+    """Refuse a cosine of atoms between models whose coefficients differ: it would pull at numbers without meaning."""
+    if issubclass(measure.reads, Atoms) and "linear" not in measure.invariant:
+        check_shared([(f"model {k}", unwrap(model)) for k, model in enumerate(models)])
+
+
+def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """What the measure reads of each layer, in float64; gradients flow."""
+    if issubclass(measure.reads, LinearMaps):
+        chain = list(_linear_layers(model).values())
+        products = chain_products([layer.weight.mT.double() for layer in chain])
+        at = {id(layer): product for layer, product in zip(chain, products, strict=True)}
+        return {name: at[id(layer)] for name, layer in layers.items()}
+    if issubclass(measure.reads, Atoms):
+        return {name: _parameter(layer, "atoms").flatten(1)[None].double() for name, layer in layers.items()}
+    return {name: _parameter(layer, "weight").double() for name, layer in layers.items()}
+
+
+def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
+    """Of two columns."""
+    if issubclass(measure.reads, LinearMaps):
+        return measure(linear_maps(x, y, measure.reads))
+    if issubclass(measure.reads, Atoms):
+        return measure(Atoms(x, y)).squeeze()
+    return measure(TensorPair(x, y))
+
+
+def _kind(measure: Measure) -> type[nn.Module]:
+    if issubclass(measure.reads, LinearMaps):
+        return nn.Linear
+    return AtomConv2d if issubclass(measure.reads, Atoms) else nn.Module
+
+
+def _fits(module: nn.Module, kind: type[nn.Module]) -> bool:
+    if kind is not nn.Module:
+        return isinstance(module, kind)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() > 1
+
+
+def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    names = Names.of(unwrap(model))
+    return {name: layer for name, layer in names.unique().items() if isinstance(layer, nn.Linear)}
+
+
+def _check_chain(model: nn.Module, names: Names, measure: Measure) -> None:
+    others = [name for name in weighted_layers(model) if name != "." and not isinstance(names.by_name[name], nn.Linear)]
+    if others:
+        raise SiteError(
+            f"{measure.name} as a penalty takes chains of Linear layers; {others[0]!r} is a "
+            f"{type(names.by_name[others[0]]).__name__}: take weight_cosine, or a measure of activations"
+        )
+    with torch.no_grad():
+        chain_products([layer.weight.mT for layer in _linear_layers(model).values()])
+
+
+def _parameter(layer: nn.Module, name: str) -> Tensor:
+    found = getattr(layer, name)
+    assert isinstance(found, Tensor)
+    return found
+
+
+class Penalty(Attached):
+    """`with Penalty(model) as penalty: fit(model, …, penalty=penalty)`: weight × how alike a model's layers are.
+
+    One model: its layers become less alike. `pairs="stage"` takes each two layers of a stage, the stage's input among
+    them (CKA-SR): a stage is sites that run one after the other under one parent with outputs of one shape. "all" takes
+    each two sites, and with reduce="mean" that is AugCKA-SR; or a list of (site, site). Several models: their same
+    sites become less alike (pairs="same", or (site of one, site of another)). `target`, a model or {site: activation}:
+    the model's sites become *more* like those of the target; the term is 1 − similarity. A positive weight always
+    pushes that way, whichever way the measure counts.
+
+    `measure`: any that is differentiable. Those that read Gram matrices (`linear_cka`, `debiased_cka`) take one Gram
+    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
+    `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
+
+    `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and
+    listed ones count once); a layer with itself, which is constant, is left out. "mean" is over pairs. `rows`: the
+    first so many inputs of a batch, None: all. `every`: the first of so many steps, a step being a call of `penalty()`.
+    `rule`: how activations become rows (`flatten`, `mean`, `positions` …). Computed in float32 at least, under autocast
+    too. A layer that is constant over the rows has no similarity: its pairs count 0, without gradient, and `constant`
+    and a warning at the end say so.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        measure: str | Measure = "linear_cka",
+        sites: Any = None,
+        weight: float = 8e-4,
+        *,
+        pairs: Pairs = None,
+        reduce: str = "sum",
+        rows: int | None = 8,
+        every: int = 5,
+        rule: Rule = "flatten",
+        target: Target | None = None,
+    ) -> None:
+        models = [model] if isinstance(model, nn.Module) else list(model)
+        check_models(models, target)
+        self._take_on(models, rows, every, weight)
+        self.measure, self.target, self.rule = find(measure), target, rule
+        check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
+        check_rule(rule)
+        if reduce not in ("sum", "mean"):
+            raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
+        self.pairs = likeness.check_pairs(pairs, alone=len(models) == 1 and target is None)
+        self._listed = not isinstance(self.pairs, str)
+        self.reduce = reduce
+        self._sites = sites
+        self._last: tuple[tuple[str, ...], Sequence[Pair], Values] | None = None
+        self._plan = likeness.Plan()
+        self._still: dict[tuple[str, ...], Tensor] = {}
+        if self.measure.reads_weights:
+            self._layers = [layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
+            check_atoms([*models, *([target] if isinstance(target, nn.Module) else [])], self.measure)
+        else:
+            self._taps += [self._tap(each, k) for k, each in enumerate(models)]
+
+    def _tap(self, model: nn.Module, k: int) -> Taps:
+        return Taps(
+            model,
+            self._named(k),
+            rows=self.rows,
+            sink=self._sink if self.rows is None else None,
+            inputs=self.pairs == "stage",
+            calls=k == 0 and isinstance(self.target, nn.Module),
+        )
+
+    @property
+    def _sink(self) -> Any:
+        """What is made of whole activations inside the hook: their Gram matrix, where that is all that is read."""
+        if not aligns(self.measure) or self.rule != "flatten":
+            return None
+        return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
+
+    def _named(self, k: int) -> Any:
+        """The sites of the k-th model: listed pairs name those of the first model first."""
+        if self._sites is not None or not self._listed:
+            return self._sites
+        sides = len(self._models) + (self.target is not None)
+        ends = (0, 1) if sides == 1 or 0 < k < sides - 1 else (0,) if k == 0 else (1,)
+        return list(dict.fromkeys(pair[end] for pair in self.pairs or () for end in ends))
+
+    # The value
+
+    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
+        first = self._first if self.measure.reads_weights else shown[0][0].value
+        with without_autocast("cpu" if first is None else _device(first)):
+            if self.measure.reads_weights:
+                columns, pairs, found = self._of_weights()
+            else:
+                columns, pairs = self._columns(shown)
+                directed, times = self.target is not None, self._times(len(pairs))
+                found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
+        self._remember(columns, pairs, found)
+        total = found.total
+        if self.target is not None and self.measure.same:
+            total = total - self.measure.same * found.counts.sum()
+        return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
+
+    def _times(self, pairs: int) -> float:
+        """How often each of so many pairs counts: less than 0 times if it is to become more."""
+        lessen = (self.measure.closer == "up") == (self.target is None)
+        times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
+        return times if lessen else -times
+
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
+        sides = shown if self.target is None else [*shown, self._of_target()]
+        return self._plan.columns(sides, self._choose)
+
+    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[Pair]]:
+        if self.target is not None:
+            return likeness.used(*likeness.with_target(sides[0], sides[1], self.pairs))
+        if len(sides) > 1:
+            return likeness.used(*likeness.of_several(sides, self.pairs))
+        if self.pairs == "stage":
+            starts = [stage[0] for stage in likeness.stages(sides[0])]
+            entered = {start.site.label for start in starts if start.is_input}
+            self._taps[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
+        return likeness.used(*likeness.of_one(sides[0], self.pairs))
+
+    def _of_target(self) -> list[Shown]:
+        sink = self._sink if self.rows is None else None
+        if isinstance(self.target, nn.Module):
+            with as_found(self.target), self._taps[0].as_called():
+                args, kwargs = self._taps[0].called or ((), {})
+                with watch(self.target, self._named(1)) as seen:
+                    try:
+                        seen.run(*args, **kwargs)
+                    except RuntimeError as error:
+                        tell_types(error, self.target, [args, kwargs], "inputs")
+                        raise
+                found = list(zip(seen.sites, seen.values(), strict=True))
+        else:
+            found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
+        kept = [(site, value[: self.rows]) for site, value in found]
+        return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
+
+    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], Values]:
+        parts = [
+            columns_of(model, self.measure, layers) for model, layers in zip(self._models, self._layers, strict=True)
+        ]
+        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+        if self.target is not None:
+            target = self._target_weights()
+            found = likeness.with_target(shown[0], [_weight(*item) for item in target.items()], self.pairs)
+        else:
+            found = likeness.of_several(shown, self.pairs)
+        columns, pairs = likeness.used(*found)
+        each = [
+            value_of(self.measure, columns[a].shown.value, columns[b].shown.value.to(columns[a].shown.value))
+            for a, b in pairs
+        ]
+        stacked = torch.stack(each)
+        if torch.is_grad_enabled() and not stacked.requires_grad:
+            raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
+        still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
+        return columns, pairs, Values(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
+
+    @torch.no_grad()
+    def _target_weights(self) -> Mapping[str, Tensor]:
+        if not isinstance(self.target, nn.Module):
+            return self.target or {}
+        layers = layers_of(self.target, self.measure, self._named(1))
+        return columns_of(self.target, self.measure, layers)
+
+    @property
+    def recordable(self) -> bool:
+        """Gram matrices are products alone; measures that decompose matrices wait for them."""
+        return aligns(self.measure)
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        for counts in self._still.values():
+            counts.zero_()
+
+    def settings(self) -> dict[str, Any]:
+        measure = f"{self.measure.name} {self.measure.options or ''}".strip()
+        own = {"measure": measure, "pairs": self.pairs, "reduce": self.reduce}
+        rule = self.rule if isinstance(self.rule, str) else self.rule.__qualname__
+        target = type(self.target).__qualname__ if isinstance(self.target, nn.Module) else self.target is not None
+        layers = {"layers": [list(each) for each in self._layers]} if self.measure.reads_weights else {}
+        return {**super().settings(), **own, "rule": rule, "target": target, **layers}
+
+    # What it was
+
+    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: Values) -> None:
+        labels = tuple(column.label for column in columns)
+        self._last = labels, pairs, replace(found, each=found.each.detach())
+        if labels not in self._still:
+            with torch.inference_mode(False):  # it may be written to outside of it
+                self._still[labels] = torch.zeros_like(found.still, dtype=torch.long)
+        self._still[labels] += found.still  # in place, so that a recorded step counts as well
+
+    def _where(self) -> str:
+        rows = [row for row in self.last if row["value"] is not None]
+        wrong = [f"{row['site_a']!r} and {row['site_b']!r}" for row in rows if not math.isfinite(row["value"])]
+        if wrong or not rows:
+            return f"; not finite between {'; '.join(wrong[:5])}" if wrong else ""
+        top = max(rows, key=lambda row: abs(row["value"]))
+        return f"; every pair is finite, the largest {top['value']:.3g} of {top['site_a']!r} and {top['site_b']!r}"
+
+    @property
+    def last(self) -> list[dict[str, Any]]:
+        """The pairs of the last due step with their values; None for a pair with a constant layer."""
+        if self._last is None:
+            return []
+        labels, pairs, found = self._last
+        return [
+            {"site_a": labels[a], "site_b": labels[b], "value": value}
+            for (a, b), value in zip(pairs, found.numbers, strict=True)
+        ]
+
+    @property
+    def constant(self) -> dict[str, int]:
+        """In how many due steps a layer was constant over the rows, so that its pairs counted 0; only where it was."""
+        counts: Counter[str] = Counter()
+        for labels, found in self._still.items():
+            counts.update(dict(zip(labels, found.tolist(), strict=True)))
+        return {label: count for label, count in counts.items() if count}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None and (found := self.constant):
+            listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
+            warnings.warn(
+                f"layers that were constant over the rows, so that their pairs counted 0: {listed} due steps"
+                + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+                + "; if they died in training, take a smaller weight",
+                stacklevel=2,
+            )
+
+
+def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
+    if not isinstance(activation, Tensor) or not activation.dim() or len(activation) != count:
+        got = tuple(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
+        raise ValueError(f"the target's activation at {label!r} is {got} for a batch of {count} inputs")
+    return Site(label, label, 1, tuple(activation.shape[1:]), activation.dim() < 4), activation.detach()
+
+
+def _weight(label: str, value: Tensor) -> Shown:
+    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
+
+
+def _device(value: Any) -> str:
+    """Of an activation, or of what a sink made of one."""
+    first: Tensor = value[0] if isinstance(value, tuple) else value
+    return first.device.type
+
+
+# A penalty on what channels have in common
+
+
+def decorrelation(z: Tensor, *, normalised: bool = False) -> Tensor:
+    """Σ (ZᵀZ)²ᵢⱼ over all pairs of different channels: 0 where no two have anything in common.
+
+    z is rows (n, c), or maps (n, c, h, w) whose positions are rows. As printed in the paper it is a plain sum, so that
+    it grows with the fourth power of the activations and the square of the number of rows. `normalised` is the mean
+    over pairs of the squared cosine of two channels, from 0 to 1 whatever the scale and the rows; a channel that is 0
+    everywhere has nothing in common with others. Neither subtracts a mean. Computed in float32 at least.
+    """
+    if z.ndim not in (2, 4):
+        raise ValueError(f"need rows (n, c) or maps (n, c, h, w), got {tuple(z.shape)}")
+    rows = z if z.ndim == 2 else z.movedim(1, -1).flatten(0, -2)
+    count, channels = rows.shape
+    if not count or (normalised and channels < 2):
+        raise ValueError(f"need at least one row and, normalised, two channels, got {tuple(z.shape)}")
+    with torch.autocast(z.device.type, enabled=False):
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        gram = rows.T @ rows
+        # Taken off before squaring: of two large sums of squares the difference would be rounding.
+        apart = gram - torch.diag(gram.diagonal())
+        if not normalised:
+            return apart.square().sum()
+        own = gram.diagonal()
+        lengths = torch.where(own > 0, own, torch.ones_like(own)).sqrt()
+        return (apart / lengths / lengths[:, None]).square().sum() / (channels * (channels - 1))
+
+
+class Decorrelation(Attached):
+    """`with Decorrelation(model, sites, weight=3e-3) as penalty: fit(model, …, penalty=penalty)`.
+
+    `penalty()` is weight × the sum over sites of `decorrelation` of the last forward; maps and tokens give a row a
+    position. `rows` and `every` as in `Attached`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Any = None,
+        weight: float = 3e-3,
+        *,
+        normalised: bool = False,
+        rows: int | None = None,
+        every: int = 1,
+    ) -> None:
+        self.normalised = normalised
+        super().__init__(model, sites, self._of, rows=rows, every=every, weight=weight)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "normalised": self.normalised}
+
+    def _of(self, seen: Mapping[Site, Tensor]) -> Tensor:
+        rows = (to_rows(z, "positions", site=site, inputs=len(z)) for site, z in seen.items())
+        return torch.stack([decorrelation(each, normalised=self.normalised) for each in rows]).sum()

@@ -1,5 +1,0 @@
-"""Similarity as a training signal."""
-
-from .penalty import Penalty
-
-__all__ = ["Penalty"]
