@@ -353,3 +353,52 @@ def _decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     if kind == "value" and isinstance(value, PLAIN):
         return value
     raise ValueError(f"values of kind {str(kind)[:40]!r}")
+
+
+# What a file must hold, as data: the reader of every format declares it and trusts what passed
+
+
+def check_schema(path: str | os.PathLike[str], content: Any, schema: Any) -> None:
+    """Raise DamagedFile, naming the place, where JSON content is not of a schema.
+
+    A schema is a type (`int` is no bool, `float` takes whole numbers too), None, a tuple of alternatives, `[schema]`
+    for a list, `{str: schema}` for an object with any names, or `{"name": schema, "other?": schema}` for one with
+    these names, those with a question mark optional.
+    """
+    if wrong := _mismatch(content, schema, ""):
+        raise DamagedFile(f"{path} is damaged: {wrong}")
+
+
+def _mismatch(value: Any, schema: Any, place: str) -> str | None:
+    if isinstance(schema, tuple):
+        found = [_mismatch(value, each, place) for each in schema]
+        return None if None in found else found[0]
+    if isinstance(schema, list):
+        if not isinstance(value, list):
+            return _wrong(value, "a list", place)
+        return next((w for k, item in enumerate(value) if (w := _mismatch(item, schema[0], f"{place}[{k}]"))), None)
+    if isinstance(schema, dict):
+        if not isinstance(value, dict):
+            return _wrong(value, "an object", place)
+        if str in schema:
+            fields = dict.fromkeys(value, schema[str])
+        else:
+            missing = [name for name in schema if not name.endswith("?") and name not in value]
+            if missing:
+                return f"{place or 'it'} has no {missing[0]!r}"
+            fields = {name.removesuffix("?"): each for name, each in schema.items()}
+        below = ((name, f"{place}.{name}" if place else name) for name in fields if name in value)
+        return next((w for name, inner in below if (w := _mismatch(value[name], fields[name], inner))), None)
+    if schema is None:
+        return None if value is None else _wrong(value, "null", place)
+    right = isinstance(value, (int, float) if schema is float else schema)
+    if isinstance(value, bool) and schema is not bool:
+        right = False
+    return None if right else _wrong(value, _WORDS[schema], place)
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _wrong(value: Any, wanted: str, place: str) -> str:
+    return f"{place or 'its content'} must be {wanted}, got {json.dumps(value)[:40]}"

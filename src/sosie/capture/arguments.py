@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,3 +248,34 @@ _FIRST = (nn.Linear, nn.Embedding, _ConvNd)
 
 def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator).to(like)
+
+
+def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
+    """Raise in words where torch objects to the type of what a model was given; else return, to raise as it was."""
+    own = types_of(model)
+    odd = sorted({_type_name(x.dtype) for x in _tensors_in(given) if x.dtype not in own})
+    if own and odd and "type" in str(error):
+        here = sorted(map(_type_name, own))
+        raise ValueError(
+            f"{word} of {' and '.join(odd)} for a model of {' and '.join(here)}: bring them to one type, with "
+            f"{word}.to(torch.{here[0]}) for instance"
+        ) from error
+
+
+def types_of(model: nn.Module) -> set[torch.dtype]:
+    """Of its floating point numbers."""
+    return {t.dtype for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()}
+
+
+def _tensors_in(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        yield from _tensors_in(list(given.values()))
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        for item in given:
+            yield from _tensors_in(item)
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -35,9 +35,9 @@ from ..capture import (
     watch,
     without_labels,
 )
+from ..capture.arguments import explain_types
 from ..models import AtomConv2d
 from ..process_state import products
-from ..train.step import tell_types
 from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, check_same, read_about, write_about
 
 # What is kept of a model at one moment: its atoms, its weights, or its activations on a probe set
@@ -195,7 +195,7 @@ class Probe:
                 try:
                     seen.run(*args, **kwargs)
                 except RuntimeError as error:
-                    tell_types(error, model, [args, kwargs], "inputs")
+                    explain_types(error, model, [args, kwargs], "inputs")
                     raise
                 self.left_out = seen.left_out
                 for label, rows in seen.items():

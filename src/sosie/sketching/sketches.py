@@ -291,4 +291,4 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-storable(Sketch, SiteSketch, Part, Pairs, Spans)
+storable(Sketch, SiteSketch, Part, Pairs, Spans, Side)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..files import DamagedFile, read_tensors, write_tensors
-from ..results import Side
 from .grams import Drift, Grams, PairSums, ShuffledSums
 from .moments import Moments, SideSums
 from .sample import Sample
@@ -28,7 +27,7 @@ def storable(*classes: type) -> None:
     _CLASSES.update({cls.__name__: cls for cls in classes})
 
 
-storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums, Side)
+storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)
 
 
 def save_statistics(

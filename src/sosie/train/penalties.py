@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
+from ..capture.arguments import explain_types
 from ..capture.sites import Names
 from ..linalg import chain_products
 from ..measures import MEASURES, Measure, find
@@ -24,7 +25,6 @@ from ..process_state import without_autocast
 from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
 from . import likeness
 from .likeness import Column, Pair, Pairs, Values, aligns, as_gram, least_rows, values
-from .step import tell_types
 from .taps import Attached, Shown, Taps
 
 # What cannot be a penalty, told before the first step
@@ -275,7 +275,7 @@ class Penalty(Attached):
                     try:
                         seen.run(*args, **kwargs)
                     except RuntimeError as error:
-                        tell_types(error, self.target, [args, kwargs], "inputs")
+                        explain_types(error, self.target, [args, kwargs], "inputs")
                         raise
                 found = list(zip(seen.sites, seen.values(), strict=True))
         else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,6 +15,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
+from ..capture.arguments import explain_types, types_of
 from ..capture.restore import evaluating
 from ..data import Attack
 from ..data.draws import derived, uniforms
@@ -327,35 +327,4 @@ def check_types(model: nn.Module, images: Tensor, *, prepare: Prepare | None = N
         with evaluating(model), torch.autocast(x.device.type, torch.bfloat16, enabled=mixed):
             model(prepare(x) if prepare else x)
     except RuntimeError as error:
-        tell_types(error, model, [x], "images")
-
-
-def tell_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
-    """Raise in words where torch objects to the type of what a model was given; else return, to raise as it was."""
-    own = types_of(model)
-    odd = sorted({_name(x.dtype) for x in _tensors(given) if x.dtype not in own})
-    if own and odd and "type" in str(error):
-        here = sorted(map(_name, own))
-        raise ValueError(
-            f"{word} of {' and '.join(odd)} for a model of {' and '.join(here)}: bring them to one type, with "
-            f"{word}.to(torch.{here[0]}) for instance"
-        ) from error
-
-
-def types_of(model: nn.Module) -> set[torch.dtype]:
-    """Of its floating point numbers."""
-    return {t.dtype for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()}
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        yield from _tensors(list(given.values()))
-    elif isinstance(given, Iterable) and not isinstance(given, str):
-        for item in given:
-            yield from _tensors(item)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        explain_types(error, model, [x], "images")

@@ -321,7 +321,8 @@ def check_layers(kernels: Sequence[Mapping[str, Tensor]], names: Sequence[str] |
             a, b = (names[0], names[k]) if names else ("the first model", f"model {k}")
             raise ValueError(
                 f"{odd[0]}: {_kernels_text(first.get(odd[0]))} in {a}, {_kernels_text(own.get(odd[0]))} in {b}; "
-                "common coefficients need layers of one shape. joint='polar' compares convolutions of any number of channels"
+                "common coefficients need layers of one shape. joint='polar' compares convolutions of any "
+                "number of channels"
             )
 
 

@@ -237,7 +237,8 @@ def find_clusters(
         groups = of_some(*held_against_some(mapped, used, seed), count)
         notes.append(
             f"Approximate, as always above {MOST_CLUSTERED:,} models: that is done with {used:,} of them, and each "
-            "other model joins the group whose landmarks it is most like on average. Similarities are with landmarks, too."
+            "other model joins the group whose landmarks it is most like on average. Similarities are with landmarks, "
+            "too."
         )
     if count is None:
         notes.append(f"Their number, of 2 to {MOST_TRIED}, is that with the largest mean silhouette.")
