@@ -28,12 +28,10 @@ BESIDE = {
         *("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
         *("Dynamics", "Order"),
     ),
-    "sosie.stats": ("Sketch",),
-    "sosie.engine": (
-        *("classify", "Classifiers", "linear_probe", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
-        "cost",
+    "sosie.sketching": (
+        *("Sketch", "classify", "Classifiers", "task2vec", "Task2Vec", "fisher_rao_norm", "FisherRao"),
     ),
-    "sosie.benchmark": ("run_benchmark", "Scale"),
+    "sosie.benchmark": ("run_benchmark", "Scale", "cost", "linear_probe"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel", "with_dynamic_tokens"),
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
@@ -48,7 +46,6 @@ BESIDE = {
         "decorrelation",
         "Decorrelation",
         "Attached",
-        "Recorder",
         "Penalty",
         "Masks",
         "random_masks",
@@ -67,6 +64,7 @@ BESIDE = {
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
+    "sosie.history": ("Recorder",),
     "sosie.history.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.train.federated": (
         *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),

@@ -151,7 +151,8 @@ def test_values_of_many_pairs_are_those_of_one(name: str) -> None:
         assert "infinite" in str(found.reasons)
         pairs = pairs[:2]
     wanted = [sosie.measure(name, rows[i], rows[j], **given) for i, j in pairs]
-    assert found.values[: len(pairs)] == pytest.approx(wanted, abs=1e-9)
+    rounding = 1e-7 if name.endswith("_angle") else 1e-9  # near 0 an angle is the root of its cosine's rounding
+    assert found.values[: len(pairs)] == pytest.approx(wanted, abs=rounding)
 
 
 def test_pairs_differ_in_one_respect_only() -> None:
@@ -201,7 +202,7 @@ RUN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from tiny_benchmark import TINY
-from sosie.engine.benchmark import run_benchmark
+from sosie.benchmark import run_benchmark
 run_benchmark(["debiased_cka", sys.argv[2]], scale=TINY, folder=sys.argv[3])
 """
 

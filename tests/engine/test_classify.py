@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import sosie
 from sosie.data import open_images
 from sosie.factory import find_file
-from sosie.sketching import Classifiers, Sketch, classify
-from sosie.sketching import classify as classifiers
-from sosie.sketching.classify import ridge_of_gram, ridge_of_rows
+from sosie.sketching import Classifiers, Sketch, classifiers, classify
+from sosie.sketching.classifiers import ridge_of_gram, ridge_of_rows
 
 SITES = ["0", "1", "3"]
 ALL = ["features", "gradients", "hadamard", "hadamard_of_sketches", "sum", "maps"]

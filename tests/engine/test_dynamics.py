@@ -264,7 +264,7 @@ def test_a_damaged_record_is_no_undefined_value(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "r" / "records").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "r" / "records").write_bytes(content)
-    with pytest.raises(sosie.results.DamagedFile, match="step 1 is damaged"):
+    with pytest.raises(sosie.files.DamagedFile, match="step 1 is damaged"):
         sosie.dynamics(tmp_path / "r")
 
 

@@ -30,7 +30,7 @@ BETAS = (0.1, 0.5, 0.9)
 ALONG_THE_WAY = ("c1", "b1", "r1", "c2", "r2", "c3", "flat", "r3", "fc")
 
 
-def exact(model: nn.Module, data: Any, sites: list[str], **options: Any) -> sosie.stats.Sketch:
+def exact(model: nn.Module, data: Any, sites: list[str], **options: Any) -> sosie.sketching.Sketch:
     return sketch(model, data, sites=sites, size=None, **options)
 
 

@@ -62,7 +62,7 @@ def test_many_rows_and_wide_layers_are_not_copied_together(monkeypatch: pytest.M
     assert sizes(3, 4, 5, count=layer_grams.FEW + 1) == [1, 1, 1]
     monkeypatch.setattr(layer_grams, "SMALL", 50)
     assert sizes(3, 4, 11, 5, 6) == [2, 1, 2]
-    monkeypatch.setattr(layer_grams, "STRIP", 60)  # once all are filled up to the widest
+    monkeypatch.setattr(layer_grams, "WIDENED", 60)  # once all are filled up to the widest
     assert sizes(4, 4, 4, 4) == [3, 1]
     assert sizes(2, 2, 8, 2) == [2, 1, 1]
 

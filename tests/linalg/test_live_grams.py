@@ -21,7 +21,7 @@ def by_hand(x: torch.Tensor, centre: bool) -> torch.Tensor:
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("strip", [8, 2**21])
 def test_values_and_gradients(monkeypatch: pytest.MonkeyPatch, centre: bool, strip: int) -> None:
-    monkeypatch.setattr(live_grams, "STRIP", strip)  # a few columns at a time
+    monkeypatch.setattr(live_grams, "WIDENED", strip)  # a few columns at a time
     x = rows(4, 7).requires_grad_()
     assert torch.allclose(live_gram(x, centre=centre), by_hand(x, centre), rtol=1e-13, atol=1e-13)
     assert torch.autograd.gradcheck(lambda z: live_gram(z, centre=centre), x)

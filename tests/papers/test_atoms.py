@@ -67,7 +67,7 @@ from pathlib import Path
 import torch
 from settings import Settings, small
 import federated
-from sosie.train.federated.local import Local
+from sosie.train.federated.clients import Local
 settings = small(Settings('cpu', Path('r'), Path('c')))
 torch.set_num_threads(1)
 """

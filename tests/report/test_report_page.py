@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sosie.report.contents
 from report_examples import (
     HOSTILE,
     angle,
@@ -28,11 +27,12 @@ from report_examples import (
     with_chance,
 )
 
+import sosie.report.page
 from sosie.report import write_report
 from sosie.report.page import contents, packed, render
 from sosie.results import ARRAYS, Comparison, Comparisons
 
-PAGE = Path(sosie.report.contents.__file__).with_name("page")
+PAGE = Path(sosie.report.page.__file__).with_name("page")
 
 
 def data_of(text: str) -> dict:
@@ -142,7 +142,7 @@ def test_several_models_share_names_and_say_what_was_left_out(monkeypatch):
     assert found["pairs"][0]["measures"][0]["dropped"] == []
     models = unpacked(found["models"][0]["value"], 4, 4)
     np.testing.assert_allclose(models, several(4, 6).matrix("debiased_cka"), rtol=1e-7)
-    monkeypatch.setattr(sosie.report.contents, "MOST_NUMBERS", 10)
+    monkeypatch.setattr(sosie.report.page, "MOST_NUMBERS", 10)
     brief = contents(several(4, 6))
     assert brief["pairs"][0]["measures"][0]["dropped"] == ["low", "high"]
     assert "low" not in brief["pairs"][0]["measures"][0]

@@ -92,7 +92,7 @@ def stitch(folder: Path) -> Path:
 
 
 def joint(path: Path) -> Any:
-    found = sosie.engine.Stitch.load(path, net(0), net(1))
+    found = sosie.Stitch.load(path, net(0), net(1))
     return found.model.joint.state_dict(), found.fit, found.n, found.report
 
 

@@ -337,7 +337,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
 def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from sosie.results import write_atomically
+from sosie.files import write_atomically
 def write(path):
     path.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)

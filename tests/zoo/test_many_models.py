@@ -54,7 +54,7 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
     from sosie.zoo import questions as clusters
 
     zoo = groups_on_a_circle(tmp_path, (20, 10, 5))
-    monkeypatch.setattr(clusters, "MOST_WHOLE", 34)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 34)
     monkeypatch.setattr(asked, "LANDMARKS", 9)
     monkeypatch.setattr(landmarks, "BLOCK", 8)
     monkeypatch.setattr(landmarks, "ROUND", 2)
@@ -67,7 +67,7 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
         zoo.clusters(10)
     with pytest.raises(ValueError, match="landmarks=2"):
         zoo.clusters(landmarks=2)
-    monkeypatch.setattr(clusters, "MOST_WHOLE", 35)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 35)
     assert zoo.clusters().asked["landmarks"] is None
 
 

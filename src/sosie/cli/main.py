@@ -60,7 +60,7 @@ for module in (
 ):
     app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
 _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
-for _name, _verb in (zoo.VERBS | zoo.VERBS).items():
+for _name, _verb in (zoo.VERBS | zoo.QUESTIONS).items():
     _zoo.command(_name)(_interruptible(_verb))
 app.add_typer(_zoo, name="zoo")
 # What a paper's own script takes is its own affair.

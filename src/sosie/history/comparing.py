@@ -297,7 +297,7 @@ def dynamics(
 ) -> Dynamics:
     """How alike a network is at one time and at another, for each site: which layer settles when.
 
-    `run`: a folder that `sosie.train.Recorder` wrote, a list of checkpoints, or {step: checkpoint}; a checkpoint is a
+    `run`: a folder that `sosie.history.Recorder` wrote, a list of checkpoints, or {step: checkpoint}; a checkpoint is a
     model, a model specification, a state dict or a file of weights. `other`: a second such thing, for time of A × time
     of B at sites of the same name. `measures`: None takes atom_cosine of recorded atoms, weight_cosine of weights and
     debiased_cka of activations; other measures of the same kind of thing do too.

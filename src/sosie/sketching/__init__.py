@@ -1,6 +1,6 @@
 """Sketches of features and gradients: made in one pass, compared like models, and classified from."""
 
-from .classify import Classifiers, classify
+from .classifiers import Classifiers, classify
 from .comparing import DEFAULT, KERNEL, UNPAIRED, check_sketches, compare_sketches, compare_unpaired, is_sketch
 from .fisher import FisherRao, Task2Vec, fisher_rao_norm, task2vec
 from .run import sketch

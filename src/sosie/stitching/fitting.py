@@ -211,7 +211,7 @@ def stitch(
     identity. Or it is trained with both networks frozen: task_loss, with the options of `TaskLoss`. A list of fits
     gives a list of results from one pass, all task losses trained together. The layer acts on channels: every pixel or
     token of a map is a row. Where the sites differ in shape, A's activation is brought into B's first, see `resize` and
-    sosie.models.joint. A cut that something goes around, a skip connection say, is refused.
+    sosie.stitching.joint. A cut that something goes around, a skip connection say, is refused.
 
     For task_loss: `loss(outputs, batch)` replaces its targets; it gets the stitched network's answers to one batch of
     the data, and that batch on B's device, once for every joint, and returns their mean loss as a tensor. `validation`:
