@@ -7,7 +7,7 @@ import argparse
 import torch
 from measuring import show, timed, write
 
-from sosie.engine.network import ModelSource
+from sosie.engine.network import Network
 from sosie.linalg import gram_cuda
 from sosie.models import open_model
 from sosie.zoo import Probe, fingerprint
@@ -25,7 +25,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model = open_model("resnet50").model.to(device).eval()
     images = torch.rand(asked.images, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
-    probe, source = Probe.of(images), ModelSource(model, "resnet50")
+    probe, source = Probe.of(images), Network(model, "resnet50")
 
     @torch.no_grad()
     def forward() -> None:

@@ -1,7 +1,7 @@
 """The diagonal Fisher information of a ResNet-18 (CIFAR stem) on 256 and 1,024 random images, one label drawn an image.
 
-One backward an image, torch.func's vmap of grad, and sosie.sketching.task2vec, on the same labels. Random weights, which
-cost as much as others.
+One backward an image, torch.func's vmap of grad, and sosie.sketching.task2vec, on the same labels. Random weights,
+which cost as much as others.
 """
 
 from __future__ import annotations

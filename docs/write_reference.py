@@ -25,7 +25,7 @@ where they live.
 # What a user meets beside the door; every name of the door itself is listed by itself.
 BESIDE = {
     "sosie.results": (
-        *("Comparison", "Comparisons", "Values", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
+        *("Comparison", "Comparisons", "Estimate", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
         *("Dynamics", "Order"),
     ),
     "sosie.sketching": (

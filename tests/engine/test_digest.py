@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.engine import provenance as digest
-from sosie.engine.network import ModelSource
+from sosie.engine.network import Network
 from sosie.engine.provenance import digest_of
 from sosie.zoo import fingerprint
 
@@ -223,5 +223,5 @@ def test_of_the_weights_that_the_model_has_afterwards() -> None:
     """A lazy module has none before."""
     model, rows = Counting(), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     found = fingerprint(model, rows, kinds="cka").about["model"]
-    assert found == ModelSource(model, "x").digest()
-    assert sosie.sketch(model, rows, kernels="features").model == ModelSource(model, "x").digest() != found
+    assert found == Network(model, "x").digest()
+    assert sosie.sketch(model, rows, kernels="features").model == Network(model, "x").digest() != found

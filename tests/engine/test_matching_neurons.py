@@ -10,7 +10,7 @@ from paired import correlated_rows
 
 import sosie
 from sosie.measures import MEASURES
-from sosie.stats import Lottery, Neurons, Sample, SampleMaker, views
+from sosie.stats import Neurons, RowSampler, Sample, SampleMaker, views
 
 MATCHING = [name for name, measure in MEASURES.items() if issubclass(measure.reads, Neurons)]
 
@@ -70,7 +70,7 @@ def test_pooling_and_more_memory_are_ways_out() -> None:
 
 
 def test_a_projected_sample_has_no_neurons() -> None:
-    lottery = Lottery(16)
+    lottery = RowSampler(16)
     x, y = (torch.randn(16, width, generator=torch.Generator().manual_seed(0)) for width in (100, 5))
     makers = [SampleMaker(lottery, widest=8) for _ in range(2)]
     sides = [

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import sosie
 from sosie.capture import Share
 from sosie.engine.collect import Totals, gather
-from sosie.engine.distributed import Alone, RankFailed
+from sosie.engine.distributed import RankFailed, SingleProcess
 from sosie.results import ARRAYS, Comparison, Comparisons
 
 Answers = dict[str, list[Any]]  # of each process, by what it did
@@ -297,7 +297,7 @@ def test_a_process_that_does_not_come_is_not_waited_for_forever() -> None:
 
 
 def test_how_far_off_means_were_is_told_of_all() -> None:
-    class First(Alone):
+    class First(SingleProcess):
         share = Share(0, 2)
 
         def collect(self, mine: Any, absorb: Any) -> None:

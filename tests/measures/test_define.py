@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sosie
-from sosie.measures import MEASURES, Measure, UnknownMeasure, define, find, linear_cka, mutual_knn, settled
+from sosie.measures import MEASURES, Measure, UnknownMeasure, define, find, linear_cka, mutual_knn, snap_to_bounds
 from sosie.stats import Alignment, Moments
 
 
@@ -68,7 +68,7 @@ def test_a_name_is_taken_once() -> None:
 
 def test_only_rounding_is_set_to_the_bound() -> None:
     value = torch.tensor([1 + 1e-14, 1.01, -1e-14, -0.2, 0.5], dtype=torch.float64)
-    assert settled(value, linear_cka).tolist() == [1.0, 1.01, 0.0, -0.2, 0.5]
+    assert snap_to_bounds(value, linear_cka).tolist() == [1.0, 1.01, 0.0, -0.2, 0.5]
 
 
 def test_list_measures_has_every_fact() -> None:

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sosie.results import Caveat, Comparison, Comparisons, Side, Values
+from sosie.results import Caveat, Comparison, Comparisons, Estimate, Side
 
 HOSTILE = [
     "</script><img src=x onerror=\"document.title='owned'\">",
@@ -44,7 +44,7 @@ def blocks(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.clip(smooth + stage + noise, 0.01, 1)
 
 
-def similarity(value: np.ndarray, doubt: bool = True, caveats: tuple[Caveat, ...] = (), **facts: object) -> Values:
+def similarity(value: np.ndarray, doubt: bool = True, caveats: tuple[Caveat, ...] = (), **facts: object) -> Estimate:
     spread = 0.01 + 0.05 * (1 - value)
     given = {
         "n": 1024,
@@ -54,10 +54,10 @@ def similarity(value: np.ndarray, doubt: bool = True, caveats: tuple[Caveat, ...
         "same": 1.0,
     }
     extra = {"low": value - spread, "high": np.minimum(value + spread, 1)} if doubt else {}
-    return Values(value=value, caveats=caveats, **{**given, **extra, **facts})
+    return Estimate(value=value, caveats=caveats, **{**given, **extra, **facts})
 
 
-def angle(value: np.ndarray, doubt: bool = True) -> Values:
+def angle(value: np.ndarray, doubt: bool = True) -> Estimate:
     turned = np.arccos(np.clip(value, 0, 1))
     return similarity(
         turned,
@@ -70,7 +70,7 @@ def angle(value: np.ndarray, doubt: bool = True) -> Values:
     )
 
 
-def with_chance(values: Values, null: float | np.ndarray, spread: float = 0.05, search: bool = True) -> Values:
+def with_chance(values: Estimate, null: float | np.ndarray, spread: float = 0.05, search: bool = True) -> Estimate:
     """The same with what chance gives: normal round `null`, and the smallest p that 999 draws can give."""
     sign = 1.0 if values.closer == "up" else -1.0
     above = sign * (values.value - null) / spread

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sosie.report import print_dynamics
 from sosie.report.dynamics import sentence, sparkline
-from sosie.results import Caveat, Dynamics, Values
+from sosie.results import Caveat, Dynamics, Estimate
 
 TIMES = 12
 
@@ -30,8 +30,8 @@ def example(sites: int = 4, *, upside_down: bool = False, two_runs: bool = False
     named = tuple(names or [f"conv{s}" for s in range(sites)])
     caveats = (Caveat("step 20: NaN", named[min(1, sites - 1)]),)
     values = {
-        "atom_cosine": Values(value, 54, "the atoms themselves", "up", (-1.0, 1.0), 1.0, caveats=caveats),
-        "weight_distance": Values(distance, 54, "the weights themselves", "down", (0.0, 2.0), 0.0),
+        "atom_cosine": Estimate(value, 54, "the atoms themselves", "up", (-1.0, 1.0), 1.0, caveats=caveats),
+        "weight_distance": Estimate(distance, 54, "the weights themselves", "down", (0.0, 2.0), 0.0),
     }
     steps = tuple(range(0, 10 * TIMES, 10))
     return Dynamics(
@@ -209,7 +209,7 @@ def test_few_many_two_and_hostile(look: Any, made: dict[str, Any]) -> None:
 
 @pytest.mark.browser
 def test_one_time_alone_is_no_accident(look: Any) -> None:
-    one = Values(np.ones((2, 1, 1)), 1, "", "up", (0.0, 1.0), 1.0)
+    one = Estimate(np.ones((2, 1, 1)), 1, "", "up", (0.0, 1.0), 1.0)
     seen = look(Dynamics("r", "r", "atoms", ("a", "b"), (5,), (5,), {"m": one}))
     assert seen.complaints == []
 

@@ -24,9 +24,9 @@ from sosie.results import (
     Duplicates,
     Dynamics,
     Entry,
+    Estimate,
     Leaderboard,
     Side,
-    Values,
 )
 
 pytestmark = pytest.mark.browser
@@ -112,8 +112,8 @@ def dynamics(sites: list[str], *, two_runs: bool = False) -> Dynamics:
     values = {}
     for odd, fill in fills(sites).items():
         value = fill((len(sites), times, times))
-        values[odd] = Values(value, 54, "the atoms themselves", "up", (-1.0, 1.0), 1.0)
-        values[f"{odd}, down"] = Values(value, 54, "the weights themselves", "down", (0.0, None), 0.0)
+        values[odd] = Estimate(value, 54, "the atoms themselves", "up", (-1.0, 1.0), 1.0)
+        values[f"{odd}, down"] = Estimate(value, 54, "the weights themselves", "down", (0.0, None), 0.0)
     steps = tuple(10 * k for k in range(times))
     names = ("run", "other" if two_runs else "run")
     return Dynamics(*names, "atoms", tuple(sites), steps, steps, values, two_runs, {"sosie": "0"})

@@ -20,7 +20,7 @@ from sosie.engine.partial import Partial
 from sosie.files import read_nested, write_nested, write_weights
 from sosie.history import Recorder, open_run
 from sosie.models import read_weights
-from sosie.results import Cost, Costs, Dynamics, Entry, Leaderboard, Neighbours, Values
+from sosie.results import Cost, Costs, Dynamics, Entry, Estimate, Leaderboard, Neighbours
 from sosie.sketching import Sketch, Task2Vec
 from sosie.train.federated import Federated
 from sosie.zoo import Fingerprint, Probe, Zoo
@@ -62,7 +62,7 @@ def statistics(folder: Path) -> Path:
 
 
 def dynamics(folder: Path) -> Path:
-    values = Values(np.random.default_rng(0).random((2, 3, 3)), 8, "moments", "up", (0.0, 1.0), 1.0)
+    values = Estimate(np.random.default_rng(0).random((2, 3, 3)), 8, "moments", "up", (0.0, 1.0), 1.0)
     return Dynamics("a", "a", "weights", ("x", "y"), (0, 1, 2), (0, 1, 2), {"m": values}).save(folder / "d.json")
 
 

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import sosie
 from sosie.files import DamagedFile
-from sosie.results import Caveat, Dynamics, Values
+from sosie.results import Caveat, Dynamics, Estimate
 from sosie.results.dynamics import rank_correlation
 
 
@@ -23,7 +23,7 @@ def towards(rows: list[list[float]], closer: Any = "up", steps: tuple[int, ...] 
     value[:, :, -1] = value[:, -1, :] = ends
     steps = steps or tuple(range(0, 10 * ends.shape[1], 10))
     same, bounds = (1.0, (-1.0, 1.0)) if closer == "up" else (0.0, (0.0, None))
-    values = {"m": Values(value, 5, "by hand", closer, bounds, same, **more)}
+    values = {"m": Estimate(value, 5, "by hand", closer, bounds, same, **more)}
     return Dynamics("run", "run", "atoms", tuple(f"s{k}" for k in range(len(ends))), steps, steps, values)
 
 
@@ -149,7 +149,7 @@ def test_it_shows_itself_with_names_escaped() -> None:
 def test_two_runs_have_no_settling() -> None:
     value = np.arange(6.0).reshape(1, 2, 3)
     found = Dynamics(
-        "a", "b", "atoms", ("s",), (0, 1), (0, 5, 9), {"m": Values(value, 1, "", "up", (None, None), None)}, True
+        "a", "b", "atoms", ("s",), (0, 1), (0, 5, 9), {"m": Estimate(value, 1, "", "up", (None, None), None)}, True
     )
     with pytest.raises(ValueError, match="one run"):
         found.settled()

@@ -21,8 +21,8 @@ from sosie.results import (
     Caveat,
     Comparison,
     Comparisons,
+    Estimate,
     Side,
-    Values,
     by_chance,
     same_depth,
     stars,
@@ -31,9 +31,9 @@ from sosie.results import (
 )
 
 
-def values(value: np.ndarray, **changes) -> Values:
+def values(value: np.ndarray, **changes) -> Estimate:
     plain = {"n": 100, "statistic": "all rows", "closer": "up", "bounds": (0.0, 1.0), "same": 1.0}
-    return Values(value=value, **{**plain, **changes})
+    return Estimate(value=value, **{**plain, **changes})
 
 
 def comparison(**changes) -> Comparison:

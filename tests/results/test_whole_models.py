@@ -11,12 +11,12 @@ import torch
 
 import sosie
 from sosie.models import small_cnn
-from sosie.results import Comparison, Comparisons, Side, Values, summarise
+from sosie.results import Comparison, Comparisons, Estimate, Side, summarise
 
 
 def comparison(sites: tuple[str, ...], value: Any, rule: str = "tensors", **more: Any) -> Comparison:
     side = Side("A", sites, (1,) * len(sites), ((1,),) * len(sites))
-    values = Values(np.array(value, dtype=float), 9, "the weights", "up", (-1, 1), 1.0, **more)
+    values = Estimate(np.array(value, dtype=float), 9, "the weights", "up", (-1, 1), 1.0, **more)
     return Comparison(side, side, {"m": values}, rule)
 
 
@@ -53,10 +53,10 @@ def test_depth_is_counted_among_layers() -> None:
     a = Side("A", ("a", "b", "all"), (1,) * 3, ((1,),) * 3)
     b = Side("B", ("a", "b", "c", "d", "all"), (1,) * 5, ((1,),) * 5)
     value = np.arange(15.0).reshape(3, 5)
-    made = Comparison(a, b, {"m": Values(value, 9, "", "up", (None, None), None)}, "tensors")
+    made = Comparison(a, b, {"m": Estimate(value, 9, "", "up", (None, None), None)}, "tensors")
     assert summarise(made, "m").depth_partner == (0, 3, 4)
     alone = Comparison(a, Side("B", ("a", "b"), (1,) * 2, ((1,),) * 2), {
-        "m": Values(np.array([[1.0, 0], [0, 1], [np.nan] * 2]), 9, "", "up", (None, None), None)
+        "m": Estimate(np.array([[1.0, 0], [0, 1], [np.nan] * 2]), 9, "", "up", (None, None), None)
     }, "tensors")  # fmt: skip
     assert summarise(alone, "m").depth_partner[:2] == (0, 1)
     assert np.isnan(summarise(alone, "m").diagonal[2])

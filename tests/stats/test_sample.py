@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from paired import correlated_rows
 
 from sosie.measures import MEASURES
-from sosie.stats import Lottery, Sample, SampleMaker, row_hash
+from sosie.stats import RowSampler, Sample, SampleMaker, row_hash
 from sosie.stats.sample import Fold
 
 
 def drawn(
     x: torch.Tensor, y: torch.Tensor, edges: list[int], *, rows: int = 20, order: list[int] | None = None
 ) -> Sample:
-    lottery = Lottery(rows, seed=4)
+    lottery = RowSampler(rows, seed=4)
     makers = SampleMaker(lottery), SampleMaker(lottery)
     spans = list(itertools.pairwise(edges))
     total = None
@@ -74,7 +74,7 @@ def test_overlapping_or_unlike_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="need paired rows, got 39 and 40"):
         Sample.of(x, y[:39])
     with pytest.raises(ValueError, match="at least 4"):
-        Lottery(3)
+        RowSampler(3)
 
 
 def test_folding_keeps_inner_products_on_average() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosie.results import Dynamics, Values
+from sosie.results import Dynamics, Estimate
 from sosie.zoo import Fingerprint, Probe, Zoo
 from sosie.zoo.kinds import project
 
@@ -64,8 +64,8 @@ def a_run() -> Dynamics:
     value = np.stack([1 - speed * np.abs(at[:, None] - at[None]) for speed in (0.0, 0.1, 1.0)])
     steps = (0, 10, 20, 40, 80)
     values = {
-        "debiased_cka": Values(value, 100, "Grams", "up", (None, 1.0), 1.0),
-        "procrustes_angle": Values(1 - value, 100, "Moments", "down", (0.0, 2.0), 0.0),
+        "debiased_cka": Estimate(value, 100, "Grams", "up", (None, 1.0), 1.0),
+        "procrustes_angle": Estimate(1 - value, 100, "Moments", "down", (0.0, 2.0), 0.0),
     }
     return Dynamics("a run", "a run", "activations", ("first", "second", "third"), steps, steps, values)
 
@@ -85,8 +85,8 @@ def an_odd_run(sites: int, steps: int) -> Dynamics:
     values = {}
     for name, numbers in ODD_VALUES.items():
         value = np.resize(np.array(numbers), (sites, steps, steps))
-        values[name] = Values(value, 100, "Grams", "up", (None, 1.0), 1.0)
-        values[f"{name}, down"] = Values(value, 100, "Moments", "down", (0.0, None), 0.0)
+        values[name] = Estimate(value, 100, "Grams", "up", (None, 1.0), 1.0)
+        values[f"{name}, down"] = Estimate(value, 100, "Moments", "down", (0.0, None), 0.0)
     named, times = tuple(f"layer{k}" * (1 + 20 * k) for k in range(sites)), tuple(range(steps))
     return Dynamics("odd", "odd", "activations", named, times, times, values)
 

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from ..results import Closer
-from .candidates import Candidate, Clock, Found, Pairs, gather, values_of
+from .candidates import Candidate, CandidateValues, Clock, Pairs, gather, values_of
 from .population import CLEAN, Images, Population, Scale, last_hidden, probing_images
 
 QUANTILES = (0.025, 0.25, 0.5, 0.75, 0.975)
@@ -49,7 +49,7 @@ class Probes:
     def alike(self) -> Pairs:
         return [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
 
-    def values(self, candidate: Candidate, kind: str, number: int) -> tuple[Found, Found]:
+    def values(self, candidate: Candidate, kind: str, number: int) -> tuple[CandidateValues, CandidateValues]:
         """Of pairs alike and unlike, probed by that many images of a kind."""
         clock = Clock(self.scale.budget)
         if candidate.of == "models":
@@ -112,7 +112,7 @@ def calibrate(candidate: Candidate, closer: Closer, probes: Probes) -> dict[str,
     }
 
 
-def _summary(alike: Found, unlike: Found, closer: Closer) -> dict[str, Any]:
+def _summary(alike: CandidateValues, unlike: CandidateValues, closer: Closer) -> dict[str, Any]:
     reasons = alike.reasons + unlike.reasons
     both = [found.values[found.defined] for found in (alike, unlike)]
     value = auc(both[0], both[1], closer) if all(map(len, both)) else None

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..engine.evaluate import CONSTANT_IN_FLOAT32, check_widths, view_of
 from ..factory import is_factory, load_function
 from ..linalg import side_by_side
-from ..measures import MEASURES, Measure, find, settled
+from ..measures import MEASURES, Measure, find, snap_to_bounds
 from ..results import Closer, Comparisons
 from ..stats import Alignment, Atoms, LinearMaps, PairedRows, Sample
 from .population import SLOW, Scale
@@ -152,7 +152,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 @dataclass
-class Found:
+class CandidateValues:
     """Values in the order of the pairs, NaN where undefined, and how often for which reason."""
 
     values: np.ndarray
@@ -185,7 +185,7 @@ def values_of(
     *,
     inputs: Tensor | None = None,
     clock: Clock | None = None,
-) -> Found:
+) -> CandidateValues:
     """The measure on pairs of (n, p) activations, or of networks; a pair that has no value says why.
 
     `inputs` are what the networks were given, flattened, for measures that need it.
@@ -199,19 +199,19 @@ def values_of(
 
 def _of_rows(
     measure: Measure, rows: Sequence[Tensor], pairs: Pairs, inputs: Tensor | None, clock: Clock | None
-) -> Found:
+) -> CandidateValues:
     sample = Sample.of(rows, rows, inputs=inputs if "inputs" in measure.needs else None)
     varies = (sample.spread[0] > CONSTANT_IN_FLOAT32).tolist()
     with torch.no_grad():
         if issubclass(measure.reads, Alignment):
-            matrix = settled(measure(sample.alignment(measure.reads)), measure).cpu()
+            matrix = snap_to_bounds(measure(sample.alignment(measure.reads)), measure).cpu()
             return _one_by_one(lambda i, j: _finite(matrix[i, j], varies, i, j), pairs, None)
 
         def value(i: int, j: int) -> float:
             check_widths(measure, rows[i].shape[1], rows[j].shape[1])
             if not (varies[i] and varies[j]):
                 return _finite(torch.tensor(torch.nan), varies, i, j)
-            return _finite(settled(measure(view_of(measure.reads, sample, i, j)), measure), varies, i, j)
+            return _finite(snap_to_bounds(measure(view_of(measure.reads, sample, i, j)), measure), varies, i, j)
 
         return _one_by_one(value, pairs, clock, threads=not rows[0].is_cuda)
 
@@ -226,7 +226,7 @@ def _finite(value: Tensor, varies: Sequence[bool], i: int, j: int) -> float:
 
 def _one_by_one(
     value: Callable[[int, int], float], pairs: Pairs, clock: Clock | None, *, threads: bool = False
-) -> Found:
+) -> CandidateValues:
     """A failure on some pairs leaves those undefined; one on all pairs is the measure's own."""
     reasons: Counter[str] = Counter()
     errors: list[Exception] = []
@@ -246,7 +246,7 @@ def _one_by_one(
         values = np.array(list(in_turn), dtype=np.float64)
     if errors and len(errors) == len(pairs) and not isinstance(errors[0], ValueError):
         raise errors[0]
-    return Found(values, reasons)
+    return CandidateValues(values, reasons)
 
 
 def _in_turn(function: Callable[[tuple[int, int]], float], pairs: Pairs, threads: bool) -> Any:
@@ -255,7 +255,7 @@ def _in_turn(function: Callable[[tuple[int, int]], float], pairs: Pairs, threads
     return (function(pair) for pair in pairs)
 
 
-def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> Found:
+def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> CandidateValues:
     """From end to end where the measure reads maps; else the mean over layers, which both networks must have."""
     from ..weights import compare_weights
     from ..weights.tensors import ALL
@@ -284,8 +284,8 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
     return _one_by_one(value, pairs, None)
 
 
-def gather(parts: Iterable[Found]) -> Found:
+def gather(parts: Iterable[CandidateValues]) -> CandidateValues:
     """Several lots, one after the other."""
     lots = list(parts)
     values = np.concatenate([lot.values for lot in lots]) if lots else np.zeros(0)
-    return Found(values, sum((lot.reasons for lot in lots), Counter()))
+    return CandidateValues(values, sum((lot.reasons for lot in lots), Counter()))

@@ -32,7 +32,7 @@ from ..models import atom_layers, open_model, recompose, weights_of, with_name
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..results import Comparison, Cost, Costs
-from ..stats import BLOCK, Alignment, Atoms, Lottery, MomentMaker, Moments, Sample, SampleMaker
+from ..stats import BLOCK, Alignment, Atoms, MomentMaker, Moments, RowSampler, Sample, SampleMaker
 from ..weights import compare_weights
 
 # Operations and memory, counted as torch runs them
@@ -309,7 +309,7 @@ class ByProbes:
         kind = plan.kinds[self.measure.name]
         if kind == "moments":
             return _Pair(kind, MomentMaker(plan.products), MomentMaker(plan.products))
-        lottery = Lottery(plan.sample_rows)
+        lottery = RowSampler(plan.sample_rows)
         return _Pair("all rows" if rows <= plan.sample_rows and plan.widest is None else "sampled rows",
                      SampleMaker(lottery, plan.widest), SampleMaker(lottery, plan.widest))  # fmt: skip
 

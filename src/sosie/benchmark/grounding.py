@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from ..results import Closer
-from .candidates import Candidate, Clock, Found, values_of
+from .candidates import Candidate, CandidateValues, Clock, values_of
 from .population import GROUPS, Agreement, Block, Population, Scale, last_hidden
 
 # Correlations between a measure and what models do: intervals, and tests of the difference between two of them
@@ -192,7 +192,7 @@ class Ground:
         """(pairs, 2) numbers of networks."""
         return np.array([pair for block in self.population.blocks[kind] for pair in block.pairs]).reshape(-1, 2)
 
-    def values(self, candidate: Candidate, kind: str) -> Found:
+    def values(self, candidate: Candidate, kind: str) -> CandidateValues:
         """In lots of blocks, in a seeded order: what a budget that runs out leaves done is a fair share."""
         blocks, clock = self.population.blocks[kind], Clock(self.scale.budget)
         order = np.random.default_rng(self.seed).permutation(len(blocks)).tolist()
@@ -204,9 +204,9 @@ class Ground:
             places = np.concatenate([np.arange(ends[k] - len(blocks[k].pairs), ends[k]) for k in lot])
             values[places] = found.values
             reasons += found.reasons
-        return Found(values, reasons)
+        return CandidateValues(values, reasons)
 
-    def _of_blocks(self, candidate: Candidate, blocks: Sequence[Block], clock: Clock) -> Found:
+    def _of_blocks(self, candidate: Candidate, blocks: Sequence[Block], clock: Clock) -> CandidateValues:
         members = [member for block in blocks for member in block.members]
         place = {member: number for number, member in enumerate(members)}
         pairs = [(place[a], place[b]) for block in blocks for a, b in block.pairs]

@@ -6,15 +6,16 @@ from .linear import Linearised, NotLinear, check_linear, linearised, weighted_la
 from .mixing import TRIED, ends, mixing_note
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import RULES, Masks, Rule, check_rule, mask_of, needs_axes, rows_per_input, to_rows
-from .saved import BadActivations, SavedActivations, open_activations, read_npz, read_safetensors
+from .saved import ActivationFile, BadActivations, open_activations, read_npz, read_safetensors
 from .sites import NoRows, SilentSite, Site, SiteError, UnknownSite, nearest, select, unwrap
 from .structure import BadBatch, answer_in, count_inputs, cut, fresh_leaf, input_rows, number_array, unshared
-from .watch import Keep, Seen, Sink, watch
+from .watch import Keep, Sink, Watch, watch
 
 __all__ = [
     "ALL",
     "RULES",
     "TRIED",
+    "ActivationFile",
     "BadActivations",
     "BadBatch",
     "Batches",
@@ -26,14 +27,13 @@ __all__ = [
     "NoRows",
     "NotLinear",
     "Rule",
-    "SavedActivations",
-    "Seen",
     "Share",
     "SilentSite",
     "Sink",
     "Site",
     "SiteError",
     "UnknownSite",
+    "Watch",
     "answer_in",
     "as_found",
     "borrowed",

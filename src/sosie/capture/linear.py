@@ -14,7 +14,7 @@ from torch._C import _disabled_torch_function_impl
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .sites import Names, Site, unwrap
-from .watch import Seen, watch
+from .watch import Watch, watch
 
 FAR = 2.0**64  # numbers beyond this, or below its inverse, are brought back by a power of two
 
@@ -531,7 +531,7 @@ def linearised(
 class Linearised:
     """A model that is run on linear parts."""
 
-    def __init__(self, seen: Seen, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:
+    def __init__(self, seen: Watch, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:
         self._seen, self._prepare, self._dtype, self.count = seen, prepare, dtype, 0
         self.notes: set[str] = set()  # what was done to the model, in words
 

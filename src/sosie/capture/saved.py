@@ -198,7 +198,7 @@ class BadActivations(ValueError):
     """Saved activations that cannot be compared as they are."""
 
 
-class SavedActivations:
+class ActivationFile:
     """Activations by site, all of the same inputs in the same order."""
 
     def __init__(self, stored: Mapping[str, Stored], name: str) -> None:
@@ -250,14 +250,14 @@ class SavedActivations:
         return f"<SavedActivations {self.name}: {len(self.sites)} sites, {self.n} inputs>"
 
 
-def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> SavedActivations:
+def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> ActivationFile:
     """Activations from {site: array}, a .npz or a .safetensors file; files are read as rows are asked for.
 
     Sites keep the order of the dict or .npz. A .safetensors file has no order of its own: its metadata may
     give one ("sites": a JSON list), else names are sorted, layer2 before layer10.
     """
     if isinstance(source, Mapping):
-        return SavedActivations({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
+        return ActivationFile({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in _REFUSED:
@@ -267,7 +267,7 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Save
         raise BadActivations(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    return SavedActivations(readers[suffix](path), str(path))
+    return ActivationFile(readers[suffix](path), str(path))
 
 
 def _in_memory(site: Any, array: Any) -> Stored:

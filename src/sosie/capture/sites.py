@@ -240,7 +240,7 @@ class Site:
 
 
 @dataclass
-class Wanted:
+class SiteRequest:
     """What was asked of one module: which of its calls, and which of them must happen."""
 
     module: nn.Module
@@ -256,7 +256,7 @@ class Wanted:
             self.required.add(call or 1)
 
 
-def select(model: nn.Module, sites: Any = None) -> dict[str, Wanted]:
+def select(model: nn.Module, sites: Any = None) -> dict[str, SiteRequest]:
     """The modules asked for, by their first name, in registration order.
 
     `sites` is None (repeated blocks, or the layers of a plain net), one selector, or a list of them: a
@@ -266,11 +266,11 @@ def select(model: nn.Module, sites: Any = None) -> dict[str, Wanted]:
     return selected(Names.of(unwrap(model)), sites)
 
 
-def selected(names: Names, sites: Any = None) -> dict[str, Wanted]:
+def selected(names: Names, sites: Any = None) -> dict[str, SiteRequest]:
     """The same, of a model whose names are known."""
-    found: dict[str, Wanted] = {}
+    found: dict[str, SiteRequest] = {}
     for name, call, exact in _asked_for(names, sites):
-        found.setdefault(name, Wanted(names.by_name[name])).add(call, exact=exact)
+        found.setdefault(name, SiteRequest(names.by_name[name])).add(call, exact=exact)
     return {name: found[name] for name in names.by_name if name in found}
 
 

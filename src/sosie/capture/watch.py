@@ -19,7 +19,7 @@ from .sites import (
     SilentSite,
     Site,
     SiteError,
-    Wanted,
+    SiteRequest,
     find_name,
     is_compiled,
     is_script,
@@ -83,11 +83,11 @@ class Keep:
 Sink = Callable[[Site, Tensor], Any]
 
 # Whose run() is under way: with one model watched twice, only that watch may fill.
-_RUNNING: ContextVar[Seen | None] = ContextVar("sosie_running_watch", default=None)
+_RUNNING: ContextVar[Watch | None] = ContextVar("sosie_running_watch", default=None)
 
 
 @contextmanager
-def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes: bool = True) -> Iterator[Seen]:
+def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes: bool = True) -> Iterator[Watch]:
     """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
 
     `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
@@ -98,7 +98,7 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes
     meanwhile waits. `axes=False`: which dimension holds the features is not looked for, which makes the first forward
     faster, and `Site.channels_last` is None.
     """
-    seen = Seen(model, sites, sink, axes)
+    seen = Watch(model, sites, sink, axes)
     with ExitStack() as stack:
         stack.enter_context(every_module_called(model))
         stack.callback(seen._close)
@@ -106,7 +106,7 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes
         yield seen
 
 
-class Seen:
+class Watch:
     """What the last forward showed: values by label, and the sites in execution order.
 
     Filled by `seen.run(x)` or by a plain call of the model; each forward starts afresh. Readable after the
@@ -187,7 +187,7 @@ class Seen:
             self._layout.__exit__(None, None, None)
             self._layout = None
 
-    def _hook(self, name: str, wanted: Wanted) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, name: str, wanted: SiteRequest) -> Callable[[nn.Module, Any, Any], None]:
         def fire(module: nn.Module, args: Any, output: Any) -> None:
             if not self._active:
                 return  # a call from outside the model's own forward, or another watch's run
@@ -332,7 +332,7 @@ def every_module_called(model: nn.Module) -> Iterator[None]:
 _EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
-def _why_silent(wanted: Wanted, calls: int) -> str:
+def _why_silent(wanted: SiteRequest, calls: int) -> str:
     kind = type(wanted.module).__name__
     return f"{kind}, called {calls} times" if calls else f"{kind}, never called"
 

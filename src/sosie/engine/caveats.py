@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..linalg import row_squares, self_product
 from ..measures import Measure
-from ..results import LEVEL, Caveat, Side, Values
+from ..results import LEVEL, Caveat, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
-from .plan import Doubt
+from .plan import UncertaintyOptions
 from .uncertainty import FEWEST_DRAWS, HALVED, Chance
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
@@ -191,7 +191,7 @@ def of_draws(draws: int) -> Iterator[Caveat]:
 
 
 def of_chance(
-    measure: Measure, values: Values, by_chance: Chance | None, doubt: Doubt, side_a: Side, side_b: Side
+    measure: Measure, values: Estimate, by_chance: Chance | None, doubt: UncertaintyOptions, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     """Where chance cannot be told, rests on fewer rows, or makes the interval doubtful."""
     if doubt.draws and not measure.paired:

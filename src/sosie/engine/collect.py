@@ -15,8 +15,8 @@ from ..linalg import lacks_room
 from ..process_state import products
 from ..progress import Progress
 from ..results import Side
-from ..stats import GramMaker, Grams, Lottery, MomentMaker, Moments, Sample, SampleMaker, Statistic, moved, on_device
-from .distributed import Alone
+from ..stats import GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, moved, on_device
+from .distributed import SingleProcess
 from .network import Source
 from .plan import Kind, Plan, allows_tf32
 from .stream import check_positions
@@ -139,14 +139,14 @@ class Pass:
         self.sources, self.twins, self.sides, self.plan = sources, twins, sides, plan
         self.seed, self.draws, self.inputs, self.per_input = seed, draws, inputs, per_input
         self.precision, self.tf32 = precision, allows_tf32(precision)
-        lottery = Lottery(plan.sample_rows, seed) if "sample" in plan.statistics else None
+        lottery = RowSampler(plan.sample_rows, seed) if "sample" in plan.statistics else None
         self._makers = [self._make(lottery) for _ in sources]
         self._lottery = lottery
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._wide: dict[tuple[int, str], bool] = {}  # sites whose products only float64 holds
 
-    def _make(self, lottery: Lottery | None) -> dict[Kind, Any]:
+    def _make(self, lottery: RowSampler | None) -> dict[Kind, Any]:
         makers: dict[Kind, Any] = {}
         for kind in self.plan.statistics:
             if kind == "grams":
@@ -270,7 +270,7 @@ class Pass:
         return {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}
 
 
-def gather(ranks: Alone, run: Pass, totals: dict[Pair, Totals], first_row: int) -> None:
+def gather(ranks: SingleProcess, run: Pass, totals: dict[Pair, Totals], first_row: int) -> None:
     """In the first of several processes, the statistics of all of them, added in their order."""
     if not ranks.several:
         return

@@ -17,10 +17,19 @@ from ..measures import Measure, find
 from ..results import Comparison, Comparisons, Side
 from ..stats import BLOCK
 from .collect import Pair, Pass, Totals, gather
-from .distributed import Alone, together
-from .network import ModelSource, SavedSource, Source, arguments_of, is_statistics, room_of, source_of, tell_apart
+from .distributed import SingleProcess, together
+from .network import (
+    Network,
+    SavedActivations,
+    Source,
+    arguments_of,
+    is_statistics,
+    number_duplicates,
+    room_of,
+    source_of,
+)
 from .partial import Checkpoint, Partial, merge_files
-from .plan import MEMORY, Doubt, Plan, Settings, Widths, check_precision, draws_of, make_plan, parse_size
+from .plan import MEMORY, Plan, Settings, UncertaintyOptions, Widths, check_precision, draws_of, make_plan, parse_size
 from .provenance import digest_of, provenance
 from .stream import Stream, chunk_on_cpu, rows_per_input
 
@@ -105,7 +114,7 @@ def compare(
             raise ValueError(f"{', '.join(made_of)}: of weights, without data; use compare_weights")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-        doubt = Doubt(draws_of(null, draws), seed, interval)
+        doubt = UncertaintyOptions(draws_of(null, draws), seed, interval)
         if room is not None:
             room.check_sketches(things, data=data, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a,
                            prepare_b=prepare_b, inputs=inputs, precision=precision, memory=memory, max_rows=max_rows,
@@ -127,22 +136,22 @@ def compare(
             source_of(thing, site, prepare, settings, inputs)
             for thing, site, prepare in zip(things, sites, prepares, strict=True)
         ]
-        tell_apart(sources)
+        number_duplicates(sources)
         return _compare(sources, data, settings, resume, ranks)
 
 
 def _compare(
-    sources: list[ModelSource | SavedSource],
+    sources: list[Network | SavedActivations],
     data: Any,
     settings: Settings,
     resume: str | os.PathLike[str] | None,
-    ranks: Alone,
+    ranks: SingleProcess,
 ) -> Comparison | Comparisons:
     twins = [_first_like(sources, k) for k in range(len(sources))]
     pairs = list(itertools.combinations(range(len(sources)), 2))
     checkpoint = Checkpoint(resume, pairs, sources, on_the_way=not ranks.several)
     with ExitStack() as stack:
-        stack.enter_context(borrowed([source.model for source in sources if isinstance(source, ModelSource)]))
+        stack.enter_context(borrowed([source.model for source in sources if isinstance(source, Network)]))
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
         stream = Stream.of(data, sources)

@@ -35,7 +35,7 @@ class Learner(Protocol):
     def learn(self, found: Any) -> None: ...
 
 
-class Alone:
+class SingleProcess:
     """One process: nobody to wait for."""
 
     share: Share = ALL
@@ -64,7 +64,7 @@ class Alone:
         return make()
 
 
-class Together(Alone):
+class Distributed(SingleProcess):
     """One of several processes; all of them have to make the same calls in the same order."""
 
     def __init__(self) -> None:
@@ -178,12 +178,12 @@ class Together(Alone):
 
 
 @contextmanager
-def together(spread: bool) -> Iterator[Alone]:
+def together(spread: bool) -> Iterator[SingleProcess]:
     """All processes of an initialised torch.distributed, if they are to share the work; else this one alone."""
     if not (spread and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        yield Alone()
+        yield SingleProcess()
         return
-    found = Together()
+    found = Distributed()
     try:
         yield found
     except BaseException as error:

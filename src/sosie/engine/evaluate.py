@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..linalg import side_by_side
-from ..measures import Measure, settled
+from ..measures import Measure, snap_to_bounds
 from ..progress import track
-from ..results import Caveat, Side, Values
+from ..results import Caveat, Estimate, Side
 from ..stats import Alignment, Covariances, Grams, Moments, Neurons, PairedRows, PairViews, Sample, Statistic
 from . import caveats, uncertainty
-from .plan import NO_DOUBT, Doubt
+from .plan import NO_DOUBT, UncertaintyOptions
 
 # Values pair by pair, for measures whose views do not broadcast over all pairs of sites
 
@@ -25,7 +25,7 @@ Widths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass
-class Found:
+class PairValues:
     """One measure's values over pairs of sites, and why some are missing."""
 
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -49,14 +49,14 @@ def by_pair(
     defined_b: np.ndarray,
     *,
     once: bool = False,
-) -> dict[str, Found]:
+) -> dict[str, PairValues]:
     """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
 
     On a CPU several pairs at a time.
 
     `widths` are those of the sites: rows that were projected no longer tell. `once`: only pairs i ≤ j.
     """
-    found = {measure.name: Found() for measure in measures}
+    found = {measure.name: PairValues() for measure in measures}
     if not measures:
         return found
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
@@ -117,9 +117,9 @@ def evaluate(
     side_b: Side,
     *,
     sample: Sample | None = None,
-    doubt: Doubt = NO_DOUBT,
+    doubt: UncertaintyOptions = NO_DOUBT,
     independent: bool = True,
-) -> dict[str, Values]:
+) -> dict[str, Estimate]:
     """The values of measures that read one statistic, (sites of A, sites of B) each.
 
     `sample` holds rows where the statistic itself does not: intervals and chance can be had from them. Rows that
@@ -144,7 +144,7 @@ def evaluate(
             if pairs is None
             else pairs.matrix((len(constant_a), len(constant_b)))
         )
-        value = settled(value, measure, torch.float64 if exact else torch.float32)
+        value = snap_to_bounds(value, measure, torch.float64 if exact else torch.float32)
         arrays[measure.name] = array = value.detach().cpu().double().numpy().copy()
         array[constant_a, :] = array[:, constant_b] = np.nan
         undefined[measure.name] = {} if pairs is None else pairs.undefined
@@ -193,7 +193,7 @@ def _chance(
     rows: Sample | None,
     widths: Widths,
     defined: tuple[Array, Array],
-    doubt: Doubt,
+    doubt: UncertaintyOptions,
 ) -> dict[str, uncertainty.Chance]:
     """Formulas for mean and spread where there are any; p-values by draws if asked for."""
     found = {}
@@ -213,7 +213,7 @@ def _intervals(
     rows: Sample | None,
     widths: Widths,
     values: dict[str, Array],
-    doubt: Doubt,
+    doubt: UncertaintyOptions,
 ) -> dict[str, tuple[Array | None, Array | None]]:
     if isinstance(statistic, Grams):
         return {m.name: uncertainty.by_blocks(m, statistic, values[m.name]) for m in measures}
@@ -229,13 +229,13 @@ def _values(
     by_chance: uncertainty.Chance | None,
     reach: tuple[Array | None, Array | None],
     block_error: Array | None,
-) -> Values:
+) -> Estimate:
     def where_defined(found: Array | None) -> Array | None:
         return None if found is None else np.where(np.isnan(array), np.nan, found)
 
     by_name = {} if by_chance is None else by_chance.fields()
     at_random: dict[str, Any] = {name: where_defined(part) for name, part in by_name.items()}
-    return Values(
+    return Estimate(
         value=array,
         low=where_defined(reach[0]),
         high=where_defined(reach[1]),

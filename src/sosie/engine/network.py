@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from ..capture import (
     TRIED,
+    ActivationFile,
     Chunk,
     Masks,
     Rule,
-    SavedActivations,
-    Seen,
     Site,
+    Watch,
     as_found,
     count_inputs,
     cut,
@@ -66,7 +66,7 @@ class Source(Protocol):
 
 
 @dataclass
-class ModelSource:
+class Network:
     """A model under watch."""
 
     model: nn.Module
@@ -79,7 +79,7 @@ class ModelSource:
     weights: str = ""  # where they are from, if that is known
 
     def __post_init__(self) -> None:
-        self._seen: Seen | None = None
+        self._seen: Watch | None = None
         self._sink: Sink | None = None
         self._chunk: Chunk | None = None
         self._masks = Masks(None)
@@ -98,7 +98,7 @@ class ModelSource:
         return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
     @contextmanager
-    def opened(self) -> Iterator[ModelSource]:
+    def opened(self) -> Iterator[Network]:
         with (
             restored_after_errors(self.model),
             as_found(self.model, self.device),
@@ -184,7 +184,7 @@ class ModelSource:
             self._counts[site.label] = whole if mask is None else (mask != 0).sum(1)
         return self._sink(site.label, rows)
 
-    def _watched(self) -> Seen:
+    def _watched(self) -> Watch:
         if self._seen is None:
             raise RuntimeError(f"{self.name} is not being watched")
         return self._seen
@@ -208,10 +208,10 @@ class ModelSource:
 
 
 @dataclass
-class SavedSource:
+class SavedActivations:
     """Activations saved earlier; row i belongs to input i."""
 
-    saved: SavedActivations
+    saved: ActivationFile
     name: str
     sites: Any = None  # names and globs; None: all of them
     rows: Rule = "flatten"
@@ -288,7 +288,7 @@ class Named(Protocol):
     name: str
 
 
-def tell_apart(sources: Sequence[Named]) -> None:
+def number_duplicates(sources: Sequence[Named]) -> None:
     """Number sources that have one name."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
@@ -333,7 +333,7 @@ def is_statistics(thing: Any) -> bool:
     return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics_file(thing)
 
 
-def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | SavedActivations | str:
+def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | ActivationFile | str:
     """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
     path = Path(text)
     if is_statistics(path) or room_of(path) is not None:
@@ -345,13 +345,13 @@ def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | 
 
 def source_of(
     thing: Any, sites: Any, prepare: Callable[[Any], Any] | None, settings: Settings, inputs: Any
-) -> ModelSource | SavedSource:
+) -> Network | SavedActivations:
     if isinstance(thing, (str, os.PathLike)):
         thing = open_source(thing)
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
-    if isinstance(thing, SavedActivations):
-        return SavedSource(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
+    if isinstance(thing, ActivationFile):
+        return SavedActivations(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
     weights = weights_of(thing)
     thing, name, prepare = with_name(thing, prepare)
     if not isinstance(thing, nn.Module):
@@ -360,4 +360,4 @@ def source_of(
             "or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
             "holds the layers of one network against each other"
         )
-    return ModelSource(thing, name, sites, settings.rows, prepare, inputs, settings.device, weights)
+    return Network(thing, name, sites, settings.rows, prepare, inputs, settings.device, weights)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..linalg import chain_products, near_one, total_squares, vanishes
-from ..measures import MEASURES, Measure, find, settled
+from ..measures import MEASURES, Measure, find, snap_to_bounds
 from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
@@ -36,17 +36,17 @@ def of_weights(chosen: Measure, x: Any, y: Any) -> float:
                     raise ValueError(
                         f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare"
                     )
-            return float(settled(chosen(view), chosen))
+            return float(snap_to_bounds(chosen(view), chosen))
         a, b = _weight_tensor(x, "x"), _weight_tensor(y, "y")
         if chosen.reads is Atoms:
-            return float(settled(chosen(_atoms(chosen, a, b)), chosen))
+            return float(snap_to_bounds(chosen(_atoms(chosen, a, b)), chosen))
         if a.shape != b.shape:
             raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
         if "scale" in chosen.invariant:
             a, b = near_one(a), near_one(b)
         else:
             a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
-        value = float(settled(chosen(TensorPair(a, b.to(a.device))), chosen))
+        value = float(snap_to_bounds(chosen(TensorPair(a, b.to(a.device))), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
     return value
@@ -147,7 +147,7 @@ def measure(
         if not _varies(rows):
             raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
     with torch.no_grad():
-        value = float(settled(chosen.from_sample(sample), chosen))
+        value = float(snap_to_bounds(chosen.from_sample(sample), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
     sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
@@ -170,7 +170,7 @@ def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind:
         marks = None if labels is None else as_outputs(labels, "labels")
         sums = OutputSums.join(a, b, marks, only=chosen.reads)
         try:
-            return float(settled(chosen.from_outputs(sums), chosen))
+            return float(snap_to_bounds(chosen.from_outputs(sums), chosen))
         except ValueError as error:
             raise ValueError(f"{chosen.name}: {error}") from error
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from ..capture import Chunk, answer_in, borrowed, model_arguments, without_labels
 from ..data.shifts import Shift, open_shifts
-from ..measures import MEASURES, Measure, chance_of, find, settled
+from ..measures import MEASURES, Measure, chance_of, find, snap_to_bounds
 from ..process_state import products
 from ..progress import Progress
-from ..results import ARRAYS, Caveat, Comparison, Comparisons, Side, Values
+from ..results import ARRAYS, Caveat, Comparison, Comparisons, Estimate, Side
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, moved, on_device
 from . import caveats
 from .answering import SITE, Answering, Labels, ModelAnswering, SavedAnswering, open_answering
-from .distributed import Alone, together
-from .network import tell_apart
+from .distributed import SingleProcess, together
+from .network import number_duplicates
 from .provenance import digest_of, provenance
 from .stream import Stream
 from .uncertainty import FEWEST_GROUPS, around, by_jackknife
@@ -34,12 +34,12 @@ Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
 
 def evaluate_outputs(
     measures: Sequence[Measure], grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]
-) -> dict[str, Values]:
+) -> dict[str, Estimate]:
     """The values of measures of outputs, for every pair of sites."""
     return {measure.name: _of_grid(measure, grid, sides, doubts) for measure in measures}
 
 
-def _of_grid(measure: Measure, grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]) -> Values:
+def _of_grid(measure: Measure, grid: Grid, sides: tuple[Side, Side], doubts: Sequence[str]) -> Estimate:
     cells = {sites: _values(measure, sums, doubts) for sites, sums in grid.items()}
     first = next(iter(cells.values()))
     if len(cells) == 1:
@@ -53,7 +53,7 @@ def _of_grid(measure: Measure, grid: Grid, sides: tuple[Side, Side], doubts: Seq
     return replace(first, caveats=tuple(own), **arrays)
 
 
-def _joined(cells: dict[tuple[str, str], Values], sides: tuple[Side, Side], kind: str) -> np.ndarray | None:
+def _joined(cells: dict[tuple[str, str], Estimate], sides: tuple[Side, Side], kind: str) -> np.ndarray | None:
     """One matrix of all cells; NaN where a cell has no such number, None where none has."""
     found = {sites: getattr(values, kind) for sites, values in cells.items()}
     if all(number is None for number in found.values()):
@@ -70,18 +70,18 @@ def accuracies(sums: OutputSums) -> tuple[float, float] | None:
     return a, b
 
 
-def _values(measure: Measure, sums: OutputSums, doubts: Sequence[str]) -> Values:
+def _values(measure: Measure, sums: OutputSums, doubts: Sequence[str]) -> Estimate:
     found = [Caveat(text) for text in doubts]
     try:
         with torch.no_grad():
-            value = np.array([[float(settled(measure.from_outputs(sums), measure))]])
+            value = np.array([[float(snap_to_bounds(measure.from_outputs(sums), measure))]])
     except ValueError as error:
         value = np.array([[np.nan]])
         found.append(Caveat(f"undefined: {error}"))
     found += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
     low, high = _interval(measure, sums, value)
     chance = None if np.isnan(value).any() else chance_of(measure.base, sums)
-    return Values(
+    return Estimate(
         value=value,
         n=sums.n,
         statistic=sums.describe(),
@@ -258,7 +258,7 @@ def compare_outputs(
             )
             for thing, name, prepare in zip(things, names, prepares, strict=True)
         ]
-        tell_apart(sources)
+        number_duplicates(sources)
         stimuli = Stimuli()
         if shifts is not None:
             check_shiftable(sources)
@@ -291,7 +291,7 @@ class _Asked:
     labels: Labels
     max_rows: int | None
     stimuli: Stimuli
-    ranks: Alone
+    ranks: SingleProcess
     _labelled: bool = field(default=False, init=False)
     _place: torch.device | None = field(default=None, init=False)
     _mixing: dict[int, str | None] = field(default_factory=dict, init=False)  # of each model, in words

@@ -13,13 +13,13 @@ from ..capture import Chunk
 from ..files import DamagedFile
 from ..measures import find
 from ..process_state import products
-from ..results import Caveat, Comparison, Side, Values, side_from_json
+from ..results import Caveat, Comparison, Estimate, Side, side_from_json
 from ..stats import Sample, Statistic, load_statistics, save_statistics
 from . import caveats
 from .collect import Pair, Totals
 from .evaluate import evaluate
-from .network import SavedSource, Source
-from .plan import NO_DOUBT, Doubt, Kind
+from .network import SavedActivations, Source
+from .plan import NO_DOUBT, Kind, UncertaintyOptions
 from .provenance import STRETCH, InputDigests
 
 
@@ -38,13 +38,13 @@ class Partial:
     shortage: str | None = None  # fewer inputs than asked for
     made_with: dict[str, str] = field(default_factory=dict)  # digests of models, first batch and settings
     strained: dict[tuple[str, str], float] = field(default_factory=dict)
-    doubt: Doubt = NO_DOUBT
+    doubt: UncertaintyOptions = NO_DOUBT
     mixing: tuple[str, ...] = ()  # models that mix the inputs of a batch, in words
     seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
-        found: dict[str, Values] = {}
+        found: dict[str, Estimate] = {}
         for kind, statistic in self.statistics.items():
             measures = [find(name) for name, read in self.kinds.items() if read == kind]
             with products():
@@ -143,7 +143,7 @@ class Partial:
                 rows=int(about["rows"]),
                 notes=dict(about["notes"]),
                 made_with=dict(about["made_with"]),
-                doubt=Doubt(**about["doubt"]),
+                doubt=UncertaintyOptions(**about["doubt"]),
                 mixing=tuple(about.get("mixing", ())),  # older files have none
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
             )
@@ -179,7 +179,7 @@ class Checkpoint:
             raise ValueError("resume= is for one pair of models; compare the pairs one by one")
         self.path = None if path is None else Path(path)
         self._pair = pairs[0]
-        self._saved_sources = [source for source in sources if isinstance(source, SavedSource)]
+        self._saved_sources = [source for source in sources if isinstance(source, SavedActivations)]
         self._on_the_way = on_the_way  # not where one process knows but a part
         self._last = time.monotonic()
         self.digests = InputDigests()  # of the inputs that were read

@@ -196,7 +196,7 @@ def size_text(size: int) -> str:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class UncertaintyOptions:
     """How much work doubt is worth: draws of shuffled rows, and intervals where they are not nearly free."""
 
     draws: int = 0
@@ -204,7 +204,7 @@ class Doubt:
     interval: bool = False
 
 
-NO_DOUBT = Doubt()
+NO_DOUBT = UncertaintyOptions()
 
 
 # How a comparison is made
@@ -224,7 +224,7 @@ class Settings:
     block: int
     seed: int
     first_row: int
-    doubt: Doubt
+    doubt: UncertaintyOptions
 
     def as_text(self) -> dict[str, Any]:
         """For the record that a result keeps."""

@@ -55,7 +55,7 @@ def _describe(data: Any) -> str:
 # Tensors on their way to the CPU: a copy is queued behind what makes them, and waited for when it is read
 
 
-class Arriving:
+class AsyncCopy:
     """A copy that a GPU makes when it gets there; several are waited for in the time of one."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -263,9 +263,9 @@ def _factors(device: torch.device) -> Tensor:
         return torch.from_numpy(drawn).to(device)
 
 
-def _sent(sums: Sequence[Tensor]) -> dict[torch.device, Arriving]:
+def _sent(sums: Sequence[Tensor]) -> dict[torch.device, AsyncCopy]:
     """Sums (2, k) to the CPU, those of one device side by side in one copy."""
     together: dict[torch.device, list[Tensor]] = {}
     for each in sums:
         together.setdefault(each.device, []).append(each)
-    return {device: Arriving(torch.cat(some, dim=1)) for device, some in together.items()}
+    return {device: AsyncCopy(torch.cat(some, dim=1)) for device, some in together.items()}

@@ -14,7 +14,7 @@ from ..capture import ALL, Batches, Chunk, NoData, Rule, Share, count_inputs, cu
 from ..data import open_data
 from ..models import NamedModel
 from ..results import Side
-from .network import ModelSource, SavedSource, Source
+from .network import Network, SavedActivations, Source
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
 _INSTEAD = (
@@ -34,7 +34,7 @@ class Stream:
 
     @classmethod
     def of(cls, data: Any, sources: Sequence[Source]) -> Stream:
-        saved = [source for source in sources if isinstance(source, SavedSource)]
+        saved = [source for source in sources if isinstance(source, SavedActivations)]
         return cls(None, None, _paired(sources, saved)) if data is None else cls.reading(data)
 
     @classmethod
@@ -108,7 +108,7 @@ def _too_few(inputs: int, skip: int) -> ValueError:
     )
 
 
-def _paired(sources: Sequence[Source], saved: Sequence[SavedSource]) -> int:
+def _paired(sources: Sequence[Source], saved: Sequence[SavedActivations]) -> int:
     if len(saved) < len(sources):
         raise TypeError("comparing models needs data: compare(model_a, model_b, data)")
     counts = {source.name: source.saved.n for source in saved}
@@ -154,7 +154,7 @@ def check_positions(sources: Sequence[Source]) -> None:
                 f"need paired rows, but input {k} of a chunk has {expected[k]} tokens at {first} and {counts[k]} at "
                 f"{site}. {_INSTEAD}"
             )
-    tokenised = [source for source in sources if isinstance(source, ModelSource) and source.tokens is not None]
+    tokenised = [source for source in sources if isinstance(source, Network) and source.tokens is not None]
     for source in tokenised[1:] if found else ():
         one, other = tokenised[0].tokens, source.tokens
         assert one is not None
@@ -176,7 +176,7 @@ def look_at(
     named = model if isinstance(model, NamedModel) else NamedModel(model, type(model).__name__, None, "")
     if isinstance(data, tuple) and all(isinstance(part, int) for part in data):
         data = torch.rand(2, *data, generator=torch.Generator().manual_seed(0))
-    source = ModelSource(named.model, named.name, sites, rows, named.prepare)
+    source = Network(named.model, named.name, sites, rows, named.prepare)
     with source.opened():
         side = source.look(Stream.of(data, [source]).first)
     modules = dict(unwrap(named.model).named_modules())

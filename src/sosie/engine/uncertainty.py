@@ -37,7 +37,7 @@ class Chance:
     rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
 
     def fields(self) -> dict[str, Any]:
-        """As `Values` has them."""
+        """As `Estimate` has them."""
         return {"null": self.null, "null_spread": self.spread, "p": self.p, "p_search": self.p_search}
 
 

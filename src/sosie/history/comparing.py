@@ -19,10 +19,10 @@ from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile
 from ..linalg import u_centred
-from ..measures import Measure, find, settled
+from ..measures import Measure, find, snap_to_bounds
 from ..process_state import products
 from ..progress import track
-from ..results import Caveat, Dynamics, Side, Values
+from ..results import Caveat, Dynamics, Estimate, Side
 from ..stats import Alignment, Atoms, DebiasedAlignment, LinearMaps, Sample, TensorPair, UncentredAlignment
 from .checkpoints import MAX_ROWS, Checkpoints, is_checkpoints, recorded
 from .run_folder import Run, chosen_sites, differ, is_run, open_run
@@ -90,7 +90,9 @@ class _Undefined(ValueError):
     """A state that has no value with anything, and why."""
 
 
-def site_values(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]) -> Values:
+def site_values(
+    measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]
+) -> Estimate:
     """One measure at all sites; a site that it cannot be computed at is NaN, with the reason."""
     found = np.full((len(sites), len(a.frames), len(b.frames)), np.nan)
     caveats, refused = list(known), []
@@ -103,13 +105,13 @@ def site_values(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: 
             refused.append(error)
             caveats.append(Caveat(f"undefined: {error}", site))
             continue
-        found[k] = settled(value, measure).numpy()
+        found[k] = snap_to_bounds(value, measure).numpy()
         caveats += doubts
     if len(refused) == len(sites):
         raise ValueError(f"{measure.name} is undefined at every site; {sites[0]}: {refused[0]}") from refused[0]
     what, shape = a.about.what, a.shape(sites[0])
     low, high = (None if bound is None else float(bound) for bound in measure.bounds)
-    return Values(
+    return Estimate(
         found,
         n=shape[0] if what == "activations" else sum(math.prod(a.shape(site)) for site in sites),
         statistic=f"all {shape[0]} rows" if what == "activations" else f"the {what} themselves",
@@ -392,7 +394,7 @@ def _between(
     known = [caveat for each in dict.fromkeys(runs) for caveat in of_run(each)]
     known += [] if by_depth else [Caveat(SORTED)]
     known += of_coefficients(a, b, names) if a.about.what == "atoms" else []
-    values: dict[str, Values] = {}
+    values: dict[str, Estimate] = {}
     for measure in chosen:
         values[measure.name] = site_values(measure, a, b, names, budget, known)
     label = [each.name for each in (a, b)]

@@ -2,7 +2,7 @@
 
 from .atoms import atom_cosine, atom_grassmann
 from .correlations import cca_r2, mean_cca, pwcca, svcca
-from .define import MEASURES, Measure, UnknownMeasure, define, find, settled
+from .define import MEASURES, Measure, UnknownMeasure, define, find, snap_to_bounds
 from .dissimilarities import rsa, rsm_norm_difference
 from .geometry import (
     concentricity_difference,
@@ -103,8 +103,8 @@ __all__ = [
     "rsm_norm_difference",
     "rtd",
     "second_order_cosine",
-    "settled",
     "shape_angle",
+    "snap_to_bounds",
     "soft_correlation_match",
     "soft_match_distance",
     "spectrum_distance",

@@ -252,7 +252,7 @@ def find(measure: str | Measure) -> Measure:
     return MEASURES[name].using(**options) if options else MEASURES[name]
 
 
-def settled(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
+def snap_to_bounds(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
     """The value, with what rounding alone put past a bound set to the bound; anything further is left to be seen."""
     slack = 1e-12 if digits == torch.float64 else 1e-6
     low, high = measure.bounds

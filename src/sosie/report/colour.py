@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ..results import Closer, Values
+from ..results import Closer, Estimate
 
 STEPS = 33  # stops handed to page and plots; linear in between
 ROUNDING = 1e-6  # of the scale: what float32 does to a value
@@ -36,7 +36,7 @@ class Scale:
     clipped: bool = False  # some values lie beyond `far` and share its colour
 
 
-def full_scale(values: Values) -> Scale:
+def full_scale(values: Estimate) -> Scale:
     """The scale a measure's bounds give, whatever the data, so that two pages can be laid side by side."""
     found = _finite(values.value)
     low, high = values.bounds
@@ -53,7 +53,7 @@ def full_scale(values: Values) -> Scale:
     return Scale(far, alike, beyond)
 
 
-def data_scale(values: Values) -> Scale:
+def data_scale(values: Estimate) -> Scale:
     """The scale from the least to the most alike value found; the full one where all are equal but for rounding."""
     found, full = _finite(values.value), full_scale(values)
     if not found or max(found) - min(found) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, found)):

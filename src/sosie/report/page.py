@@ -23,9 +23,9 @@ from ..results import (
     Comparison,
     Comparisons,
     Dynamics,
+    Estimate,
     Leaderboard,
     Side,
-    Values,
     by_chance,
     correction,
     in_order,
@@ -174,7 +174,7 @@ def _stitched(comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def _calibrated(values: Values) -> dict[str, Any] | None:
+def _calibrated(values: Estimate) -> dict[str, Any] | None:
     """How to read the scores; the page works them out of value and chance."""
     score = values.score
     if score is None or not np.isfinite(score).any():
@@ -182,7 +182,7 @@ def _calibrated(values: Values) -> dict[str, Any] | None:
     return _reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
 
 
-def _reading(values: Values) -> dict[str, Any]:
+def _reading(values: Estimate) -> dict[str, Any]:
     full, data = full_scale(values), data_scale(values)
     return {
         "closer": values.closer,
@@ -202,7 +202,7 @@ def _models(result: Comparisons) -> list[dict[str, Any]]:
     return found
 
 
-def between_models(result: Comparisons, measure: str) -> Values:
+def between_models(result: Comparisons, measure: str) -> Estimate:
     """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
     nothing: dict[str, Any] = dict.fromkeys((*_DOUBT, "block_error"))
     return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)

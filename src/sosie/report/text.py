@@ -18,8 +18,8 @@ from ..results import (
     TRANSFER,
     Comparison,
     Comparisons,
+    Estimate,
     Summary,
-    Values,
     by_chance,
     correction,
     decisive_p,
@@ -109,7 +109,7 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
     _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
 
 
-def _one_pair_cells(values: Values) -> list[str]:
+def _one_pair_cells(values: Estimate) -> list[str]:
     """Value, interval and chance; empty where there is none."""
     between = chance = ""
     if values.low is not None and values.high is not None:
@@ -150,7 +150,7 @@ def _bullets(console: Console, texts: list[str], style: str = "") -> None:
         console.print(table)
 
 
-def _legend(values: Values, console: Console) -> None:
+def _legend(values: Estimate, console: Console) -> None:
     """What p and the sign mean, where there is a p."""
     if decisive_p(values) is not None:
         levels = f"* p ≤ {LEVEL:g}, ** p ≤ 0.01, *** p ≤ 0.001"
@@ -189,7 +189,7 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
     return table
 
 
-def _titles(values: Values) -> list[str]:
+def _titles(values: Estimate) -> list[str]:
     """Of the columns of numbers: value, what is known of its doubt, and the value at the same depth."""
     ranged = ["interval"] if values.low is not None and values.high is not None else []
     chance = ["chance"] if values.null is not None else []
@@ -213,7 +213,7 @@ def _row(result: Comparison, found: Summary, i: int | None, console: Console, di
     ]
 
 
-def _value(values: Values, i: int, j: int | None, digits: int) -> Text:
+def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
     """Dimmed and marked where chance could have given it; the mark has its own column of letters."""
     chance = by_chance(values)
     text = _number(float("nan") if j is None else values.value[i, j], digits)
@@ -223,7 +223,7 @@ def _value(values: Values, i: int, j: int | None, digits: int) -> Text:
     return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
 
 
-def _doubt(values: Values, i: int, j: int | None, digits: int) -> list[str]:
+def _doubt(values: Estimate, i: int, j: int | None, digits: int) -> list[str]:
     """Interval, chance and p of a pair, those that there are."""
     cells, p = [], decisive_p(values)
     if values.low is not None and values.high is not None:

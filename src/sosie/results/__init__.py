@@ -2,7 +2,7 @@
 
 from .answers import Answer, Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from .benchmark import Cost, Costs, Entry, Leaderboard
-from .collection import Comparisons, MadeWhenAsked
+from .collection import Comparisons, LazyComparisons
 from .comparison import (
     ARRAYS,
     LEVEL,
@@ -10,8 +10,8 @@ from .comparison import (
     Caveat,
     Closer,
     Comparison,
+    Estimate,
     Side,
-    Values,
     by_chance,
     correction,
     decisive_p,
@@ -63,16 +63,16 @@ __all__ = [
     "Duplicates",
     "Dynamics",
     "Entry",
+    "Estimate",
     "Family",
+    "LazyComparisons",
     "Leaderboard",
-    "MadeWhenAsked",
     "Map",
     "Neighbours",
     "Order",
     "Recommendation",
     "Side",
     "Summary",
-    "Values",
     "at_layers",
     "by_chance",
     "correction",

@@ -13,7 +13,7 @@ from .summary import at_layers, mean_at_same_depth
 Pair = tuple[int, int]
 
 
-class MadeWhenAsked(Mapping[Pair, Comparison]):
+class LazyComparisons(Mapping[Pair, Comparison]):
     """Comparisons that are made when they are first read: of many models there are more pairs than anyone looks at."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Comparisons:
         """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
         import numpy as np
 
-        at_once = self.pairs.whole(measure) if isinstance(self.pairs, MadeWhenAsked) else None
+        at_once = self.pairs.whole(measure) if isinstance(self.pairs, LazyComparisons) else None
         if at_once is not None:
             return at_once
         found = np.full((len(self.names), len(self.names)), np.nan)
@@ -101,7 +101,7 @@ class Comparisons:
 
     def _value(self, pair: Pair, measure: str) -> Array:
         pairs = self.pairs
-        if isinstance(pairs, MadeWhenAsked):
+        if isinstance(pairs, LazyComparisons):
             return pairs.value(pair, measure)
         return at_layers(pairs[pair], measure).value
 

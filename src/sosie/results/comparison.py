@@ -53,7 +53,7 @@ class Caveat:
 
 
 @dataclass(frozen=True)
-class Values:
+class Estimate:
     """One measure over all pairs of sites, with the facts needed to read it without the registry."""
 
     value: Array  # (sites of A, sites of B); NaN where undefined, and then a caveat says why
@@ -89,7 +89,7 @@ class Comparison:
 
     side_a: Side
     side_b: Side
-    values: dict[str, Values]
+    values: dict[str, Estimate]
     rows_rule: str = "flatten"
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class Comparison:
     def measures(self) -> list[str]:
         return list(self.values)
 
-    def __getitem__(self, measure: str) -> Values:
+    def __getitem__(self, measure: str) -> Estimate:
         if measure in self.values:
             return self.values[measure]
         near = difflib.get_close_matches(measure, self.values, n=1)
@@ -215,7 +215,7 @@ class Comparison:
         return as_html(self)
 
 
-def closest(values: Values) -> list[int | None]:
+def closest(values: Estimate) -> list[int | None]:
     """For each row the column that is closest by the measure's own direction; None where all are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
@@ -232,26 +232,26 @@ LEVEL = 0.05  # a value that chance gives more often than this is not distinguis
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def decisive_p(values: Values) -> Array | None:
+def decisive_p(values: Estimate) -> Array | None:
     """The p-value that decides: corrected for the search where that is known, else the plain one, NaN where neither."""
     if values.p_search is None:
         return values.p
     return values.p_search if values.p is None else np.where(np.isnan(values.p_search), values.p, values.p_search)
 
 
-def by_chance(values: Values) -> Mask | None:
+def by_chance(values: Estimate) -> Mask | None:
     """True where a defined value is not distinguishable from chance; None where no p-values are known."""
     p = decisive_p(values)
     return None if p is None else (p > LEVEL) & np.isfinite(values.value)
 
 
-def distinguishable(values: Values) -> Mask | None:
+def distinguishable(values: Estimate) -> Mask | None:
     """True where a defined value is distinguishable from chance. Where p is unknown, neither this nor the other."""
     p = decisive_p(values)
     return None if p is None else (p <= LEVEL) & np.isfinite(values.value)
 
 
-def share_distinguishable(values: Values) -> float | None:
+def share_distinguishable(values: Estimate) -> float | None:
     """Of the pairs whose p is known, the share that is distinguishable from chance."""
     yes, no = distinguishable(values), by_chance(values)
     if yes is None or no is None or not (yes | no).any():
@@ -259,7 +259,7 @@ def share_distinguishable(values: Values) -> float | None:
     return float(yes.sum() / (yes | no).sum())
 
 
-def correction(values: Values) -> str:
+def correction(values: Estimate) -> str:
     """How the deciding p-value was come by, in words."""
     if values.p_search is None:
         return "not corrected for the search"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..files import DamagedFile, read_json, write_json
-from .comparison import Array, Caveat, Values
+from .comparison import Array, Caveat, Estimate
 from .storage import _list, _real, _text, bounds_from_json
 from .tables import as_frame
 
@@ -54,7 +54,7 @@ class Dynamics:
     sites: tuple[str, ...]
     steps_a: tuple[int, ...]
     steps_b: tuple[int, ...]
-    values: dict[str, Values]  # of each measure: value (sites, times of A, times of B), caveats by site_a
+    values: dict[str, Estimate]  # of each measure: value (sites, times of A, times of B), caveats by site_a
     two_runs: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
@@ -81,7 +81,7 @@ class Dynamics:
     def measures(self) -> list[str]:
         return list(self.values)
 
-    def __getitem__(self, measure: str) -> Values:
+    def __getitem__(self, measure: str) -> Estimate:
         if measure in self.values:
             return self.values[measure]
         raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}")
@@ -207,7 +207,7 @@ def _ranks(values: Array) -> Array:
     return ranks - ranks.mean()
 
 
-def _values_as_json(values: Values) -> dict[str, Any]:
+def _values_as_json(values: Estimate) -> dict[str, Any]:
     array = [[[float(v) if math.isfinite(v) else None for v in row] for row in site] for site in values.value]
     return {
         "value": array,
@@ -236,7 +236,7 @@ def dynamics_from_json(found: dict[str, Any]) -> Dynamics:
     return Dynamics(name_a, name_b, what, sites, steps_a, steps_b, values, two_runs, about, by_depth)
 
 
-def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
+def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Estimate:
     if isinstance(found["n"], bool) or not isinstance(found["n"], int) or found["n"] < 0:
         raise ValueError(f"n is {found['n']!r}")
     if found["closer"] not in ("up", "down"):
@@ -253,7 +253,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Values:
     )
     same = None if found["same"] is None else _real(found["same"])
     bounds = bounds_from_json(found["bounds"])
-    return Values(array, found["n"], _text(found["statistic"]), found["closer"], bounds, same, caveats=caveats)
+    return Estimate(array, found["n"], _text(found["statistic"]), found["closer"], bounds, same, caveats=caveats)
 
 
 def _steps(found: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .comparison import Comparison, Values, by_chance, decisive_p, stars, written_p
+from .comparison import Comparison, Estimate, by_chance, decisive_p, stars, written_p
 from .dynamics import THRESHOLDS, Dynamics
 from .summary import MEAN_EMBEDDING, is_transfer, sites_least_first, summarise
 from .tables import MOST_SHOWN, html_table
@@ -65,13 +65,13 @@ def dynamics_as_html(found: Dynamics) -> str:
     return "".join(parts)
 
 
-def _doubt_titles(values: Values) -> list[str]:
+def _doubt_titles(values: Estimate) -> list[str]:
     ranged = ["95 % interval"] if values.low is not None and values.high is not None else []
     chance = ["chance"] if values.null is not None else []
     return [*ranged, *chance, *(["p"] if decisive_p(values) is not None else [])]
 
 
-def _doubt(values: Values, i: int, j: int | None) -> list[str]:
+def _doubt(values: Estimate, i: int, j: int | None) -> list[str]:
     """The best match's interval, what chance gives, and p, in the order of the titles."""
     cells = []
     if values.low is not None and values.high is not None:
@@ -85,6 +85,6 @@ def _doubt(values: Values, i: int, j: int | None) -> list[str]:
     return cells
 
 
-def _by_chance(values: Values, i: int, j: int | None) -> bool:
+def _by_chance(values: Estimate, i: int, j: int | None) -> bool:
     chance = by_chance(values)
     return chance is not None and j is not None and bool(chance[i, j])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..files import DamagedFile, read_json, write_json
 from .collection import Comparisons
-from .comparison import ARRAYS, Array, Caveat, Comparison, Side, Values
+from .comparison import ARRAYS, Array, Caveat, Comparison, Estimate, Side
 
 if TYPE_CHECKING:
     from .answers import Answer
@@ -87,7 +87,7 @@ def _comparison_from_json(found: dict[str, Any]) -> Comparison:
     )
 
 
-def _values_as_json(values: Values) -> dict[str, Any]:
+def _values_as_json(values: Estimate) -> dict[str, Any]:
     found = {f.name: getattr(values, f.name) for f in fields(values)}
     found["caveats"] = [asdict(caveat) for caveat in values.caveats]
     for kind in ARRAYS:
@@ -95,7 +95,7 @@ def _values_as_json(values: Values) -> dict[str, Any]:
     return found
 
 
-def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
+def _values(found: dict[str, Any], shape: tuple[int, int]) -> Estimate:
     if int(found["n"]) < 0:
         raise ValueError(f"a negative number of rows: {found['n']}")
     if found["closer"] not in ("up", "down"):
@@ -111,7 +111,7 @@ def _values(found: dict[str, Any], shape: tuple[int, int]) -> Values:
         Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
         for c in found["caveats"]
     )
-    return Values(
+    return Estimate(
         **arrays,
         n=int(found["n"]),
         statistic=_text(found["statistic"]),

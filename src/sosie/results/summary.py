@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .comparison import ARRAYS, LEVEL, Array, Comparison, Values, by_chance, closest, correction, distinguishable
+from .comparison import ARRAYS, LEVEL, Array, Comparison, Estimate, by_chance, closest, correction, distinguishable
 
 # Which sites are layers: comparisons of weights have one beside them that stands for the whole model
 
@@ -28,7 +28,7 @@ def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
     return a, b
 
 
-def at_layers(comparison: Comparison, measure: str) -> Values:
+def at_layers(comparison: Comparison, measure: str) -> Estimate:
     """What a measure says of layers alone."""
     values, at = comparison[measure], np.ix_(*layers_of(comparison))
     arrays: dict[str, Array | None] = {name: getattr(values, name) for name in ARRAYS}
@@ -263,7 +263,7 @@ def two_decimals(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _chance(values: Values, best_partner: dict[int, int | None]) -> str:
+def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
     """How many best matches chance would hardly give; nothing where no p-value of theirs is known."""
     yes, no = distinguishable(values), by_chance(values)
     places = [(i, j) for i, j in best_partner.items() if j is not None]

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from ..linalg import for_numpy
-from ..stats import Drawn, Lottery
+from ..stats import Drawn, RowSampler
 from ..stats.sample import Fold
 from .kernels import Pairs, Part, SiteSketch, smallest
 
 # The rows of a site that are kept as they are, for pairs of rows, as they appear
 
 
-class Takes:
+class SampledRows:
     """Which rows of a chunk are kept: sites that keep as many share the draw, and its copy on a device."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._lotteries: dict[int, Lottery] = {}
+        self._lotteries: dict[int, RowSampler] = {}
         self._places: dict[tuple[int, torch.device], tuple[np.ndarray, Tensor]] = {}
 
     def draw(self, most: int, start: int, rows: Tensor) -> tuple[np.ndarray, Tensor | None]:
         """Global indices kept of rows whose first has the index `start`, and where they are; None: all are kept."""
         if most not in self._lotteries:
-            self._lotteries[most] = Lottery(most, self.seed)
+            self._lotteries[most] = RowSampler(most, self.seed)
         index = self._lotteries[most].draw(start, len(rows))
         if len(index) == len(rows):
             return index, None
@@ -41,7 +41,7 @@ class Takes:
 class Pairing:
     """The rows of features and gradients with the smallest hashes so far; chunks come in the order of their rows."""
 
-    def __init__(self, most: int, takes: Takes) -> None:
+    def __init__(self, most: int, takes: SampledRows) -> None:
         self.most, self._takes = most, takes
         self._lots: list[tuple[np.ndarray, Tensor, Tensor]] = []
 
@@ -191,13 +191,13 @@ _SUMMED = 256  # rows that are added up in their own precision
 class SiteMaker:
     """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
 
-    def __init__(self, form: SiteForm, takes: Takes | None = None) -> None:
+    def __init__(self, form: SiteForm, takes: SampledRows | None = None) -> None:
         """`takes`: shared by all sites, which saves each of them the draw."""
         self.form = form
         self._parts: dict[str, _Growing] = {}
         self._fold = form.projection()
         self._tensor = form.tensor_sketch()
-        self._pairs = Pairing(form.paired_rows, Takes(form.seed) if takes is None else takes)
+        self._pairs = Pairing(form.paired_rows, SampledRows(form.seed) if takes is None else takes)
         self._sums: dict[str, Tensor] = {}
         self._waiting: _Waiting | None = None
 

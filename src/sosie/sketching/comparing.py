@@ -16,9 +16,9 @@ from ..engine import caveats
 from ..engine.evaluate import by_pair, constant_sites
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
-from ..measures import Measure, find, settled
+from ..measures import Measure, find, snap_to_bounds
 from ..process_state import products
-from ..results import Caveat, Comparison, Comparisons, Side, Values
+from ..results import Caveat, Comparison, Comparisons, Estimate, Side
 from ..stats import Alignment, DebiasedAlignment, Resketch, check_seed, is_statistics
 from .pair import SketchPair
 from .sketches import NotShared, Sketch
@@ -53,14 +53,14 @@ class Evaluation:
         self.pair, self.sides, self.kernel, self.losses = pair, sides, kernel, losses
         self.draws, self.seed, self.shared = draws, seed, shared
 
-    def values(self, measures: Sequence[Measure]) -> dict[str, Values]:
+    def values(self, measures: Sequence[Measure]) -> dict[str, Estimate]:
         found = self._matrices(measures, self.pair)
         chance = self._chance(measures, {name: value for name, (value, _) in found.items()})
         return {m.name: self._of(m, *found[m.name], chance.get(m.name)) for m in measures}
 
     def _of(
         self, measure: Measure, value: Array, undefined: dict[tuple[int, int], str], chance: Chance | None
-    ) -> Values:
+    ) -> Estimate:
         low, high = self._interval(measure, value)
         found = [
             *caveats.of_undefined(undefined, *self.sides),
@@ -74,7 +74,7 @@ class Evaluation:
             *caveats.of_left_out(*self.sides),
         ]
         found += caveats.of_nan(value, found, *self.sides)
-        return Values(
+        return Estimate(
             value=value,
             n=self.pair.n,
             statistic=self.pair.describe(),
@@ -100,7 +100,7 @@ class Evaluation:
         for measure in measures:
             pairs = by_pairs.get(measure.name)
             value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
-            array = settled(value, measure, torch.float32).cpu().double().numpy()
+            array = snap_to_bounds(value, measure, torch.float32).cpu().double().numpy()
             if measure.reads is DebiasedAlignment and not pair.exact:
                 array[np.abs(array) > 1] = np.nan  # of a norm that came out far too small
             array[~varied[0], :] = array[:, ~varied[1]] = np.nan
@@ -236,13 +236,13 @@ def open_sketch(thing: Any) -> Sketch:
     raise TypeError(f"need a sketch: make one with sosie.sketch(model, data), got {type(thing).__name__}")
 
 
-def check_sketches(things: Sequence[Any], **settled: Any) -> None:
+def check_sketches(things: Sequence[Any], **snap_to_bounds: Any) -> None:
     """Complain about what is no sketch, and about options that were settled when the sketches were made."""
     for thing in things:
         if not is_sketch(thing) and Path(str(thing)).suffix != ".safetensors":  # opening those says what they are
             name = repr(thing) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
             raise TypeError(f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {name}")
-    if wrong := [name for name, value in settled.items() if value is not None]:
+    if wrong := [name for name, value in snap_to_bounds.items() if value is not None]:
         raise ValueError(
             f"{', '.join(wrong)}: not for sketches, which hold what they were made with; sketch.at(…) takes some of "
             "their sites"

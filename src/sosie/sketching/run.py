@@ -15,7 +15,7 @@ from ..engine.stream import Stream, rows_per_input
 from ..process_state import products
 from ..results import Side
 from ..stats import Buckets, Drawn, check_seed, on_device
-from .build import SiteForm, SiteMaker, Takes, plan_forms
+from .build import SampledRows, SiteForm, SiteMaker, plan_forms
 from .sketches import Sketch, Spans, parts_of
 from .source import BETA, GradientSource, Loss, input_numbers, predictive_of, read_through, source_of
 
@@ -31,7 +31,7 @@ class Run:
     ) -> None:
         """`first`: global index of the first row."""
         self.source, self.side, self.buckets = source, side, buckets
-        takes = Takes(forms[0].seed)
+        takes = SampledRows(forms[0].seed)
         self.makers = {site: SiteMaker(form, takes) for site, form in zip(side.sites, forms, strict=True)}
         self.backwards = any(form.with_gradients for form in forms)
         self.first = self.start = first  # of all rows, and of those of the next chunk

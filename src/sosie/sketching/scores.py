@@ -14,7 +14,7 @@ from torch import Tensor
 from ..engine.caveats import of_left_out
 from ..linalg import product
 from ..process_state import products
-from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Side, Values
+from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
 from .kernels import Pairs, SiteSketch, mean_squared
 from .run import sketch
@@ -234,11 +234,11 @@ class _One:
             {key: value for key, value in about.items() if key != "settings"},
         )
 
-    def _values(self, name: str) -> Values:
+    def _values(self, name: str) -> Estimate:
         column = [getattr(scores, name) for scores in self.scores]
         value = np.array([[score.value] for score in column])
         sampled = any(score.error > 0 for score in column)
-        return Values(
+        return Estimate(
             value=value,
             n=self.sketch.n,
             statistic=self._statistic(name),

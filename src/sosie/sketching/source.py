@@ -33,7 +33,7 @@ from ..capture import (
     without_labels,
 )
 from ..capture.structure import rebuild, with_tensors
-from ..engine.network import ModelSource
+from ..engine.network import Network
 from ..engine.stream import Stream
 from ..models import open_model, weights_of, with_name
 from ..process_state import matmul_precision, without_autocast
@@ -200,7 +200,7 @@ NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until 
 
 
 @dataclass
-class GradientSource(ModelSource):
+class GradientSource(Network):
     """Hands over rows of features and rows of gradients, from one forward and one backward pass for all sites."""
 
     predictive: Predictive = field(kw_only=True)

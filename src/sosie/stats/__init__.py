@@ -7,7 +7,7 @@ from .hashes import Buckets, Drawn, Resketch, check_seed
 from .moments import MomentMaker, Moments, MomentSide
 from .outputs import KINDS, Answers, Kind, OutputSums, Reader, check_labels
 from .row_grams import GROUPS, SMALLEST_GROUP
-from .sample import NO_NEURONS, ROWS, Lottery, Sample, SampleMaker, SampleSide, row_hash
+from .sample import NO_NEURONS, ROWS, RowSampler, Sample, SampleMaker, SampleSide, row_hash
 from .shuffle import Shuffle
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
 from .views import (
@@ -60,7 +60,6 @@ __all__ = [
     "Grams",
     "Kind",
     "LinearMaps",
-    "Lottery",
     "MarkedPredictions",
     "MomentMaker",
     "MomentSide",
@@ -73,6 +72,7 @@ __all__ = [
     "Predictions",
     "Reader",
     "Resketch",
+    "RowSampler",
     "RowScatter",
     "Sample",
     "SampleMaker",

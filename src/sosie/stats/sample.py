@@ -52,7 +52,7 @@ def _mixed(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(LAST_SHIFT))
 
 
-class Lottery:
+class RowSampler:
     """Which rows of a stream are kept: those with the smallest hash of their global index.
 
     Shared by both models, so that the rows stay paired. Draws shrink as better rows are met; what was
@@ -129,7 +129,7 @@ class SampleSide:
     rows: tuple[Tensor, ...]
     index: np.ndarray  # global indices of those rows
     seen: int  # rows they were drawn from
-    lottery: Lottery
+    lottery: RowSampler
     widest: int | None
 
     @property
@@ -142,7 +142,7 @@ class SampleSide:
 class SampleMaker:
     """Makes the parts of one model: the drawn rows of each site, folded where they are too wide."""
 
-    def __init__(self, lottery: Lottery, widest: int | None = None) -> None:
+    def __init__(self, lottery: RowSampler, widest: int | None = None) -> None:
         self.lottery, self.widest = lottery, widest
         self._folds: dict[int, Fold] = {}
 

@@ -1,12 +1,12 @@
 """Stitching: halves → fit or training of the joint → evaluation; single joints, maps of all sites, files."""
 
 from .fitting import Stitch, stitch
-from .halves import Half, Stitched
+from .halves import CutModel, Stitched
 from .sites import stitch_sites
 from .task_loss import TaskLoss
 
 __all__ = [
-    "Half",
+    "CutModel",
     "Stitch",
     "Stitched",
     "TaskLoss",

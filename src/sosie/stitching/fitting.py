@@ -23,7 +23,7 @@ from ..linalg import Affine, Fit
 from ..progress import Progress
 from .cuts import Cut, is_mask
 from .halves import (
-    Half,
+    CutModel,
     Precision,
     Stitched,
     check_precision,
@@ -35,7 +35,7 @@ from .halves import (
 )
 from .joint import Form, Joint, Resize
 from .task_loss import TaskLoss, UserLoss, find_ways, in_chunks, read_inputs
-from .training import Bench, Trained
+from .training import JointTrainer, Trained
 
 # Counts over what a stitched network answers, and how sure they are
 
@@ -244,7 +244,7 @@ def stitch(
     trained: list[Trained] = []
     if tasks:
         held_out = None if validation is None else read_inputs(validation, None)
-        trained = Bench(lower, upper, joint, at_joint, kept, held_out, loss).train(tasks)
+        trained = JointTrainer(lower, upper, joint, at_joint, kept, held_out, loss).train(tasks)
     rest = iter(trained)
     found = []
     for way in ways:
@@ -348,7 +348,7 @@ class _Facts:
             _typed(self.prepared, str)
         self.example = None if found["example"] is None else _made_up(_typed(found["example"], dict))
 
-    def check(self, half: Half, side: str) -> None:
+    def check(self, half: CutModel, side: str) -> None:
         if digest_of(half.model.state_dict()) != self.digest:
             raise ValueError(
                 f"model {side.upper()} is not the one that was stitched ({self.name}): its weights differ, so the "
@@ -358,7 +358,7 @@ class _Facts:
             was = f"was prepared by {self.prepared}: give prepare_{side}=" if self.prepared else "was not prepared"
             raise ValueError(f"when it was stitched, the input of model {side.upper()} {was}")
 
-    def cut(self, half: Half, side: str, batch: Any) -> None:
+    def cut(self, half: CutModel, side: str, batch: Any) -> None:
         if batch is None and self.example is None:
             raise ValueError(f"model {side.upper()} takes more than tensors, so give a batch of its data as example=")
         args, kwargs = half.call(batch) if batch is not None else self.example  # type: ignore[misc]
@@ -377,7 +377,7 @@ class _Facts:
             ) from error
 
 
-def _describe(half: Half, form: Form) -> dict[str, Any]:
+def _describe(half: CutModel, form: Form) -> dict[str, Any]:
     return {
         "name": half.name,
         "site": half.cut.site.label,

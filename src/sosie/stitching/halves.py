@@ -42,7 +42,7 @@ TRIED = 2  # inputs that a cut is tried on: whether it leaks shows on two
 
 
 @dataclass
-class Half:
+class CutModel:
     """One of the two networks: cut at a site, with the normalisation of its own."""
 
     name: str
@@ -96,7 +96,7 @@ class Half:
 class Stitched(nn.Module):
     """A network whose lower part is A's and whose upper part is B's; only the joint between them is its own."""
 
-    def __init__(self, lower: Half, joint: Joint, upper: Half) -> None:
+    def __init__(self, lower: CutModel, joint: Joint, upper: CutModel) -> None:
         super().__init__()
         self.lower, self.joint, self.upper = lower, joint, upper
         self.a, self.b = lower.model, upper.model
@@ -128,7 +128,7 @@ def answer_of(output: Any) -> Tensor:
     return found
 
 
-def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> Half:
+def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> CutModel:
     """A network cut at one site; the cut is tried on a batch."""
     half = open_network(model, prepare, inputs)
     args, kwargs = half.call(batch)
@@ -136,7 +136,7 @@ def open_half(model: Any, site: str, prepare: Any, inputs: Any, batch: Any) -> H
     return half
 
 
-def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
+def open_network(model: Any, prepare: Any, inputs: Any) -> CutModel:
     """A network that has yet to be cut."""
     if isinstance(model, (str, os.PathLike)):
         model = open_model(str(model))
@@ -146,7 +146,7 @@ def open_network(model: Any, prepare: Any, inputs: Any) -> Half:
         raise TypeError(
             f"cannot stitch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
         )
-    return Half(name, model, None, prepare, inputs, weights)  # type: ignore[arg-type]
+    return CutModel(name, model, None, prepare, inputs, weights)  # type: ignore[arg-type]
 
 
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
@@ -182,7 +182,7 @@ def check_precision(precision: str) -> None:
 
 
 def sums_at_joint(
-    lower: Half, upper: Half, joint: Joint, data: Any, precision: Precision, max_rows: int | None
+    lower: CutModel, upper: CutModel, joint: Joint, data: Any, precision: Precision, max_rows: int | None
 ) -> JointSums:
     """Of both sites' rows, A's in the shape of B's; merged chunk by chunk, so that memory does not grow."""
     maker = JointMaker(PRECISIONS[precision])
@@ -267,7 +267,7 @@ class SitePairs:
 
 
 def find_pairs(
-    halves: tuple[Half, Half], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
+    halves: tuple[CutModel, CutModel], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
 ) -> SitePairs:
     """Pair up the sites, cut B at each of its own, and see which pairs can be joined."""
     if pairs not in ("diagonal", "all"):
@@ -299,7 +299,7 @@ def find_pairs(
     return found
 
 
-def _look(half: Half, sites: Any, batch: Any) -> tuple[Site, ...]:
+def _look(half: CutModel, sites: Any, batch: Any) -> tuple[Site, ...]:
     count = min(PROBE, count_inputs(batch))
     args, kwargs = half.call(cut(batch, 0, count))
 
@@ -311,7 +311,7 @@ def _look(half: Half, sites: Any, batch: Any) -> tuple[Site, ...]:
     return seen.sites
 
 
-def _cuts(half: Half, sites: Sequence[Site], batch: Any, *, named: bool) -> tuple[dict[int, Cut], tuple[str, ...]]:
+def _cuts(half: CutModel, sites: Sequence[Site], batch: Any, *, named: bool) -> tuple[dict[int, Cut], tuple[str, ...]]:
     """B cut at every site; a leak is an error where the sites were asked for, else the site is left out."""
     args, kwargs = half.call(batch)
     cuts, leaking = {}, []

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..linalg import Affine, JointMoments, lacks_room
 from ..linalg.fits import check_fits
-from ..measures import Measure, find, settled
+from ..measures import Measure, find, snap_to_bounds
 from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment
 
 Resize = Literal["interpolate", "pool"]
@@ -182,7 +182,7 @@ def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | N
     """The measures' values for A and B as they are."""
     of_a, of_b = scatter(m, "a"), of_b or scatter(m, "b")
     both = Covariances(of_a, of_b, m.cov_ab)
-    return {measure.name: float(settled(_value(m, both, measure), measure, m.products)) for measure in measures}
+    return {measure.name: float(snap_to_bounds(_value(m, both, measure), measure, m.products)) for measure in measures}
 
 
 def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:

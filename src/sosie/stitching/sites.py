@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture import NoData, Seen, Site, as_found, labels_of, watch
-from ..engine.network import tell_apart
+from ..capture import NoData, Site, Watch, as_found, labels_of, watch
+from ..engine.network import number_duplicates
 from ..engine.provenance import describe_inputs, describe_model, provenance
 from ..linalg import Affine, Fit
 from ..measures import Measure, find
 from ..progress import Progress
-from ..results import Caveat, Closer, Comparison, Side, Values
+from ..results import Caveat, Closer, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut
 from .fitting import Tally, Way, check_options, fill
 from .halves import (
     CHUNK,
     PRECISIONS,
-    Half,
+    CutModel,
     Pair,
     Pairs,
     Precision,
@@ -43,7 +43,7 @@ from .halves import (
 )
 from .joint import Form, JointMaker, JointSums, Resize, similarities
 from .task_loss import TaskLoss, UserLoss, find_way, in_chunks, read_inputs
-from .training import Bench
+from .training import JointTrainer
 
 # What stitching at many sites found, as a comparison: how the stitched networks do, and what the indices say
 
@@ -74,7 +74,7 @@ def check_measures(measures: Sequence[Measure]) -> None:
 
 
 def comparison_of(
-    halves: tuple[Half, Half],
+    halves: tuple[CutModel, CutModel],
     found: SitePairs,
     sums: dict[Pair, JointSums],
     tallies: dict[Pair, Tally],
@@ -119,7 +119,7 @@ def comparison_of(
 
 def _tallied(
     name: str, tallies: dict[Pair, Tally], found: SitePairs, fit: str, shared: list[Caveat], *, held_out: bool
-) -> Values:
+) -> Estimate:
     closer, bounds, same = FOUND[name]
     caveats = list(shared) + ([] if held_out else [Caveat(_NOT_HELD_OUT)])
     if any(name not in tally.numbers() for tally in tallies.values()):
@@ -130,7 +130,7 @@ def _tallied(
     )
     how = "Wilson's interval" if bounds[1] is not None else "intervals by the error of a mean"
     how = "intervals by the delta method for a ratio" if name == "relative_accuracy" else how
-    return Values(
+    return Estimate(
         _matrix(found, {pair: tally.numbers().get(name, math.nan) for pair, tally in tallies.items()}),
         n=next(iter(tallies.values())).n,
         statistic=f"answers of networks stitched by {fit}; {how}",
@@ -143,7 +143,7 @@ def _tallied(
     )
 
 
-def _measured(measure: Measure, sums: dict[Pair, JointSums], found: SitePairs, shared: list[Caveat]) -> Values:
+def _measured(measure: Measure, sums: dict[Pair, JointSums], found: SitePairs, shared: list[Caveat]) -> Estimate:
     values, caveats = {}, list(shared)
     for pair, total in sums.items():
         if pair in found.refused:
@@ -160,7 +160,7 @@ def _measured(measure: Measure, sums: dict[Pair, JointSums], found: SitePairs, s
         caveats.append(Caveat(_POSITIONS))
     between = f"{rows[0]:,} to {rows[-1]:,}" if len(rows) > 1 else f"{rows[0]:,}"
     products = str(next(iter(sums.values())).products).removeprefix("torch.")
-    return Values(
+    return Estimate(
         _matrix(found, values),
         n=rows[0],
         statistic=f"the sums of the fit: {between} rows a pair, {products} products",
@@ -182,7 +182,7 @@ def _labels(found: SitePairs, pair: Pair) -> tuple[str, str]:
     return found.a[pair[0]].label, found.b[pair[1]].label
 
 
-def _side(half: Half, sites: Sequence[Site]) -> Side:
+def _side(half: CutModel, sites: Sequence[Site]) -> Side:
     channels = tuple(site.shape[-1] if site.channels_last else site.shape[0] for site in sites)
     return Side(half.name, tuple(site.label for site in sites), channels, tuple(site.shape for site in sites))
 
@@ -237,7 +237,7 @@ def stitch_sites(
         raise ValueError("these data can be read but once, by the fit: give test=, or data that can be read again")
     first, batches = look_into(fitted)
     halves = open_network(model_a, prepare_a, inputs), open_network(model_b, prepare_b, inputs)
-    tell_apart(halves)
+    number_duplicates(halves)
     found = find_pairs(halves, (sites_a, sites_b), pairs, first, resize)
     mixing = [half.mixing(sites, first) for half, sites in zip(halves, (found.a, found.b), strict=True)]
     sums = sums_of_pairs(halves, found, batches, precision, max_rows)
@@ -254,7 +254,7 @@ def stitch_sites(
 
 
 def sums_of_pairs(
-    halves: tuple[Half, Half], found: SitePairs, data: Any, precision: Precision, max_rows: int | None
+    halves: tuple[CutModel, CutModel], found: SitePairs, data: Any, precision: Precision, max_rows: int | None
 ) -> dict[Pair, JointSums]:
     """What the fits and measures of every pair read, from one forward of each network."""
     groups = found.groups()
@@ -281,7 +281,9 @@ def sums_of_pairs(
     return {pair: totals[form] for form, pairs in groups.items() for pair in pairs}
 
 
-def _activations(half: Half, seen: Seen, sites: Sequence[Site], batch: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+def _activations(
+    half: CutModel, seen: Watch, sites: Sequence[Site], batch: Any
+) -> tuple[list[Tensor], list[Tensor | None]]:
     """Of every site, and where each has no padding."""
     args, kwargs = half.call(batch)
     seen.run(*args, **kwargs)
@@ -308,7 +310,7 @@ def _fitted(way: Fit, sums: dict[Pair, JointSums]) -> Callable[[Pair], Affine]:
 def _trained(
     task: TaskLoss,
     sums: dict[Pair, JointSums],
-    halves: tuple[Half, Half],
+    halves: tuple[CutModel, CutModel],
     found: SitePairs,
     batch: Any,
     inputs: Any,
@@ -325,13 +327,13 @@ def _trained(
     def train(pair: Pair) -> Affine:
         lower = replace(halves[0], cut=cut_of_a(pair[0]))
         upper = replace(halves[1], cut=found.cuts[pair[1]])
-        bench = Bench(lower, upper, found.joints[pair], sums[pair].joint(*pair), inputs, held_out, loss)
+        bench = JointTrainer(lower, upper, found.joints[pair], sums[pair].joint(*pair), inputs, held_out, loss)
         return bench.train([task])[0].affine
 
     return train
 
 
-def fit_pairs(affine_of: Callable[[Pair], Affine], found: SitePairs, upper: Half) -> dict[Pair, Affine]:
+def fit_pairs(affine_of: Callable[[Pair], Affine], found: SitePairs, upper: CutModel) -> dict[Pair, Affine]:
     """Every joint filled; a pair that cannot be fitted is moved to those refused, with the reason."""
     affines = {}
     for pair in list(found.joints):
@@ -349,7 +351,7 @@ def fit_pairs(affine_of: Callable[[Pair], Affine], found: SitePairs, upper: Half
 
 @torch.no_grad()
 def evaluate_pairs(
-    halves: tuple[Half, Half], found: SitePairs, affines: dict[Pair, Affine], data: Any, max_rows: int | None
+    halves: tuple[CutModel, CutModel], found: SitePairs, affines: dict[Pair, Affine], data: Any, max_rows: int | None
 ) -> dict[Pair, Tally]:
     """Each network answers once; of the stitched ones only what comes after the joint is run."""
     lower, upper = halves

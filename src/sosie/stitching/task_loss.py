@@ -19,7 +19,7 @@ from ..measures import linear_cka
 from ..process_state import kept_random_state
 from ..progress import Progress
 from ..stats import Alignment
-from .halves import CHUNK, Half, answer_of, chunks_of
+from .halves import CHUNK, CutModel, answer_of, chunks_of
 from .joint import Form, Joint
 
 NAME = "task_loss"
@@ -292,14 +292,16 @@ def in_chunks(inputs: Any) -> list[Any]:
     return [cut(inputs, start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
 
 
-class Kept:
+class ActivationCache:
     """What training asks for over and over: A's rows at the site, B's, B's answers, labels and inputs, by index.
 
     An index is (J, m): m inputs each for J joints; J = 1: the same for all. Activations that do not fit are made anew
     for each batch.
     """
 
-    def __init__(self, lower: Half, upper: Half, joint: Joint, inputs: Any, *, rows_of_b: bool, like: Tensor) -> None:
+    def __init__(
+        self, lower: CutModel, upper: CutModel, joint: Joint, inputs: Any, *, rows_of_b: bool, like: Tensor
+    ) -> None:
         self.lower, self.upper, self.joint = lower, upper, joint
         self.n = count_inputs(inputs)
         self._budget = max(BUDGET, torch.cuda.mem_get_info(like.device)[0] // 4 if like.is_cuda else 0)
@@ -401,17 +403,17 @@ UserLoss = Callable[[Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Lost:
+class Losses:
     """Of every joint on one batch."""
 
     loss: Tensor  # (K,) with penalties
     cross_entropy: Tensor | None  # (K,) to B's soft answers; None where B is no classifier
 
-    def detached(self) -> Lost:
-        return Lost(self.loss.detach(), None if self.cross_entropy is None else self.cross_entropy.detach())
+    def detached(self) -> Losses:
+        return Losses(self.loss.detach(), None if self.cross_entropy is None else self.cross_entropy.detach())
 
     @classmethod
-    def mean(cls, parts: Sequence[Lost], counts: Sequence[int]) -> Lost:
+    def mean(cls, parts: Sequence[Losses], counts: Sequence[int]) -> Losses:
         """Over batches of so many inputs."""
         shares = torch.tensor(counts, dtype=torch.float64) / sum(counts)
         crosses = [part.cross_entropy for part in parts if part.cross_entropy is not None]
@@ -425,7 +427,9 @@ class Lost:
 class Objective:
     """The loss of K joints, each by its own options."""
 
-    def __init__(self, tasks: Sequence[TaskLoss], upper: Half, form: Form, user: UserLoss | None, like: Tensor) -> None:
+    def __init__(
+        self, tasks: Sequence[TaskLoss], upper: CutModel, form: Form, user: UserLoss | None, like: Tensor
+    ) -> None:
         def per_joint(name: str) -> Tensor:
             return torch.tensor([getattr(task, name) for task in tasks], dtype=like.dtype, device=like.device)
 
@@ -439,7 +443,7 @@ class Objective:
         self._autocast = tasks[0].autocast
         self.channels_last = True  # until B's upper part turns out not to run on maps laid out so
 
-    def __call__(self, stack: JointStack, kept: Kept, index: Tensor) -> Lost:
+    def __call__(self, stack: JointStack, kept: ActivationCache, index: Tensor) -> Losses:
         """Of the inputs at `index`, (1, m) or (K, m)."""
         weight = stack.weight()
         rows = kept.rows_a(index)
@@ -453,9 +457,9 @@ class Objective:
             rows_b = kept.rows_b(index if len(index) == 1 else index[self._with_cka]).flatten(1, 2)
             penalty = self._cka * cka_of_rows(mapped[self._with_cka], rows_b)
             loss = loss.index_add(0, self._with_cka, penalty.to(loss))
-        return Lost(loss, cross)
+        return Losses(loss, cross)
 
-    def _answers(self, mapped: Tensor, shape: torch.Size, kept: Kept, index: Tensor) -> Tensor:
+    def _answers(self, mapped: Tensor, shape: torch.Size, kept: ActivationCache, index: Tensor) -> Tensor:
         """(K m, …) from the rows (K, m positions, q)."""
         activation = unfolded(mapped, shape[1], self._form)
         args: tuple[Any, ...] = ()
@@ -467,7 +471,7 @@ class Objective:
             self._upper.cut.task(activation if self.channels_last else activation.contiguous(), *args, **kwargs)
         )
 
-    def _task(self, outputs: Tensor, kept: Kept, index: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _task(self, outputs: Tensor, kept: ActivationCache, index: Tensor) -> tuple[Tensor, Tensor | None]:
         cross = None
         if kept.soft is not None:
             logarithms = outputs.to(kept.soft.dtype).log_softmax(-1)
@@ -481,7 +485,7 @@ class Objective:
         chosen = kept.labels[index].expand(len(outputs), -1)[..., None]
         return torch.where(self._by_labels, -logarithms.gather(-1, chosen).mean((1, 2)), cross), cross
 
-    def _by_user(self, loss: UserLoss, outputs: Tensor, kept: Kept, index: Tensor) -> Tensor:
+    def _by_user(self, loss: UserLoss, outputs: Tensor, kept: ActivationCache, index: Tensor) -> Tensor:
         batches = [kept.inputs(row) for row in index]
         found = [loss(own, batches[k if len(batches) > 1 else 0]) for k, own in enumerate(outputs)]
         for value in found:
@@ -494,7 +498,7 @@ class Objective:
         return torch.stack(found)
 
     @torch.no_grad()
-    def settle(self, stack: JointStack, kept: Kept, index: Tensor) -> None:
+    def settle(self, stack: JointStack, kept: ActivationCache, index: Tensor) -> None:
         """Find out whether B's upper part runs on maps laid out channels last; `x.view(…)` in it may not."""
         try:
             self(stack, kept, index)

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..capture import as_found
 from ..linalg import Affine, JointMoments, explained
 from ..progress import Progress
-from .halves import Half
+from .halves import CutModel
 from .joint import Joint, scatter, similarity_at_joint
-from .task_loss import JointStack, Kept, Lost, Objective, TaskLoss, UserLoss, start_of
+from .task_loss import ActivationCache, JointStack, Losses, Objective, TaskLoss, UserLoss, start_of
 
 # What happened in training, joint by joint: history, the best layer so far, and who has to stop
 
@@ -52,14 +52,14 @@ class Journal:
     def any_going(self) -> bool:
         return bool(self.going.any())
 
-    def begin(self, start: Lost, validation: Lost | None) -> None:
+    def begin(self, start: Losses, validation: Losses | None) -> None:
         self._validated = validation is not None
         losses = start.loss
         for k in (~losses.isfinite()).nonzero().flatten().tolist():
             self._fail(k, 0, 0, float(losses[k]))
         self._record(0, start, validation)
 
-    def end_of(self, epoch: int, steps: Sequence[Lost], counts: Sequence[int], validation: Lost | None) -> None:
+    def end_of(self, epoch: int, steps: Sequence[Losses], counts: Sequence[int], validation: Losses | None) -> None:
         """The only place where the device is waited for."""
         table = torch.stack([lost.loss for lost in steps]).double().cpu()  # (steps, K)
         intact = self.stack.finite().cpu()
@@ -69,7 +69,7 @@ class Journal:
                 self._fail(k, epoch, bad[0] + 1, float(table[bad[0], k]))
             elif not intact[k]:
                 self._fail(k, epoch, len(steps), float("nan"))
-        self._record(epoch, Lost.mean(steps, counts), validation)
+        self._record(epoch, Losses.mean(steps, counts), validation)
         for k in self.going.nonzero().flatten().tolist():
             patience = self.tasks[k].patience
             if patience is not None and epoch - self._best_epoch[k] >= patience:
@@ -100,7 +100,7 @@ class Journal:
         }
         return Trained(Affine(weight, bias, report), self.history[k])
 
-    def _record(self, epoch: int, training: Lost, validation: Lost | None) -> None:
+    def _record(self, epoch: int, training: Losses, validation: Losses | None) -> None:
         """A line for every joint that goes on, and its layer if it is the best so far."""
         weights, biases = self.stack.maps(self.stack.state())
         scores = training.loss if validation is None else validation.loss
@@ -149,11 +149,11 @@ HELD_OUT = 10  # one input of so many is held out for early stopping where no va
 
 
 @dataclass(frozen=True)
-class Bench:
+class JointTrainer:
     """What all joints of one call share: the frozen halves, the moments at the sites, the inputs."""
 
-    lower: Half
-    upper: Half
+    lower: CutModel
+    upper: CutModel
     joint: Joint  # for its form; its weights are not used
     moments: JointMoments
     inputs: Any
@@ -176,10 +176,12 @@ class Bench:
                 found.update(zip(group, run.trained(), strict=True))
         return [found[k] for k in range(len(tasks))]
 
-    def _kept(self, tasks: Sequence[TaskLoss], like: Tensor) -> tuple[Kept, Kept | None]:
+    def _kept(self, tasks: Sequence[TaskLoss], like: Tensor) -> tuple[ActivationCache, ActivationCache | None]:
         rows_of_b = any(task.cka for task in tasks)
         return tuple(  # type: ignore[return-value]
-            None if inputs is None else Kept(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, like=like)
+            None
+            if inputs is None
+            else ActivationCache(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, like=like)
             for inputs in (self.inputs, self.validation)
         )
 
@@ -187,7 +189,7 @@ class Bench:
         """Numbers at the joint that fit into one step."""
         return FOLDED // like.element_size() // (self.joint.target.channels * max(1, _positions(self.joint)))
 
-    def _check(self, tasks: Sequence[TaskLoss], *supplies: Kept | None) -> None:
+    def _check(self, tasks: Sequence[TaskLoss], *supplies: ActivationCache | None) -> None:
         for kept in supplies:
             if kept is None or self.loss is not None:
                 continue
@@ -208,7 +210,12 @@ class _Run:
     """The training of one group."""
 
     def __init__(
-        self, bench: Bench, tasks: Sequence[TaskLoss], stack: JointStack, kept: Kept, validation: Kept | None
+        self,
+        bench: JointTrainer,
+        tasks: Sequence[TaskLoss],
+        stack: JointStack,
+        kept: ActivationCache,
+        validation: ActivationCache | None,
     ) -> None:
         self.tasks, self.stack, self.kept = tasks, stack, kept
         self.objective = Objective(tasks, bench.upper, bench.joint.target, bench.loss, stack.bias)
@@ -232,7 +239,7 @@ class _Run:
                 bar.advance()
         return self.journal.trained()
 
-    def _epoch(self, factor: float) -> tuple[list[Lost], list[int]]:
+    def _epoch(self, factor: float) -> tuple[list[Losses], list[int]]:
         """One pass over the inputs; what was lost at every step, still on the device, and of how many inputs."""
         found, counts = [], []
         for index in self._batches(self.orders.next_epoch()):
@@ -244,15 +251,17 @@ class _Run:
             counts.append(index.shape[1])
         return found, counts
 
-    def _validate(self) -> Lost | None:
+    def _validate(self) -> Losses | None:
         if self.validation is not None:
             return self._over(self.validation, torch.arange(self.validation.n)[None])
         return self._over(self.kept, self.orders.held_out) if self.orders.held_out is not None else None
 
-    def _over(self, kept: Kept, order: Tensor) -> Lost:
+    def _over(self, kept: ActivationCache, order: Tensor) -> Losses:
         """The mean over inputs, without training."""
         batches = list(self._batches(order))
-        return Lost.mean([self.objective(self.stack, kept, index) for index in batches], [b.shape[1] for b in batches])
+        return Losses.mean(
+            [self.objective(self.stack, kept, index) for index in batches], [b.shape[1] for b in batches]
+        )
 
     def _batches(self, order: Tensor) -> Iterator[Tensor]:
         """(J, m) at a time; a last batch of one input, which has no CKA, joins the one before."""

@@ -333,7 +333,7 @@ CONSTANT = 8  # roundings of the first row within which rows that differ do not 
 
 
 @dataclass(frozen=True)
-class Values:
+class PenaltyValues:
     """What pairs of columns give."""
 
     each: Tensor  # (P,)
@@ -388,7 +388,7 @@ def rows_of(column: Column, rule: Rule, *, any_order: bool) -> Tensor:
 
 def values(
     measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
-) -> Values:
+) -> PenaltyValues:
     """Of each pair, which counts so many times; a measure that is not symmetric is the mean of both directions, unless
     a pair is directed.
     """
@@ -400,7 +400,7 @@ def values(
     home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else rows[0].device
     found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
     device = rows[0].device
-    return Values(found.each.to(device), times * found.counts.to(device), found.still.to(device))
+    return PenaltyValues(found.each.to(device), times * found.counts.to(device), found.still.to(device))
 
 
 # All pairs in one product
@@ -408,7 +408,7 @@ def values(
 
 def _all_at_once(
     measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, times: float
-) -> Values:
+) -> PenaltyValues:
     products, still = _products(measure, columns, rule)
     places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
     constant = still[sides]
@@ -416,7 +416,7 @@ def _all_at_once(
     xx, yy, xy = products.flatten()[places]
     # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
     each = measure(measure.reads(xx + constant[0], yy + constant[1], xy))
-    return Values(each, counts.masked_fill(constant.any(0), 0.0), still)
+    return PenaltyValues(each, counts.masked_fill(constant.any(0), 0.0), still)
 
 
 @functools.lru_cache(maxsize=64)
@@ -500,7 +500,7 @@ def _one_by_one(
     rows: Sequence[Tensor],
     pairs: Sequence[Pair],
     directed: bool,
-) -> Values:
+) -> PenaltyValues:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
@@ -532,7 +532,7 @@ def _one_by_one(
         else:
             found.append((of(i, j) + of(j, i)) / 2)
     each = torch.stack(found)
-    return Values(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
+    return PenaltyValues(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
 
 
 def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor]) -> None:

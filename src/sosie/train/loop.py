@@ -21,7 +21,7 @@ from ..progress import track
 from .step import (
     Attacked,
     Augment,
-    Holds,
+    MaskHolder,
     Prepare,
     Schedule,
     Training,
@@ -239,7 +239,7 @@ def fit(
     mixed: bool = False,
     compiled: bool = False,
     penalty: Callable[[], Tensor] | None = None,
-    masks: Holds | None = None,
+    masks: MaskHolder | None = None,
     after_epoch: Callable[[int], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int = 1,

@@ -24,7 +24,7 @@ from ..models.atoms import check_shared
 from ..process_state import without_autocast
 from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
 from . import likeness
-from .likeness import Column, Pair, Pairs, Values, aligns, as_gram, least_rows, values
+from .likeness import Column, Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
 from .taps import Attached, Shown, Taps
 
 # What cannot be a penalty, told before the first step
@@ -194,7 +194,7 @@ class Penalty(Attached):
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
         self._sites = sites
-        self._last: tuple[tuple[str, ...], Sequence[Pair], Values] | None = None
+        self._last: tuple[tuple[str, ...], Sequence[Pair], PenaltyValues] | None = None
         self._plan = likeness.Plan()
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
@@ -283,7 +283,7 @@ class Penalty(Attached):
         kept = [(site, value[: self.rows]) for site, value in found]
         return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], Values]:
+    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], PenaltyValues]:
         parts = [
             columns_of(model, self.measure, layers) for model, layers in zip(self._models, self._layers, strict=True)
         ]
@@ -302,7 +302,7 @@ class Penalty(Attached):
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
         still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
-        return columns, pairs, Values(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
+        return columns, pairs, PenaltyValues(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
 
     @torch.no_grad()
     def _target_weights(self) -> Mapping[str, Tensor]:
@@ -331,7 +331,7 @@ class Penalty(Attached):
 
     # What it was
 
-    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: Values) -> None:
+    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: PenaltyValues) -> None:
         labels = tuple(column.label for column in columns)
         self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:

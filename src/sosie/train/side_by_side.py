@@ -14,7 +14,7 @@ from ..progress import Progress
 from .loop import fit
 from .step import (
     Augment,
-    Holds,
+    MaskHolder,
     Prepare,
     Schedule,
     Training,
@@ -187,7 +187,7 @@ def fit_side_by_side(
     prepare: Prepare | None = None,
     mixed: bool = False,
     penalties: Sequence[Penalty | None] | None = None,
-    masks: Sequence[Holds | None] | None = None,
+    masks: Sequence[MaskHolder | None] | None = None,
     at_once: int = 10,
     after_epoch: Callable[[int, int], None] | None = None,
     task: str = "training side by side",

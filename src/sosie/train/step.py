@@ -101,7 +101,7 @@ class Augment:
         return functional.pad(images, [self.pad] * 4)
 
 
-class Holds(Protocol):
+class MaskHolder(Protocol):
     """Masks, or what moves them: as long as the block lasts, the optimiser's steps respect them."""
 
     def hold(self, optimiser: Optimizer, /) -> AbstractContextManager[Any]: ...
@@ -129,7 +129,7 @@ class Training(AbstractContextManager["Training"]):
         compiled: bool = False,
         attack: Attacked | None = None,
         penalty: Callable[[], Tensor] | None = None,
-        masks: Holds | None = None,
+        masks: MaskHolder | None = None,
         clip: float | None = None,
     ) -> None:
         if len(images) != len(labels):

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ..capture import unwrap
 from ..engine.uncertainty import Chance, judged
-from ..measures import Measure, atom_cosine, settled
+from ..measures import Measure, atom_cosine, snap_to_bounds
 from ..models import AtomConv2d, atom_layers, recompose, share_coefficients
 from ..models.atoms import check_count, check_shared, check_weight, relative_error, replace_convolutions, why_not
 from ..progress import Progress
-from ..results import Array, Caveat, Side, Values
+from ..results import Array, Caveat, Estimate, Side
 from ..stats import Atoms, AtomTable
 from .maps import WeightSource, shuffled
 from .matching import match_weights
@@ -98,7 +98,7 @@ class AtomComparison:
     )
     draws: int = 0
 
-    def values(self, i: int, j: int) -> dict[str, Values]:
+    def values(self, i: int, j: int) -> dict[str, Estimate]:
         a, b = self.sides[i], self.sides[j]
         drawn = self._drawn(i, j)
         found = {}
@@ -134,7 +134,7 @@ class AtomComparison:
                 value = torch.stack([measure(table.at(layer)) for layer in wanted]).mean(0)
         except ValueError:  # of some pair there is no value: the pairs say why
             return None
-        return settled(value, measure).numpy()
+        return snap_to_bounds(value, measure).numpy()
 
     def _anywhere(self, measure: Measure) -> bool:
         return self.anywhere or "linear" in measure.invariant
@@ -155,9 +155,9 @@ class AtomComparison:
 
     def _values(
         self, measure: Measure, value: Array, more: list[Caveat], chance: Chance | None, side: AtomSide
-    ) -> Values:
+    ) -> Estimate:
         low, high = measure.bounds
-        return Values(
+        return Estimate(
             value,
             n=sum(atoms.numel() for atoms in side.layers.values()),
             statistic=self.statistic,
@@ -208,7 +208,7 @@ def _one(measure: Measure, x: Tensor, y: Tensor, where: str = "") -> float:
     if x.shape != y.shape:
         raise ValueError(f"{where}{_atoms_text(x)} and {_atoms_text(y)} are not as many of one size")
     try:
-        return float(settled(measure(Atoms(x[None], y[None])), measure))
+        return float(snap_to_bounds(measure(Atoms(x[None], y[None])), measure))
     except ValueError as error:
         raise ValueError(f"{where}{error}") from error
 

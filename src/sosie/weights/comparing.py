@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engine.network import tell_apart
+from ..engine.network import number_duplicates
 from ..engine.plan import MEMORY, draws_of, parse_size
 from ..engine.provenance import provenance
 from ..measures import MEASURES, Measure, find
 from ..process_state import products
-from ..results import TENSORS, Array, Comparison, Comparisons, MadeWhenAsked, at_layers, layers
+from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
 from .atoms import POLAR, AtomComparison, AtomOptions, Joint, open_atoms
 from .maps import BLOCK, FEWEST, PROBES, WeightSource, check_weights, open_weights
@@ -84,7 +84,7 @@ def compare_weights(
         raise ValueError(f"match={match!r}: None, or 'weights'")
     sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
     sources = [open_weights(*each, device) for each in zip(things, names, sites, strict=True)]
-    tell_apart(sources)
+    number_duplicates(sources)
     for source in sources:
         check_weights(source)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
@@ -111,7 +111,7 @@ def compare_weights(
     if len(sources) == 2:
         return found(0, 1)
     pairs = list(itertools.combinations(range(len(sources)), 2))
-    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found, value))
+    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value))
 
 
 def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
@@ -224,4 +224,4 @@ def _of_tensors(
 
     pairs = list(itertools.combinations(range(len(sources)), 2))
     whole = None if atoms is None else atoms.whole
-    return Comparisons(tuple(source.name for source in sources), MadeWhenAsked(pairs, found, value, whole))
+    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value, whole))

@@ -14,9 +14,9 @@ from ..capture import Site
 from ..engine import caveats
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
 from ..linalg import Invariants, permuted_moments
-from ..measures import Measure, settled
+from ..measures import Measure, snap_to_bounds
 from ..progress import Progress
-from ..results import Array, Caveat, Comparison, Values
+from ..results import Array, Caveat, Comparison, Estimate
 from ..stats import UncentredLinearMaps
 from .maps import (
     PROBES,
@@ -44,7 +44,7 @@ OF_ARCHITECTURE = (
 
 
 @dataclass(frozen=True)
-class Found:
+class PairValues:
     """Values (S, T) of one pair of models; each block of probes left out (blocks, S, T); what chance depends on."""
 
     value: Tensor
@@ -53,7 +53,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Told:
+class Context:
     """What a result says beside the values."""
 
     a: WeightSource
@@ -64,11 +64,11 @@ class Told:
     matched: bool
 
 
-def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told) -> Values:
-    value = array_of(settled(found.value, measure))
+def values_of(measure: Measure, found: PairValues, drawn: Sequence[PairValues], told: Context) -> Estimate:
+    value = array_of(snap_to_bounds(found.value, measure))
     low, high = _interval(measure, found, value)
     chance = _chance(measure, found, drawn, value, told)
-    return Values(
+    return Estimate(
         value=value,
         n=told.n,
         statistic=told.statistic,
@@ -82,16 +82,18 @@ def values_of(measure: Measure, found: Found, drawn: Sequence[Found], told: Told
     )
 
 
-def _interval(measure: Measure, found: Found, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _interval(measure: Measure, found: PairValues, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
     if found.without is None or len(found.without) < FEWEST_GROUPS:
         return None, None
     return around(measure, value, by_jackknife(array_of(found.without)))
 
 
-def _chance(measure: Measure, found: Found, drawn: Sequence[Found], value: np.ndarray, told: Told) -> Chance | None:
+def _chance(
+    measure: Measure, found: PairValues, drawn: Sequence[PairValues], value: np.ndarray, told: Context
+) -> Chance | None:
     """By shuffled weights where they were drawn; else by shuffled entries of an input that has no layout."""
     if drawn:
-        return judged(measure, value, np.stack([array_of(settled(each.value, measure)) for each in drawn]))
+        return judged(measure, value, np.stack([array_of(snap_to_bounds(each.value, measure)) for each in drawn]))
     if found.invariants is None or _has_layout(told) or told.n < FEWEST_ENTRIES or "shift" not in measure.invariant:
         return None
     a, b = found.invariants
@@ -103,12 +105,12 @@ def _chance(measure: Measure, found: Found, drawn: Sequence[Found], value: np.nd
     return Chance(array_of(mean), array_of(torch.where(variance.isnan(), variance, spread)))
 
 
-def _has_layout(told: Told) -> bool:
+def _has_layout(told: Context) -> bool:
     return len(told.a.shape) > 1 or len(told.b.shape) > 1
 
 
 def _doubts(
-    measure: Measure, value: np.ndarray, chance: Chance | None, told: Told, *, bounded: bool
+    measure: Measure, value: np.ndarray, chance: Chance | None, told: Context, *, bounded: bool
 ) -> Iterator[Caveat]:
     yield from _undefined(value, told)
     if told.matched:
@@ -127,7 +129,7 @@ def _doubts(
     yield from caveats.of_bounds(measure, value)
 
 
-def _undefined(value: np.ndarray, told: Told) -> Iterator[Caveat]:
+def _undefined(value: np.ndarray, told: Context) -> Iterator[Caveat]:
     text = "undefined: the product of the weights up to here is zero, or the same for each entry of the input"
     lost = np.isnan(value)
     for i in np.flatnonzero(lost.all(1)):
@@ -179,13 +181,13 @@ def measure_all(
 
     def compared(i: int, j: int) -> Comparison:
         a, b = sources[i], sources[j]
-        drawn: list[dict[str, Found]] = []
+        drawn: list[dict[str, PairValues]] = []
         if plan.draws:
             with Progress(f"chance for {a.name} and {b.name}", plan.draws, "shuffled copies") as bar:
                 for draw in range(plan.draws):
                     drawn.append(every.with_other(i, shuffled(b, plan.seed, draw)))
                     bar.advance()
-        told = Told(a, b, every.statistic, every.n, plan.draws, plan.matched)
+        told = Context(a, b, every.statistic, every.n, plan.draws, plan.matched)
         values = {m.name: values_of(m, every.found(i, j, m), [d[m.name] for d in drawn], told) for m in plan.measures}
         return Comparison(a.known, b.known, values, "entries of the input", about)
 
@@ -247,7 +249,7 @@ class Exact:
         self._settled: dict[tuple[int, int, str], Array] = {}
         self._invariants: dict[tuple[int, bool], Invariants] = {}
 
-    def found(self, i: int, j: int, measure: Measure) -> Found:
+    def found(self, i: int, j: int, measure: Measure) -> PairValues:
         kind = centred(measure)
         (g, m), (h, n) = self._place[i], self._place[j]
         xy = self._table(g, h, kind)[m, n] if g <= h else self._table(h, g, kind)[n, m].T
@@ -259,7 +261,7 @@ class Exact:
         key = (g, h, measure.name) if g <= h else (h, g, measure.name)
         if key not in self._settled:
             one, xy = torch.ones((), dtype=torch.float64), self._table(key[0], key[1], centred(measure))
-            self._settled[key] = array_of(settled(measure(measure.reads(one, one, xy)), measure))
+            self._settled[key] = array_of(snap_to_bounds(measure(measure.reads(one, one, xy)), measure))
         table = self._settled[key][m, n] if g <= h else self._settled[key][n, m].T
         return table[np.ix_(self._index[i], self._index[j])]
 
@@ -278,7 +280,7 @@ class Exact:
             self._invariants[k, kind] = self._kernels[group][kind].invariants(member)
         return self._invariants[k, kind]
 
-    def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
+    def with_other(self, i: int, other: WeightSource) -> dict[str, PairValues]:
         """The values of a model with one that is not among them."""
         g, m = self._place[i]
         other.shape = other.shape or (self.n,)
@@ -300,14 +302,14 @@ def _index(source: WeightSource, chain: Chain | None) -> list[int]:
 
 def _exactly(
     measure: Measure, a: Invariants, b: Invariants, xy: Tensor, index_a: list[int], index_b: list[int]
-) -> Found:
+) -> PairValues:
     one = xy.new_ones(())
     at_sites = [
         Invariants(each.trace[index], each.norm[index], each.diagonal[index])
         for each, index in ((a, index_a), (b, index_b))
     ]
     value = measure(measure.reads(one, one, xy[index_a][:, index_b]))
-    return Found(value, None, (at_sites[0], at_sites[1]))
+    return PairValues(value, None, (at_sites[0], at_sites[1]))
 
 
 def kernels_of(sources: Sequence[WeightSource], chains: Sequence[Chain | None], kinds: Sequence[bool]) -> ByKind:
@@ -349,20 +351,20 @@ class Estimated:
         self.statistic = f"{self.n} Gaussian inputs, seed {plan.seed}"
         self._probed = [probe(source, self.n, plan.seed) for source in sources]
 
-    def found(self, i: int, j: int, measure: Measure) -> Found:
+    def found(self, i: int, j: int, measure: Measure) -> PairValues:
         return _estimated(measure, self._probed[i], self._probed[j])
 
     def value(self, i: int, j: int, measure: Measure) -> Array:
-        return array_of(settled(self.found(i, j, measure).value, measure))
+        return array_of(snap_to_bounds(self.found(i, j, measure).value, measure))
 
-    def with_other(self, i: int, other: WeightSource) -> dict[str, Found]:
+    def with_other(self, i: int, other: WeightSource) -> dict[str, PairValues]:
         probed = probe(other, self.n, self.plan.seed)
         return {measure.name: _estimated(measure, self._probed[i], probed) for measure in self.plan.measures}
 
 
-def _estimated(measure: Measure, a: Probed, b: Probed) -> Found:
+def _estimated(measure: Measure, a: Probed, b: Probed) -> PairValues:
     kind = centred(measure)
     xy, xx, yy = a.met(b, centre=kind), a.size(centre=kind)[..., :, None], b.size(centre=kind)[..., None, :]
     whole = measure(measure.reads(xx.sum(0), yy.sum(0), xy.sum(0)))
     without = measure(measure.reads(*(each.sum(0) - each for each in (xx, yy, xy))))
-    return Found(whole, without, None)
+    return PairValues(whole, without, None)

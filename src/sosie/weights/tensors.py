@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import unwrap
-from ..measures import MEASURES, Measure, find, settled
-from ..results import WHOLE, Caveat, Side, Values
+from ..measures import MEASURES, Measure, find, snap_to_bounds
+from ..results import WHOLE, Caveat, Estimate, Side
 from ..stats import TensorPair
 from .matching import Matched, check_finite, check_same_tensors, match_weights
 
@@ -136,7 +136,7 @@ def tensor_values(
     sites_b: Sites = None,
     names: tuple[str, str] = ("A", "B"),
     **matching: Any,
-) -> tuple[Side, Side, dict[str, Values]]:
+) -> tuple[Side, Side, dict[str, Estimate]]:
     """Each measure of weights for every pair of layers of one shape, in float64; other pairs are NaN.
 
     Models, or their state dicts. Sites are layers (their weight, without bias), parameters by name, globs and types of
@@ -191,7 +191,7 @@ def _match(onto: Model, model: Model, options: dict[str, Any]) -> Matched:
 
 def _values(
     chosen: Iterable[Measure], sides: Sequence[Found], moved: bool, names: Sequence[str], known: Sequence[Caveat] = ()
-) -> dict[str, Values]:
+) -> dict[str, Estimate]:
     caveats = list(known)
     for side, name, place in zip(sides, names, ("site_a", "site_b"), strict=True):
         missing = {site: why for site, why in side.items() if isinstance(why, str)}
@@ -202,7 +202,7 @@ def _values(
     found = {}
     for measure in chosen:
         value, more = _matrix(measure, sides[0], sides[1], kept)
-        found[measure.name] = Values(
+        found[measure.name] = Estimate(
             value,
             n=count,
             statistic=statistic,
@@ -224,7 +224,7 @@ def _matrix(measure: Measure, a: Found, b: Found, kept: dict[int, Tensor]) -> tu
                 unlike = True
                 continue
             try:
-                value[i, j] = float(settled(measure(TensorPair(x, y, kept)), measure))
+                value[i, j] = float(snap_to_bounds(measure(TensorPair(x, y, kept)), measure))
             except ValueError as error:  # no direction, no spectrum
                 caveats.append(Caveat(f"{measure.name}: {error}", site_a, site_b))
     return value, [Caveat(SHAPES), *caveats] if unlike else caveats

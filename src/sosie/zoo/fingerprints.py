@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..capture import Rule, check_rule
-from ..engine.network import ModelSource
-from ..engine.provenance import Arriving, Digest
+from ..engine.network import Network
+from ..engine.provenance import AsyncCopy, Digest
 from ..files import DamagedFile, read_tensors, write_tensors
 from ..models import NamedModel, open_model, with_name
 from ..results import Array
@@ -186,7 +186,7 @@ def fingerprint(
     if not isinstance(module, nn.Module):
         raise TypeError(f"cannot take the fingerprint of {name}: give a torch.nn.Module or a specification of one")
     probe = Probe.of(probe)
-    source = ModelSource(module, name, sites, rows, prepare, None, device)
+    source = Network(module, name, sites, rows, prepare, None, device)
     found = _Found()
     if "cka" in wanted:
         grams = gram_vectors(source, probe)
@@ -228,7 +228,7 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
 
     The whole ones into memory that is touched while it is still busy: the first touch takes longer than the copy.
     """
-    short = Arriving(project(vectors, size, seed))
+    short = AsyncCopy(project(vectors, size, seed))
     if vectors.device.type != "cpu":
         vectors = torch.zeros(vectors.shape, dtype=vectors.dtype, device="cpu").copy_(vectors)
     return short.read().clone(), vectors

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from ..capture import Batches, Chunk, NoData, model_arguments, recut, unwrap, without_labels
 from ..data import open_data
-from ..engine.network import ModelSource
-from ..engine.provenance import Arriving, Digest, digest_of
+from ..engine.network import Network
+from ..engine.provenance import AsyncCopy, Digest, digest_of
 from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
 from ..models import atom_layers
 from ..process_state import products
@@ -135,7 +135,7 @@ class GramVectors:
     sites: tuple[str, ...]
     vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
     model: Digest  # of the weights
-    _lengths: Arriving  # (sites, 4), see `_vectors`
+    _lengths: AsyncCopy  # (sites, 4), see `_vectors`
     _digits: tuple[float, ...]
     _no_rows: dict[str, str]
 
@@ -159,7 +159,7 @@ class GramVectors:
         return kept, left_out
 
 
-def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
+def gram_vectors(source: Network, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
     with source.opened():
         found = _read(source, probe)
@@ -168,10 +168,10 @@ def gram_vectors(source: ModelSource, probe: Probe) -> GramVectors:
     parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
     digits = tuple(each.digits for each in found.values())
-    return GramVectors(source.name, tuple(found), vectors, model, Arriving(lengths), digits, no_rows)
+    return GramVectors(source.name, tuple(found), vectors, model, AsyncCopy(lengths), digits, no_rows)
 
 
-def _read(source: ModelSource, probe: Probe) -> dict[str, _Made]:
+def _read(source: Network, probe: Probe) -> dict[str, _Made]:
     def sink(site: str, rows: Tensor) -> _Made:
         if len(rows) != probe.n:
             raise ValueError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data import open_data
-from ..engine.network import ModelSource
+from ..engine.network import Network
 from ..models import NamedModel, open_model, with_name
 from ..progress import Progress
 from ..results import MEAN_EMBEDDING, TRANSFER, Comparison, Recommendation, over_sites
@@ -169,7 +169,7 @@ def _opened(fact: dict[str, Any], given: Any, trust: bool) -> Any:
         )
     found = open_model(source)
     module, name, prepare = with_name(found)
-    digest = ModelSource(module, name, prepare=prepare).digest()
+    digest = Network(module, name, prepare=prepare).digest()
     if fact["digest"] not in ("unknown", digest):
         raise CannotOpen(f"its source, {source}, has other weights now ({digest}, it was added with {fact['digest']})")
     return found

@@ -137,10 +137,10 @@ def _digest(model: Any, prepare: Any) -> str | None:
     """As `fingerprint` has it in its `about`."""
     from torch import nn
 
-    from ..engine.network import ModelSource
+    from ..engine.network import Network
 
     module, name, prepare = with_name(model, prepare)
-    return ModelSource(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
+    return Network(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
 
 
 @lru_cache(maxsize=2)
