@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from sosie.capture import as_found, ends, mixing_note, model_arguments, watch
+from sosie.capture import as_found, by_input, mixing_note, model_arguments, watch
 
 from .stand_ins import Bert, ResNet20, Skips
 
 
 def note(model: nn.Module, batch, sites="leaves") -> str | None:
-    with as_found(model), watch(model, sites, sink=lambda site, x: ends(x.flatten(1))) as seen:
+    with as_found(model), watch(model, sites, sink=lambda site, x: by_input(x.flatten(1))) as seen:
 
         def read(chunk):
             args, kwargs = model_arguments(chunk.batch)
@@ -130,7 +130,7 @@ def test_networks_of_many_kinds() -> None:
 
 
 def test_a_model_that_draws_from_a_generator_of_its_own() -> None:
-    assert "two forwards of the same inputs differ at 'between'" in note(Between(OwnNoise()), rows())
+    assert note(Between(OwnNoise()), rows()) is None  # its state is put back
     both = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), OwnNoise())
     assert "mixes the inputs of a batch, at first at 'between.0'" in note(Between(both), rows())
 
@@ -172,10 +172,29 @@ def test_no_trace_is_left() -> None:
 
 def test_wide_sites_are_looked_at_in_part_and_every_channel_of_them() -> None:
     activation = torch.arange(3 * 64 * 64 * 64.0).view(3, 64 * 64 * 64)
-    found = ends(activation)
-    assert found.numel() <= 4096
-    inside = found[found < activation.shape[1]]
-    assert len(set((inside // 64**2).tolist())) == 64
-    assert bool((found >= 2 * activation.shape[1]).any())
-    few = ends(torch.arange(12.0).view(6, 2), torch.tensor([1, 3, 2]))
-    assert few.tolist() == [0, 1, 8, 9, 10, 11]
+    numbers = by_input(activation)
+    assert len(numbers) == 3
+    assert numbers.shape[1] <= 4096
+    assert len(set((numbers[0] // 64**2).tolist())) == 64
+    few = by_input(torch.arange(12.0).view(6, 2), torch.tensor([1, 3, 2]))
+    assert few.tolist() == [[0, 1, 0, 0, 0, 0], [2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: x - x[:1],
+        lambda x: x - x[-1:],
+        lambda x: 0.5 * x + 0.5 * x.flip(0),
+        lambda x: x * x.flip(0),
+        lambda x: x / x[0].norm(),
+        lambda x: (x - x.mean(0)) / (x.std(0) + 1e-5) + 1000,
+    ],
+    ids=["first", "last", "mixup", "flipped", "norm of the first", "batch norm and a large bias"],
+)
+def test_mixing_with_single_inputs_or_beside_a_large_offset_is_noticed(between) -> None:
+    assert "mixes the inputs of a batch" in str(note(Between(between), rows()))
+
+
+def test_a_large_offset_alone_is_no_mixing() -> None:
+    assert note(Between(lambda x: x + 1000), rows()) is None

@@ -3,7 +3,7 @@
 from .arguments import labels_of, model_arguments, without_labels
 from .batches import ALL, Batches, Chunk, NoData, Share, recut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
-from .mixing import TRIED, ends, mixing_note
+from .mixing import TRIED, by_input, mixing_note
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import RULES, Masks, Rule, check_rule, mask_of, needs_axes, rows_per_input, to_rows
 from .saved import ActivationFile, BadActivations, open_activations, read_npz, read_safetensors
@@ -37,11 +37,11 @@ __all__ = [
     "answer_in",
     "as_found",
     "borrowed",
+    "by_input",
     "check_linear",
     "check_rule",
     "count_inputs",
     "cut",
-    "ends",
     "fresh_leaf",
     "input_rows",
     "kept_attributes",

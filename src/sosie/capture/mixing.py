@@ -14,12 +14,14 @@ from .restore import kept_attributes
 from .structure import count_inputs, cut, join
 
 TRIED = 4  # inputs of the first batch that a model is run on before all others
-FEWEST = 3  # the first and the last of them stay, so there must be one to change
-NUMBERS = 4096  # of each site that are compared
-# By how much of its size rounding may change an activation: ten times what TF32 and bfloat16 lose in a product. Batches
-# of one shape take the same kernels and hardly differ at all, but tokens, say, may be padded to another length.
-ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2}
-COARSE = 0.1
+FEWEST = 3  # one that is looked at, one before and one behind it
+NUMBERS = 4096  # of each input and site that are compared
+# By how much an activation may change without mixing: a share of the difference between two inputs, or of its own size,
+# whichever is more. The latter is ten times what a product loses, in TF32 on a GPU. Batches of one shape take the same
+# kernels and hardly differ at all, but tokens, say, may be padded to another length.
+OF_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+OF_SIZE = {("cpu", torch.float64): 1e-12, ("cpu", torch.float32): 1e-5, ("cuda", torch.float64): 1e-12}
+COARSE_DIFFERENCE, COARSE_SIZE = 0.1, 1e-2
 
 Read = Callable[[Chunk], dict[str, Tensor]]
 
@@ -29,16 +31,15 @@ def mixing_note(
 ) -> str | None:
     """In words, the first site where an input's activation changes with the other inputs of its batch; None: nowhere.
 
-    A few inputs of the batch are run as they are, and once more with copies of the first in place of all but the last:
-    at these two nothing may change. `read` runs the model and gives `ends` of every site, in execution order. Each run
-    starts from the same random state and the same attributes of the model, which are put back. `usual`: what the run
-    as they are gave, if that was done in the same way already.
+    A few inputs of the batch are run as they are, and once more with copies of the second in place of all others: the
+    second stays where it was, and may not change. `read` runs the model and gives `by_input` of every site, in
+    execution order. Each run starts from the same random state and the same attributes of the model, which are put
+    back. `usual`: what the run as they are gave, if that was done in the same way already.
     """
     count = min(TRIED, count_inputs(batch))
     unknown = f"{name}: not known whether inputs of a batch are mixed"
     if count < FEWEST:
         return f"{unknown}: the first batch has {count} of them, and it takes {FEWEST} to tell"
-    first, last = cut(batch, 0, 1), cut(batch, count - 1, count)
 
     def run(given: Any) -> dict[str, Tensor]:
         with kept_random_state(), kept_attributes(model):
@@ -46,46 +47,59 @@ def mixing_note(
 
     try:
         usual = usual or run(cut(batch, 0, count))
-        rounding = _rounding(model, usual)
-        changed = _differ(usual, run(join([first] * (count - 1) + [last])), rounding)
-        by_itself = _differ(usual, run(cut(batch, 0, count)), rounding) if changed else []
+        changed = _differ(model, usual, run(join([cut(batch, 1, 2)] * count)))
+        itself = _differ(model, usual, run(cut(batch, 0, count))) if changed else []
     except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
         return f"{unknown}: it could not be run on {count} of them ({error})"
-    mixed = [site for site in changed if site not in by_itself]
+    mixed = [site for site in changed if site not in itself]
     if mixed:
         return (
             f"{name} mixes the inputs of a batch, at first at {mixed[0]!r}: what it makes of an input, and so every "
             "value, depends on which others are in its batch"
         )
-    if by_itself:
-        return f"{unknown}: two forwards of the same inputs differ at {by_itself[0]!r}"
+    if itself:
+        return (
+            f"{name}: two forwards of the same inputs differ at {itself[0]!r}: it draws random numbers, or keeps "
+            "something that could not be put back, so that its values may differ from run to run"
+        )
     return None
 
 
-def ends(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Some of the numbers in the rows of the first and of the last input; `counts`: how many rows each input has."""
-    first, last = (1, 1) if counts is None else (int(counts[0]), int(counts[-1]))
-    found = torch.cat([rows[:first], rows[len(rows) - last :]]).detach().flatten()
-    return found[:: found.numel() // NUMBERS | 1].clone()  # an odd step, or it might stay within one channel
+def by_input(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Some of the numbers of each input, (inputs, numbers); `counts`: how many rows each input has, if not one."""
+    rows = rows.detach()
+    if counts is None or bool((counts == counts[0]).all()):
+        each = rows.reshape(len(rows) if counts is None else len(counts), -1)
+        return each[:, :: each.shape[1] // NUMBERS | 1].clone()  # an odd step, or it might stay within one channel
+    parts = [part.flatten()[:NUMBERS] for part in rows.split(counts.tolist())]
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
 
-def _rounding(model: nn.Module, found: dict[str, Tensor]) -> float:
-    dtypes = {tensor.dtype for tensor in (*found.values(), *model.parameters()) if tensor.is_floating_point()}
-    if any(torch.is_autocast_enabled(device) for device in {tensor.device.type for tensor in found.values()}):
-        return COARSE
-    return max((ROUNDING.get(dtype, COARSE) for dtype in dtypes), default=COARSE)
+def _differ(model: nn.Module, one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """The sites where the second input of two runs differs by more than rounding."""
+    found = []
+    for site, a, b in zip(one, _on_cpu(one), _on_cpu(other), strict=True):
+        numbers = min(a.shape[1], b.shape[1])  # inputs of several lengths are padded to the longest
+        difference = (a[1, :numbers] - b[1, :numbers]).norm()
+        of_difference, of_size = _rounding(model, one[site])
+        allowed = max(of_difference * (a[1] - a[2]).norm(), of_size * a[1].norm())
+        if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
+            found.append(site)
+    return found
 
 
-def _differ(one: dict[str, Tensor], other: dict[str, Tensor], rounding: float) -> list[str]:
-    """The sites where two runs differ by more than rounding."""
-    lengths = [ends.numel() for ends in one.values()]
-    first, second = (_on_cpu(run).split(lengths) for run in (one, other))
-    shares = [float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True)]
-    # 0 / 0, and activations that are not finite, tell nothing.
-    return [site for site, share in zip(one, shares, strict=True) if share > rounding]
+def _rounding(model: nn.Module, numbers: Tensor) -> tuple[float, float]:
+    device = numbers.device.type
+    if torch.is_autocast_enabled(device):
+        return COARSE_DIFFERENCE, 10 * COARSE_SIZE
+    dtypes = {numbers.dtype, *(each.dtype for each in model.parameters())} if numbers.is_floating_point() else set()
+    of_difference = max((OF_DIFFERENCE.get(dtype, COARSE_DIFFERENCE) for dtype in dtypes), default=COARSE_DIFFERENCE)
+    return of_difference, max((OF_SIZE.get((device, dtype), COARSE_SIZE) for dtype in dtypes), default=COARSE_SIZE)
 
 
-def _on_cpu(run: dict[str, Tensor]) -> Tensor:
-    """All sites in one vector: one copy, for which a GPU is waited for once."""
+def _on_cpu(run: dict[str, Tensor]) -> list[Tensor]:
+    """The numbers of all sites, brought over in one copy, for which a GPU is waited for once."""
     home = next(iter(run.values())).device
-    return torch.cat([ends.to(home) for ends in run.values()]).to("cpu", torch.float64)
+    flat = torch.cat([each.to(home).flatten() for each in run.values()]).to("cpu", torch.float64)
+    shapes = [each.shape for each in run.values()]
+    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]

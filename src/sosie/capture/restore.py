@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,15 +82,26 @@ def _held(
 
 @contextmanager
 def _flags(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Afterwards each flag as before."""
+    """Afterwards each flag as before, and what a module's own `train()` did is undone: LoRA merges weights there."""
     training = [(module, module.training) for module in modules]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters]
+    own = [
+        (module, [(each, each.detach().clone()) for each in module.parameters(recurse=False)])
+        for module, flag in training
+        if flag and type(module).train is not nn.Module.train
+    ]
     try:
         yield
     finally:
+        for module, weights in own:
+            if not module.training:
+                module.train()
+            for weight, was in weights:
+                if not torch.equal(weight, was):
+                    weight.data.copy_(was)
         for module, flag in training:
             if module.training != flag:
-                module.training = flag  # not train(flag): it would go through the children, and may be overridden
+                module.training = flag  # not train(flag): it would go through the children
         for parameter, flag in requires_grad:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -117,15 +131,19 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 _EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # flags, hooks, parameters, buffers, children
 _PLAIN = frozenset({int, float, bool, str, type(None)})  # most attributes: nothing to look into
-_LARGE = 64 * 2**20  # bytes of a tensor from which it is not copied: weights that a quantiser keeps as buffers
+_COPIED = (
+    256 * 2**20
+)  # bytes of all tensors together that are copied, the smallest first; quantisers keep more as buffers
+_SMALL = 2**20  # bytes of a tensor up to which it is compared together with others, in one row
 
 
 @contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
     """Afterwards what forwards leave on a model is as before, for forwards that are only tried.
 
-    Put back: the attributes of its modules; the lists, dicts and sets among them, with those inside; and the numbers in
-    buffers and in other tensors there that are no parameters. Objects of other kinds are not looked into.
+    Put back: the attributes of its modules; the lists, dicts, sets, dataclasses, namespaces and objects of the model's
+    own package among them, with those inside; and the numbers in buffers, in frozen parameters, in other tensors and
+    NumPy arrays there, and in random generators. Objects of other kinds are not looked into.
     """
     found = _Holdings(model)
     try:
@@ -136,8 +154,8 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restored_after_errors(model: nn.Module) -> Iterator[None]:
-    """Attributes, lists, dicts and sets as before if an exception, or Ctrl-C, ends a forward in its middle."""
-    found = _Holdings(model, numbers=False)
+    """The same if an exception, or Ctrl-C, ends a forward in its middle."""
+    found = _Holdings(model)
     try:
         yield
     except BaseException:
@@ -146,18 +164,23 @@ def restored_after_errors(model: nn.Module) -> Iterator[None]:
 
 
 class _Holdings:
-    """The containers and tensors of a model, each with what was in it."""
+    """The containers, tensors and generators of a model, each with what was in it."""
 
-    def __init__(self, model: nn.Module, *, numbers: bool = True) -> None:
-        self._numbers = numbers
+    def __init__(self, model: nn.Module) -> None:
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
         self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
-        self._tensors: dict[torch.device, list[Tensor]] = {}
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._tensors: list[Tensor] = []
         self._seen: set[int] = set()
+        self._packages = {_package(type(module)) for module in modules_of(model)} - {"torch"}
         for module in modules_of(model):
             self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
             self._keep(vars(module).get("_buffers"))
-        self._bytes = {device: _bytes_of(tensors) for device, tensors in self._tensors.items()}
+            for parameter in vars(module).get("_parameters", {}).values():
+                if parameter is not None and not parameter.requires_grad and parameter.nbytes <= _SMALL:
+                    self._keep(parameter)
+        self._copies = _Copies(self._tensors)
 
     def _keep_dict(self, own: dict[Any, Any], but: frozenset[str] = frozenset()) -> None:
         content = {key: value for key, value in own.items() if key not in but}
@@ -167,36 +190,46 @@ class _Holdings:
                 self._keep(value)
 
     def _keep(self, value: Any) -> None:
-        if not isinstance(value, (Tensor, dict, list, tuple, set, deque)) or id(value) in self._seen:
+        if id(value) in self._seen:
             return
-        self._seen.add(id(value))
         if isinstance(value, Tensor):
-            strange = type(value) is not Tensor or value.layout is not torch.strided
-            plain = not (strange or value.is_meta or value.is_quantized)
-            if self._numbers and plain and value.nbytes < _LARGE:
-                self._tensors.setdefault(value.device, []).append(value)
+            strange = value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized
+            if type(value) in (Tensor, nn.Parameter) and not strange:
+                self._tensors.append(value)
         elif isinstance(value, dict):
+            self._seen.add(id(value))
             self._keep_dict(value)
-        else:
+        elif isinstance(value, (list, tuple, set, deque)):
+            self._seen.add(id(value))
             if not isinstance(value, tuple):
                 self._others.append((value, list(value)))
             for item in value:
                 if type(item) not in _PLAIN:
                     self._keep(item)
+        elif isinstance(value, np.ndarray) and value.nbytes <= _COPIED and not value.dtype.hasobject:
+            self._arrays.append((value, value.copy()))
+        elif isinstance(value, torch.Generator):
+            self._generators.append((value, value.get_state()))
+        elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)):
+            own = isinstance(value, SimpleNamespace) or is_dataclass(value) or _package(type(value)) in self._packages
+            if own and not callable(value):
+                self._seen.add(id(value))
+                self._keep_dict(vars(value))
+        self._seen.add(id(value))
 
     def put_back(self) -> None:
         """Only what changed: other threads may be reading the model, and autograd counts what is written."""
-        for device, tensors in self._tensors.items():
-            if torch.equal(_bytes_of(tensors), self._bytes[device]):  # a GPU is waited for once
-                continue
-            before = self._bytes[device].split([tensor.nbytes for tensor in tensors])
-            with torch.inference_mode():  # which may write to a tensor of either kind
-                for tensor, was in zip(tensors, before, strict=True):
-                    if not torch.equal(_bytes_of([tensor]), was):
-                        tensor.copy_(was.clone().view(tensor.dtype).view(tensor.shape))
+        self._copies.put_back()
+        for array, numbers in self._arrays:
+            if not np.array_equal(array, numbers, equal_nan=array.dtype.kind in "fc"):
+                array[...] = numbers
+        for generator, state in self._generators:
+            generator.set_state(state)
         for own, content, but in self._dicts:
             for key in [key for key in own if key not in content and key not in but]:
                 del own[key]
+            if not but and list(own) != list(content):
+                own.clear()  # an order may be read, too
             for key, value in content.items():
                 if key not in own or own[key] is not value:
                     own[key] = value
@@ -207,6 +240,61 @@ class _Holdings:
                 (other.update if isinstance(other, set) else other.extend)(items)
 
 
+class _Copies:
+    """Tensors with a copy of their numbers: small ones in one row of bytes per device, which is compared at once."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._rows: dict[torch.device, list[tuple[Tensor, torch.Size]]] = {}
+        self._alone: list[tuple[Tensor, Tensor]] = []
+        left = _COPIED
+        for tensor in sorted({id(tensor): tensor for tensor in tensors}.values(), key=lambda tensor: tensor.nbytes):
+            left -= tensor.nbytes
+            if left < 0:
+                break
+            if tensor.nbytes <= _SMALL:
+                self._rows.setdefault(tensor.device, []).append((tensor, tensor.shape))
+            else:
+                self._alone.append((tensor, tensor.detach().clone()))
+        self._bytes = {device: _bytes_of([tensor for tensor, _ in row]) for device, row in self._rows.items()}
+
+    def put_back(self) -> None:
+        for device, row in self._rows.items():
+            before = self._bytes[device]
+            same = all(tensor.shape == shape for tensor, shape in row)
+            if same and torch.equal(_bytes_of([tensor for tensor, _ in row]), before):  # a GPU is waited for once
+                continue
+            sizes = [shape.numel() * tensor.element_size() for tensor, shape in row]
+            for (tensor, shape), was in zip(row, before.split(sizes), strict=True):
+                if tensor.shape != shape or not torch.equal(_bytes_of([tensor]), was):
+                    _set(tensor, was.clone().view(tensor.dtype).view(shape))
+        for tensor, was in self._alone:
+            if tensor.shape != was.shape or not torch.equal(_comparable(tensor), _comparable(was)):
+                _set(tensor, was)
+
+
+def _set(tensor: Tensor, numbers: Tensor) -> None:
+    """The numbers into the tensor where it is; as its storage if it was given another shape."""
+    if tensor.shape != numbers.shape:
+        tensor.data = numbers
+        return
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:  # one number for the whole axis: torch writes it once only
+            tensor, numbers = tensor.narrow(axis, 0, 1), numbers.narrow(axis, 0, 1)
+    with torch.inference_mode():  # which may write to a tensor of either kind
+        tensor.copy_(numbers)
+
+
 def _bytes_of(tensors: list[Tensor]) -> Tensor:
     """All numbers of some tensors in a row: one copy and one comparison instead of hundreds."""
-    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+    flat = (tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in tensors)
+    dense = (each if each.stride(0) == 1 else each.clone(memory_format=torch.contiguous_format) for each in flat)
+    return torch.cat([each.view(torch.uint8) for each in dense])
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """Types of one byte as bytes: torch does not compare all of them."""
+    return tensor.contiguous().view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

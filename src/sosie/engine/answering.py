@@ -19,7 +19,7 @@ from ..capture import (
     Chunk,
     answer_in,
     as_found,
-    ends,
+    by_input,
     labels_of,
     mixing_note,
     model_arguments,
@@ -112,7 +112,7 @@ class ModelAnswering(Answering):
         )
 
     def mixing(self, batch: Any) -> str | None:
-        return mixing_note(self.name, self.model, batch, lambda chunk: {SITE: ends(self.outputs(chunk))})
+        return mixing_note(self.name, self.model, batch, lambda chunk: {SITE: by_input(self.outputs(chunk))})
 
     def outputs(self, chunk: Chunk) -> Tensor:
         try:

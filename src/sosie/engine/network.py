@@ -23,9 +23,9 @@ from ..capture import (
     Site,
     Watch,
     as_found,
+    by_input,
     count_inputs,
     cut,
-    ends,
     kept_attributes,
     mixing_note,
     model_arguments,
@@ -125,7 +125,7 @@ class Network:
     def _first_rows(self, site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
         """Width and type of a site's rows, what `mixing` compares, and the largest number: read later, all at once."""
         largest = torch.linalg.vector_norm(rows, torch.inf).double()
-        return _form(rows), ends(rows, self._counts.get(site)), largest
+        return _form(rows), by_input(rows, self._counts.get(site)), largest
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class Network:
         """Whether the inputs of a batch are mixed, in words; None: they are not."""
 
         def read(chunk: Chunk) -> dict[str, Tensor]:
-            found = self.read(chunk, lambda site, rows: ends(rows, self._counts.get(site)))
+            found = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
             return dict(zip((site.label for site in self._watched().sites), found, strict=True))
 
         return mixing_note(self.name, self.model, batch, read, self._usual)

@@ -19,9 +19,9 @@ from ..capture import (
     Site,
     answer_in,
     as_found,
+    by_input,
     count_inputs,
     cut,
-    ends,
     mixing_note,
     model_arguments,
     recut,
@@ -82,7 +82,7 @@ class CutModel:
 
         def read(chunk: Chunk) -> dict[str, Tensor]:
             def receive(site: Site, activation: Tensor) -> Tensor:
-                return ends(to_rows(activation, "flatten", site=site, inputs=chunk.count))
+                return by_input(to_rows(activation, "flatten", site=site, inputs=chunk.count))
 
             args, kwargs = self.call(chunk.batch)
             with watch(self.model, [site.label for site in sites], sink=receive) as seen:
