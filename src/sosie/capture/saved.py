@@ -21,9 +21,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..checks import nearest
 from ..files import DamagedFile, check_hash
 from .rows import Rule, to_rows
-from .sites import Site, UnknownSite, nearest
+from .sites import Site, UnknownSite
 from .structure import number_array, with_tensors
 
 # Arrays in .npz and .safetensors files, opened without reading them and never unpickled

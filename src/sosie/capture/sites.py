@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from ..checks import nearest
 
 _COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
 _REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
@@ -318,7 +319,9 @@ def _by_text(names: Names, text: str) -> list[tuple[str, int | None, bool]]:
     globbed = [name for name in names.by_name if name and fnmatchcase(name, pattern)]
     matched = {names.first[id(names.by_name[name])] for name in globbed}
     if not matched or not set("*?[") & set(pattern):
-        raise UnknownSite(f"no module is called {pattern!r}{nearest(pattern, names.by_name)}")
+        alone = "; the model has no parts: '.' is its own output"
+        near = nearest(pattern, names.by_name) if len(names.by_name) > 1 else alone
+        raise UnknownSite(f"no module is called {pattern!r}{near}")
     return [(name, call, False) for name in names.by_name if name in matched]
 
 
@@ -347,14 +350,3 @@ def label_of(names: Names, name: str, call: int) -> str:
     """How a site is shown; the model's own output is "output" unless a module took that name."""
     base = name or ("." if OUTPUT in names.by_name else OUTPUT)
     return base if call == 1 else f"{base}@{call}"
-
-
-def nearest(text: str, known: Iterable[str]) -> str:
-    """The end of an error message that offers the names closest to a mistyped one."""
-    known = [name for name in known if name]
-    inside = [name for name in known if name.endswith(f".{text}")][:3]
-    near = inside or difflib.get_close_matches(text, known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-    return f"; there are {few}" if known else "; the model has no parts: '.' is its own output"

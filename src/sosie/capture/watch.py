@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..checks import nearest
 from ..process_state import Shared, attention_in_parts, held, without_autocast
 from .layout import FeatureAxes
 from .sites import (
@@ -25,7 +26,6 @@ from .sites import (
     is_script,
     label_of,
     modules_of,
-    nearest,
     selected,
     unwrap,
 )
