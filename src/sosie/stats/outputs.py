@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..linalg import for_numpy, once
-from .grams import GROUPS
+from .grams import GROUPS, by_group, over_groups
 from .views import Continuous, Differences, Distributions, MarkedPredictions, Outputs, Predictions
 
 # What a model's outputs say: a class, a distribution over classes, or numbers
@@ -193,9 +193,9 @@ class ValueSums:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, groups: Tensor, n: Tensor) -> ValueSums:
-        mean_x, mean_y = (_shares(_grouped(side, groups), n) for side in (x, y))
+        mean_x, mean_y = (_shares(by_group(side, groups), n) for side in (x, y))
         dx, dy = x - mean_x[groups], y - mean_y[groups]
-        return cls(mean_x, mean_y, *(_grouped(a * b, groups) for a, b in ((dx, dx), (dy, dy), (dx, dy))))
+        return cls(mean_x, mean_y, *(by_group(a * b, groups) for a, b in ((dx, dx), (dy, dy), (dx, dy))))
 
     def merge(self, other: ValueSums, n: Tensor, m: Tensor) -> ValueSums:
         """n and m are the inputs of each group on either side."""
@@ -213,11 +213,11 @@ class ValueSums:
         """The moments of all groups together, or of all but each, about the means of what is left."""
         weights = n[:, None]
         dx, dy = (mean - (weights * mean).sum(0) / n.sum() for mean in (self.mean_x, self.mean_y))
-        left = _sum(n, jackknife)[..., None]
-        offsets = [_sum(weights * d, jackknife) for d in (dx, dy)]
+        left = over_groups(n, jackknife)[..., None]
+        offsets = [over_groups(weights * d, jackknife) for d in (dx, dy)]
         found = {}
         for name, (a, b) in {"xx": (0, 0), "yy": (1, 1), "xy": (0, 1)}.items():
-            about_all = _sum(getattr(self, name) + weights * (dx, dy)[a] * (dx, dy)[b], jackknife)
+            about_all = over_groups(getattr(self, name) + weights * (dx, dy)[a] * (dx, dy)[b], jackknife)
             found[name] = about_all - offsets[a] * offsets[b] / left
         return found
 
@@ -259,7 +259,7 @@ class OutputSums:
             return cls(
                 (a.kind, b.kind),
                 (a.width, b.width),
-                {"n": n, "squared": _grouped(squared, groups)},
+                {"n": n, "squared": by_group(squared, groups)},
                 None,
                 values,
                 (0, 0),
@@ -274,9 +274,9 @@ class OutputSums:
                 raise ValueError(f"need a label for each input, got {len(labels)} labels and {len(a)} outputs")
             right_a, right_b = a.predicted == labels, b.predicted == labels
             found |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
-        sums = {"n": n} | {name: _grouped(each.double(), groups) for name, each in found.items()}
+        sums = {"n": n} | {name: by_group(each.double(), groups) for name, each in found.items()}
         if only in (None, Distributions) and a.log_p is not None and b.log_p is not None:
-            sums["divergence"] = _grouped(jensen_shannon_bits(a.log_p, b.log_p), groups)
+            sums["divergence"] = by_group(jensen_shannon_bits(a.log_p, b.log_p), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)
         return cls((a.kind, b.kind), (a.width, b.width), sums, _as_long(*predicted), None, (a.ties, b.ties))
@@ -304,7 +304,7 @@ class OutputSums:
         """Sums over all inputs; with `jackknife` a dimension in front: over all but each group of inputs."""
         if kind not in self.supplies:
             raise ValueError(self.why_not(kind))
-        found = {name: _sum(each, jackknife) for name, each in self.sums.items()}
+        found = {name: over_groups(each, jackknife) for name, each in self.sums.items()}
         if self.values is not None:
             found |= self.values.total(self.sums["n"], jackknife)
         return kind(**{field.name: found[field.name] for field in fields(kind)})
@@ -379,14 +379,6 @@ def _classes(a: Answers, b: Answers) -> int | None:
 def _groups(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
     groups = torch.arange(start, start + len(rows), device=rows.device) % GROUPS
     return groups, torch.bincount(groups, minlength=GROUPS).double()
-
-
-def _grouped(rows: Tensor, groups: Tensor) -> Tensor:
-    return torch.zeros(GROUPS, *rows.shape[1:], dtype=rows.dtype, device=rows.device).index_add(0, groups, rows)
-
-
-def _sum(grouped: Tensor, jackknife: bool) -> Tensor:
-    return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
 def _shares(sums: Tensor, n: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..linalg import column_squares, cross_product, lacks_room, once
 from . import from_rows
-from .row_grams import RowGrams
+from .row_grams import RowGrams, shuffled_alignment
 from .shuffle import Shuffle
 from .views import (
     Alignment,
@@ -160,7 +160,7 @@ class SampleMaker:
         return self._folds[width](rows), count
 
     def learnt(self) -> None:
-        """Nothing: which rows are drawn hangs on their index alone."""
+        """Nothing: which rows are drawn depends on their index alone."""
 
     def learn(self, nothing: None) -> None:
         pass
@@ -256,8 +256,6 @@ class Sample:
 
     def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
         """xy (D, A, B): the inner products of each draw of shuffled rows."""
-        from .row_grams import shuffled_alignment
-
         return shuffled_alignment(self.xs, self.ys, kind, shuffles)
 
     @property
