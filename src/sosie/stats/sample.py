@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.draws import row_bits
 from ..linalg import column_squares, cross_product, lacks_room, once
 from . import from_rows
 from .row_grams import RowGrams, shuffled_alignment
@@ -29,27 +30,11 @@ from .views import (
 # Which rows of a stream are kept, and how rows that are too wide are made narrower: seeded, whatever the order
 
 ROWS = 2048  # rows kept by default
-GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's constants: 2^64 over the golden ratio,
-MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors,
-LAST_SHIFT = 31  # and a shift at the end
 
 
 def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
-    with np.errstate(over="ignore"):
-        return _mixed(_mixed(index.astype(np.uint64) * np.uint64(GOLDEN)) ^ row_hash_start(seed))
-
-
-def row_hash_start(seed: int) -> np.ndarray:
-    """(1,) what a seed makes of the hashes."""
-    with np.errstate(over="ignore"):
-        return _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(GOLDEN))
-
-
-def _mixed(z: np.ndarray) -> np.ndarray:
-    for shift, factor in MIXING:
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z ^ (z >> np.uint64(LAST_SHIFT))
+    return row_bits(seed, torch.from_numpy(np.asarray(index, dtype=np.int64))).numpy().view(np.uint64)
 
 
 class RowSampler:
