@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .sites import Names
@@ -59,7 +58,7 @@ class FeatureAxes(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         output = func(*args, **kwargs)
-        self._read(_Call(func, args, kwargs), [each for each in tree_leaves(output) if isinstance(each, Tensor)])
+        self._read(_Call(func, args, kwargs), _tensors([output]))
         return output
 
     def _read(self, call: _Call, outputs: list[Tensor]) -> None:
@@ -172,7 +171,7 @@ class _Call:
         self.pointwise = torch.Tag.pointwise in func.tags or self.name in _POINTWISE
         self.arguments = {each.name: each.default_value for each in schema if each.has_default_value()}
         self.arguments |= dict(zip((each.name for each in schema), args, strict=False)) | kwargs
-        self.tensors = [each for each in tree_leaves(list(self.arguments.values())) if isinstance(each, Tensor)]
+        self.tensors = _tensors(self.arguments.values())
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -218,7 +217,7 @@ def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | No
     if name == "squeeze" and "dim" not in call.arguments:
         return [axis for axis in axes if axis.size != 1]
     given = call.arguments.get("dim")
-    dims = {dim % n for dim in tree_leaves(given)} if given not in (None, []) else set(range(n))
+    dims = set(range(n)) if given in (None, []) else {d % n for d in (given if isinstance(given, list) else [given])}
     if name == "squeeze":
         dims = {dim for dim in dims if axes[dim].size == 1}
     if call.arguments.get("keepdim"):
@@ -267,6 +266,12 @@ def _one(shape: list[int], features: int) -> list[_Axis]:
 
 def _holding(axes: list[_Axis]) -> set[int]:
     return {i for i, axis in enumerate(axes) if axis.holds_any}
+
+
+def _tensors(parts: Iterable[Any]) -> list[Tensor]:
+    """The tensors among an operation's arguments or outputs: alone or in lists, never deeper."""
+    flat = (each for part in parts for each in (part if isinstance(part, (list, tuple)) else (part,)))
+    return [each for each in flat if isinstance(each, Tensor)]
 
 
 _Layout = tuple[bool, int | None]  # whether the last dimension holds the features, and their number where it is known
