@@ -1,4 +1,4 @@
-"""What all threads of a process have in common, borrowed and put back: models, random states, switches of torch."""
+"""What all threads of a process share, borrowed and put back: models, random states, switches of torch."""
 
 from __future__ import annotations
 
