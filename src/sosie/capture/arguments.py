@@ -30,7 +30,7 @@ class CallArguments:
     names: tuple[str, ...] = ()  # of the forward's positional parameters
 
     def map(self, change: Callable[[str, Any], Any]) -> CallArguments:
-        """The same arguments with every tensor and list changed, told its name."""
+        """The same arguments with `change(name, leaf)` in place of every tensor and list."""
         names = (*self.names, *[""] * len(self.args))
         args = tuple(rebuild_named(change, arg, name) for arg, name in zip(self.args, names, strict=False))
         return replace(self, args=args, kwargs=rebuild_named(change, self.kwargs))
@@ -195,7 +195,7 @@ BATCH = 2
 def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *, seed: int = 0) -> Tensor:
     """Two random inputs of this shape (without the batch axis), or of one that the model's first layer takes.
 
-    For a convolution that tells the channels; of the usual sides the first is taken with which the forward runs.
+    A first convolution gives the channels; of the usual sizes, the first with which the forward runs is taken.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(iter(model.parameters()), None)
@@ -207,7 +207,7 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     if isinstance(first, nn.Embedding):
         return torch.randint(first.num_embeddings, (BATCH, TOKENS), generator=generator).to(like.device)
     if first is None:
-        raise ValueError("the model's first layer does not tell what it takes: give input_shape=")
+        raise ValueError("the model's first layer does not show which inputs it takes: give input_shape=")
     shapes = shapes_for(first) if isinstance(first, _ConvNd) else [(first.in_features,)]
     failure: Exception | None = None
     for shape in shapes:
@@ -219,7 +219,7 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a forward says of a wrong shape
             failure = error
     tried = ", ".join(map(str, shapes))
-    raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; it said: {failure}")
+    raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; the last error: {failure}")
 
 
 def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
@@ -234,7 +234,7 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
 
 
 def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
-    """Raise in words where torch objects to the type of what a model was given; else return, to raise as it was."""
+    """Raise a clearer error where torch objects to the type of an input; otherwise return, to raise the original."""
     own = types_of(model)
     odd = sorted({_type_name(x.dtype) for x in tensors_in(given) if x.dtype not in own})
     if own and odd and "type" in str(error):

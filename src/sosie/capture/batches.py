@@ -45,7 +45,7 @@ class Places:
 
     @classmethod
     def of(cls, data: Any, total: int | None) -> Places | None:
-        """None where inputs can only be had one after the other."""
+        """None where inputs can only be read in order."""
         if total is None:
             return None
         if isinstance(data, DataLoader):

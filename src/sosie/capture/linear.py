@@ -400,7 +400,7 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
     if overwrites:
         return reason
     try:
-        # Only for its shape and type: whoever wants to read it is told why there is nothing to read.
+        # Only for its shape and type: reading it raises an error with the reason.
         return _wrapped(func(*_inner(args), **_inner(kwargs)), 0, reason)
     except Exception as error:
         raise NotLinear(f"{reason}: no linear map, and it does not take float64 numbers ({error})") from error

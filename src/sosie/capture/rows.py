@@ -57,7 +57,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     if site.channels_last is None:
         raise NoRows(
             site.label,
-            f"has shape {_shape(activation)}, and nothing tells which dimension holds the features",
+            f"has shape {_shape(activation)}, and it is not known which dimension holds the features",
             f"Rule {rule!r} has to know: give a function as rule that returns (inputs, features), e.g. "
             "lambda x: x.flatten(1, -2).mean(1) where they come last, lambda x: x.flatten(2).mean(2) where they come "
             "second; or rows='flatten'",

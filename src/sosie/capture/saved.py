@@ -55,7 +55,7 @@ def read_npz(path: Path) -> dict[str, Stored]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Whatever zipfile and NumPy find wrong, in words."""
+    """Errors of zipfile and NumPy name the file and the next step."""
     try:
         yield
     except DamagedFile:
@@ -162,7 +162,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
-    raise DamagedFile(f"{path} holds a {kind.removeprefix('sosie-')} of sosie's, and no arrays to read rows from")
+    raise DamagedFile(f"{path} holds a sosie {kind.removeprefix('sosie-')}, not arrays to read rows from")
 
 
 def _safetensors_entry(file: Any, name: str) -> Stored:

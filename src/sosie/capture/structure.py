@@ -75,7 +75,7 @@ def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
-    """The same structure with every tensor and list changed, told the key of the innermost dict that it is under."""
+    """The same structure with `change(key, leaf)` in place of every tensor and list, by the innermost dict's key."""
     if isinstance(batch, Mapping):
         return {key: rebuild_named(change, part, str(key)) for key, part in batch.items()}
     if is_parts(batch):
@@ -314,7 +314,7 @@ def answer_in(output: Any) -> Tensor | None:
 
 
 def activation_in(output: Any) -> Tensor | str:
-    """The activation, or in words why there is none."""
+    """The activation, or the reason why there is none."""
     tensor = first_tensor(output)
     if tensor is None:
         return f"returned no tensor but {type(output).__name__}"

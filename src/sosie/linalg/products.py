@@ -78,7 +78,7 @@ def with_room(rows: Tensor, label: str) -> Tensor:
 def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
     """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere.
 
-    `largest`: the largest number in some of the rows, where that is known; 0 tells nothing.
+    `largest`: the largest number in some of the rows, where that is known; 0 says nothing.
     """
     largest = largest or _largest(rows[::FEW]) or _largest(rows)
     low, high = FLOAT64_PRODUCTS
@@ -145,7 +145,7 @@ MOST_WORKERS = 8  # each holds what it works on
 
 @cache
 def _blas() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is told only if it is there when this looks)
+    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is only limited if it was loaded before)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -360,7 +360,7 @@ def vanishes(size: float, whole: float) -> bool:
 
 
 def best_assignment(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the min(p, q) entries of scores (p, q), one a row and column, whose sum is largest."""
+    """Rows and columns of the min(p, q) entries of scores (p, q), one per row and column, whose sum is largest."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(scores.detach().cpu().numpy(), maximize=True)

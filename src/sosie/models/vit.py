@@ -348,7 +348,7 @@ class DynamicViT(VisionTransformer):
         return tokens
 
     def _removed(self, tokens: Tensor, found: dict[int, Tensor]) -> Tensor:
-        """Only the tokens that stay go on, in the order they have in the image; `found` is told which."""
+        """Only the tokens that stay go on, in the order they have in the image; `found` receives which."""
         positions = torch.arange(self.patch_count, device=tokens.device).expand(len(tokens), -1)
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):

@@ -1,4 +1,4 @@
-"""Weights from a file into a model, without ever unpickling, and in words where they do not fit."""
+"""Weights from a file into a model: never unpickled, and with an error that lists whatever does not fit."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class GramMaker:
         self._centre |= centred
 
     def notice(self, site: str, offset: float) -> None:
-        """Told later how far off the mean was: centre this site from now on."""
+        """Called later with how far off the mean was: centre this site from now on."""
         if offset > OFFSET_LIMIT:
             self._centre[site] = True
 
@@ -183,7 +183,7 @@ def offsets(gram: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GramSide:
-    """All sites of one side for one chunk, in float64; lists have one entry a stack of blocks."""
+    """All sites of one side for one chunk, in float64; lists have one entry per stack of blocks."""
 
     sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
     debiased: list[Tensor]  # (blocks, sites, b·b) U-centred
@@ -305,7 +305,7 @@ GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
 
 @dataclass(frozen=True)
 class PairSums:
-    """Sums of products of two lots of per-site vectors, by group of blocks: G groups, A and B sites."""
+    """Sums of products of per-site vectors of two sides, by group of blocks: G groups, A and B sites."""
 
     xx: Tensor  # (G, A)
     yy: Tensor  # (G, B)
@@ -317,7 +317,7 @@ class PairSums:
     ) -> PairSums:
         """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
 
-        `norms` are the sums of squares (blocks, sites), where they are at hand.
+        `norms` are the sums of squares (blocks, sites), where they are known.
         """
         if norms is None:
             norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
@@ -351,9 +351,9 @@ def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Grams:
-    """Block sums over paired rows of all sites of two sides; `merge` joins two lots of blocks."""
+    """Block sums over paired rows of all sites of two sides; `merge` adds other blocks."""
 
-    block: int  # rows a block was cut to; the last of a lot may hold more
+    block: int  # rows per block; the last of a part of the data may hold more
     blocks: int
     n: int
     debiased: PairSums
@@ -551,7 +551,7 @@ class Grams:
 
 
 def _aside(number: Tensor) -> Tensor:
-    """A number a group (or one), shaped to multiply matrices of pairs of sites."""
+    """One number per group (or one in all), shaped to multiply matrices of pairs of sites."""
     return number[..., None, None]
 
 

@@ -40,7 +40,7 @@ class MomentMaker:
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
-        if centre is not None and centre.device != rows.device:  # told by another process
+        if centre is not None and centre.device != rows.device:  # learnt from another process
             centre = self._centres[site] = centre.to(rows.device)
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
@@ -177,7 +177,7 @@ class MomentSide:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over paired rows of all sites of two sides, about a centre each; `merge` joins two lots of rows."""
+    """Sums over paired rows of all sites of two sides, about a centre each; `merge` adds other rows."""
 
     n: int
     a: SideSums

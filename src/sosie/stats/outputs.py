@@ -213,7 +213,7 @@ class ValueSums:
 
 @dataclass(frozen=True)
 class OutputSums:
-    """Sums over the outputs of two models for the same inputs; `merge` joins two lots of inputs."""
+    """Sums over the outputs of two models for the same inputs; `merge` adds other inputs."""
 
     kinds: tuple[str, str]
     widths: tuple[int, int]
@@ -293,7 +293,7 @@ class OutputSums:
         return kind(**{field.name: found[field.name] for field in fields(kind)})
 
     def why_not(self, kind: type[Outputs]) -> str:
-        """Why a view cannot be had, in words."""
+        """Why there is no such view."""
         got = " and ".join(dict.fromkeys(self.kinds))
         if issubclass(kind, Differences):
             return f"it compares numbers, and these outputs are {got}; kind='regression' takes them as numbers"

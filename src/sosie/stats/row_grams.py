@@ -1,4 +1,4 @@
-"""Gram matrices of rows in hand: what one view of them takes is kept for the next."""
+"""Gram matrices of rows in memory: what one view computes is kept for the next."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class RowGrams:
 
     @property
     def heaviest(self) -> tuple[Tensor, Tensor] | None:
-        """The largest share that one row has in ‖K‖² of each site, where that is at hand."""
+        """The largest share that one row has in ‖K‖² of each site, where that is known."""
         grouped = self._by_group.get(True)
         return None if grouped is None else grouped.heaviest
 

@@ -212,7 +212,7 @@ class Sample:
         return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
-        """Both lots of rows; the smaller of what each may hold is what the result may hold."""
+        """The rows of all samples; the result may hold as many as the smallest limit among them."""
         lots = (self, *others)
         alike = {(s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
         if len(alike) != 1:
