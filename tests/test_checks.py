@@ -44,7 +44,7 @@ def test_what_is_no_number_above_zero_is_refused(value: Any) -> None:
 
 
 def test_the_largest_number() -> None:
-    with pytest.raises(ValueError, match="rate must be a number above 0 of at most 1, got 2: a share"):
+    with pytest.raises(ValueError, match="rate must be a number above 0 and at most 1, got 2: a share"):
         positive(2, "rate", most=1, why="a share")
 
 

@@ -13,7 +13,13 @@ def whole_number(value: Any, name: str, *, least: int | None = None, most: int |
     """The value if it is a whole number within these bounds; `why` says what the bound is for."""
     right = isinstance(value, Integral) and not isinstance(value, bool)
     if not right or (least is not None and value < least) or (most is not None and value > most):
-        raise ValueError(_sentence(name, "a whole number", least, most, value, why))
+        within = {
+            (False, False): "",
+            (True, False): f" of at least {least}",
+            (False, True): f" of at most {most}",
+            (True, True): f" from {least} to {most}",
+        }[least is not None, most is not None]
+        raise ValueError(f"{name} must be a whole number{within}, got {value!r}" + (f": {why}" if why else ""))
     return int(value)
 
 
@@ -21,7 +27,8 @@ def positive(value: Any, name: str, *, most: float | None = None, why: str = "")
     """The value if it is a finite number above 0, and at most `most`."""
     right = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) > 0
     if not right or (most is not None and value > most):
-        raise ValueError(_sentence(name, "a number above 0", None, most, value, why))
+        within = "" if most is None else f" and at most {most}"
+        raise ValueError(f"{name} must be a number above 0{within}, got {value!r}" + (f": {why}" if why else ""))
     return float(value)
 
 
@@ -44,13 +51,3 @@ def nearest(text: str, known: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
     return f"; there are {few}" if known else "; there are none"
-
-
-def _sentence(name: str, kind: str, least: float | None, most: float | None, value: Any, why: str) -> str:
-    within = {
-        (False, False): "",
-        (True, False): f" of at least {least}",
-        (False, True): f" of at most {most}",
-        (True, True): f" from {least} to {most}",
-    }[least is not None, most is not None]
-    return f"{name} must be {kind}{within}, got {value!r}" + (f": {why}" if why else "")
