@@ -13,7 +13,7 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 
 def row_bits(seed: int, index: Tensor) -> Tensor:
     """64 pseudo-random bits, as an int64, for each row index under a seed: the same on every device."""
-    own = _mix(_tensor(seed).to(index.device) + _signed(_STEP))
+    own = int(_mix(_tensor(seed) + _signed(_STEP)))  # on the CPU, so that a GPU has no copy to wait for
     return _mix(_mix(index * _signed(_STEP)) ^ own)
 
 

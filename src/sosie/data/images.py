@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +14,11 @@ from ..checks import whole_number
 Batch = Tensor | tuple[Tensor, Tensor]
 
 
-class Source(Protocol):
-    """Something of known length that gives the images from `start` to `stop`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> Batch: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Batches in the order of the source, the same on every pass; the last one may be smaller."""
 
-    source: Source
+    source: Any  # ImageData or ImageFolder: has a name, a length and `read(start, stop)`
     size: int = 256
 
     def __post_init__(self) -> None:
