@@ -21,10 +21,109 @@ from ..factory import find_file, is_factory, listed_folders, load_factory, parse
 from .images import Batches, ImageData, check_limit
 from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
 
-# Data sets by name, looked for in the folders of SOSIE_DATA
-
 VARIABLE = "SOSIE_DATA"
 SPLITS = ("train", "test")
+_FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
+
+
+def list_data() -> list[str]:
+    """The data sets known by name; each can be followed by :train or :test."""
+    return ["demo", *NAMED]
+
+
+def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
+    """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
+
+    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
+      (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
+    - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
+    - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
+    - `path/to/file.py:factory`: what your own function returns; `split` and `batch` are its affair
+
+    Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
+    spec, limit = spec.strip(), check_limit(limit)
+    if is_factory(spec):
+        return _from_factory(spec, batch, limit)
+    return open_images(spec, split=split, limit=limit).batches(batch)
+
+
+def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
+    """The images themselves (not their batches) of any specification but a `file.py:factory`."""
+    kind, _, rest = spec.strip().partition(":")
+    if kind == "npz" and rest:
+        return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), limit=limit)
+    if kind == "folder" and rest:
+        return _from_folder(rest).first(limit)
+    name = kind.strip().lower().replace("_", "-")
+    if name in list_data():
+        split = one_of(rest.strip() or split, "the split", SPLITS)
+        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
+    forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
+    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
+    raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
+
+
+def _as_path(spec: str) -> list[str]:
+    """What was meant by a path alone: data in a file or a folder are named with their kind."""
+    if Path(spec).suffix == ".npz":
+        return [f"npz:{spec}"]
+    return [f"folder:{spec}"] if Path(spec).is_dir() else []
+
+
+def _from_folder(text: str) -> ImageFolder:
+    match = _FOLDER_OPTIONS.fullmatch(text)
+    path, options = (match["path"], match["options"] or "") if match else (text, "")
+    _, given = parse_call(f"folder{options}")
+    unknown = sorted(set(given) - {"size", "mode"})
+    if unknown:
+        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
+    return open_folder(path.strip(), **given)
+
+
+def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
+    made = load_factory(spec)()
+    if isinstance(made, ImageData | ImageFolder):
+        return made.first(limit).batches(batch)
+    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+        raise TypeError(
+            f"{spec} must return something to iterate over (a DataLoader, a list of batches), "
+            f"it returned {type(made).__name__}"
+        )
+    return made if limit is None else FirstInputs(made, limit)
+
+
+class FirstInputs:
+    """The first inputs of any iterable of batches; the batch that passes the limit is cut."""
+
+    def __init__(self, batches: Iterable[Any], limit: int) -> None:
+        self.batches, self.limit = batches, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self.limit
+        for batch in self.batches:
+            batch = dict(batch) if isinstance(batch, Mapping) else batch
+            counts = [len(part) for part in tree_leaves(batch) if isinstance(part, Tensor) and part.dim()]
+            if not counts:
+                raise TypeError(
+                    f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
+                )
+            yield batch if counts[0] <= left else _cut(batch, counts[0], left)
+            left -= counts[0]
+            if left <= 0:
+                return
+
+
+def _cut(batch: Any, count: int, left: int) -> Any:
+    def first(part: Any) -> Any:
+        return part[:left] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
+
+    return tree_map(first, batch)
+
+
+# Data sets by name, looked for in the folders of SOSIE_DATA
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = (
@@ -221,103 +320,3 @@ NAMED = {
         ),
     )
 }
-
-
-_FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
-
-
-def list_data() -> list[str]:
-    """The data sets known by name; each can be followed by :train or :test."""
-    return ["demo", *NAMED]
-
-
-def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
-    """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
-
-    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
-      (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
-    - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
-    - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
-    - `path/to/file.py:factory`: what your own function returns; `split` and `batch` are its affair
-
-    Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
-    """
-    if not isinstance(spec, str) or not spec.strip():
-        raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
-    spec, limit = spec.strip(), check_limit(limit)
-    if is_factory(spec):
-        return _from_factory(spec, batch, limit)
-    return open_images(spec, split=split, limit=limit).batches(batch)
-
-
-def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
-    """The images themselves (not their batches) of any specification but a `file.py:factory`."""
-    kind, _, rest = spec.strip().partition(":")
-    if kind == "npz" and rest:
-        return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), limit=limit)
-    if kind == "folder" and rest:
-        return _from_folder(rest).first(limit)
-    name = kind.strip().lower().replace("_", "-")
-    if name in list_data():
-        split = one_of(rest.strip() or split, "the split", SPLITS)
-        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
-    forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
-    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
-    raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
-
-
-def _as_path(spec: str) -> list[str]:
-    """What was meant by a path alone: data in a file or a folder are named with their kind."""
-    if Path(spec).suffix == ".npz":
-        return [f"npz:{spec}"]
-    return [f"folder:{spec}"] if Path(spec).is_dir() else []
-
-
-def _from_folder(text: str) -> ImageFolder:
-    match = _FOLDER_OPTIONS.fullmatch(text)
-    path, options = (match["path"], match["options"] or "") if match else (text, "")
-    _, given = parse_call(f"folder{options}")
-    unknown = sorted(set(given) - {"size", "mode"})
-    if unknown:
-        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
-    return open_folder(path.strip(), **given)
-
-
-def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
-    made = load_factory(spec)()
-    if isinstance(made, ImageData | ImageFolder):
-        return made.first(limit).batches(batch)
-    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-        raise TypeError(
-            f"{spec} must return something to iterate over (a DataLoader, a list of batches), "
-            f"it returned {type(made).__name__}"
-        )
-    return made if limit is None else FirstInputs(made, limit)
-
-
-class FirstInputs:
-    """The first inputs of any iterable of batches; the batch that passes the limit is cut."""
-
-    def __init__(self, batches: Iterable[Any], limit: int) -> None:
-        self.batches, self.limit = batches, limit
-
-    def __iter__(self) -> Iterator[Any]:
-        left = self.limit
-        for batch in self.batches:
-            batch = dict(batch) if isinstance(batch, Mapping) else batch
-            counts = [len(part) for part in tree_leaves(batch) if isinstance(part, Tensor) and part.dim()]
-            if not counts:
-                raise TypeError(
-                    f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
-                )
-            yield batch if counts[0] <= left else _cut(batch, counts[0], left)
-            left -= counts[0]
-            if left <= 0:
-                return
-
-
-def _cut(batch: Any, count: int, left: int) -> Any:
-    def first(part: Any) -> Any:
-        return part[:left] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
-
-    return tree_map(first, batch)
