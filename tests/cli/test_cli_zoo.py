@@ -67,10 +67,10 @@ def test_add_and_list(folder: Path) -> None:
 def test_one_that_fails_is_told_and_the_rest_goes_on(folder: Path) -> None:
     found = zoo("add", folder, "bad=smal_cnn", "three=small_cnn(seed=2)", "two=small_cnn(seed=7)")
     assert found.exit_code == 1
-    assert "did you mean small_cnn" in found.output
+    assert "did you mean 'small_cnn'" in found.output
     assert "--replace" in found.output
     assert "3 models" in found.stdout
-    assert "did you mean small_cnn" in zoo("list", folder, "--failed").stdout
+    assert "did you mean 'small_cnn'" in zoo("list", folder, "--failed").stdout
     assert zoo("add", folder, "two=small_cnn(seed=7)", "--replace").exit_code == 0
 
 
@@ -196,7 +196,7 @@ def test_mistakes_are_told_in_words(folder: Path, tmp_path: Path) -> None:
 def test_workers(folder: Path) -> None:
     found = run("zoo", "add", str(folder), "three=small_cnn(seed=2)", "bad=smal_cnn", "--workers", "2")
     assert found.returncode == 1
-    assert "did you mean small_cnn" in found.stderr
+    assert "did you mean 'small_cnn'" in found.stderr
     assert "3 models" in found.stdout
 
 
