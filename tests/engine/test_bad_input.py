@@ -177,9 +177,9 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp())
     with pytest.raises(TypeError, match="comparing models needs data"):
         sosie.compare(mlp(), mlp(1))
-    with pytest.raises(TypeError, match="cannot compare int"):
+    with pytest.raises(TypeError, match="int is no model"):
         sosie.compare(3, mlp(1), x)
-    with pytest.raises(TypeError, match=r"cannot compare Tensor.*compare\(model, model, data\)"):
+    with pytest.raises(TypeError, match=r"Tensor is no model.*compare\(model, model, data\)"):
         sosie.compare(mlp(), x, x)
     with pytest.raises(ValueError, match="no row rule 'middle'"):
         sosie.compare(mlp(), mlp(1), x, rows="middle")

@@ -24,11 +24,11 @@ def test_wrong_arguments() -> None:
         sosie.compare_outputs([a, b], b, X)
     with pytest.raises(ValueError, match="at least two models"):
         sosie.compare_outputs([a], X)
-    with pytest.raises(TypeError, match="cannot compare the outputs of int"):
+    with pytest.raises(TypeError, match="int is no model"):
         sosie.compare_outputs(3, a, X)
     with pytest.raises(ValueError, match="debiased_cka: of layers"):
         sosie.compare_outputs(a, b, X, measures="debiased_cka")
-    with pytest.raises(ValueError, match="agreement: what models answer, not their layers; use compare_outputs"):
+    with pytest.raises(ValueError, match="agreement: .*use compare_outputs"):
         sosie.compare(a, b, X, measures="agreement")
     with pytest.raises(ValueError, match="no measures"):
         sosie.compare_outputs(a, b, X, measures=[])

@@ -175,9 +175,9 @@ def test_doubt_survives_saving_merging_and_resuming(memory: int | None, tmp_path
 
 def test_wrong_doubt() -> None:
     a, b = related(40)
-    with pytest.raises(ValueError, match="'permutation', or not at all"):
+    with pytest.raises(ValueError, match="'permutation', or None"):
         sosie.compare(a, b, null="bootstrap")
-    with pytest.raises(ValueError, match="draws must be at least 1"):
+    with pytest.raises(ValueError, match="draws must be .*at least 1"):
         sosie.compare(a, b, null="permutation", draws=0)
 
 

@@ -1,7 +1,8 @@
-"""Doubts in words, by rule."""
+"""Caveats: what must be known to read a value, in words. Each function is one rule."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -12,13 +13,11 @@ from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
-from .plan import UncertaintyOptions
 from .uncertainty import FEWEST_DRAWS, HALVED, Chance
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a word
 OF_POSITIONS = Caveat(
-    "rows are positions of the same inputs, which hang together: neither an interval nor chance is told; "
-    "rows='mean' has both"
+    "rows are positions of the same inputs and so are correlated: no interval and no chance level; rows='mean' has both"
 )
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
 BIASED = 0.1  # nats that information is too large by from which it is said
@@ -34,12 +33,8 @@ def of_constants(
 ) -> Iterator[Caveat]:
     where = f" within blocks of {statistic.block} rows" if isinstance(statistic, Grams) and not statistic.exact else ""
     text = f"features do not vary{where}: no similarity is defined"
-    for site, constant in zip(side_a.sites, constant_a, strict=True):
-        if constant:
-            yield Caveat(text, site_a=site)
-    for site, constant in zip(side_b.sites, constant_b, strict=True):
-        if constant:
-            yield Caveat(text, site_b=site)
+    yield from (Caveat(text, site_a=site) for site in itertools.compress(side_a.sites, constant_a))
+    yield from (Caveat(text, site_b=site) for site in itertools.compress(side_b.sites, constant_b))
 
 
 def of_left_out(*sides: Side) -> Iterator[Caveat]:
@@ -191,15 +186,22 @@ def of_draws(draws: int) -> Iterator[Caveat]:
 
 
 def of_chance(
-    measure: Measure, values: Estimate, by_chance: Chance | None, doubt: UncertaintyOptions, side_a: Side, side_b: Side
+    measure: Measure,
+    values: Estimate,
+    by_chance: Chance | None,
+    side_a: Side,
+    side_b: Side,
+    *,
+    draws: int,
+    interval: bool,
 ) -> Iterator[Caveat]:
-    """Where chance cannot be told, rests on fewer rows, or makes the interval doubtful."""
-    if doubt.draws and not measure.paired:
+    """Where there is no chance level, where it rests on fewer rows, or where it makes the interval doubtful."""
+    if draws and not measure.paired:
         yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
-    elif doubt.draws and values.p is None:
+    elif draws and values.p is None:
         no_room = Caveat("no p-values: there is no room for the rows they would take; raise memory=")
-        yield next(of_draws(doubt.draws), no_room)
-    if doubt.interval and values.low is None:
+        yield next(of_draws(draws), no_room)
+    if interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
         yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be wider than it need be")

@@ -17,7 +17,7 @@ from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
 from .caveats import of_lost_directions, of_widths
-from .evaluate import CONSTANT
+from .pairs import CONSTANT
 
 # One measure of weights on two maps, or two tensors, that are given as arrays
 

@@ -28,12 +28,10 @@ from ..results import (
     Side,
     by_chance,
     correction,
+    headline,
     in_order,
-    is_shifted,
-    is_transfer,
+    indices,
     summarise,
-    what_is_said,
-    what_it_does,
 )
 from .colour import data_scale, full_scale, ramp
 from .words import (
@@ -78,9 +76,11 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
-                "shifted": is_shifted(comparison),
+                "shifted": comparison.kind == "shifts",
                 "stitched": _stitched(comparison),
-                "transfer": [TRANSFER.get(name, "") for name in comparison.values] if is_transfer(comparison) else None,
+                "transfer": [TRANSFER.get(name, "") for name in comparison.values]
+                if comparison.kind == "transfer"
+                else None,
             }
         )
     return {
@@ -94,20 +94,19 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     }
 
 
-def title(result: Comparison | Comparisons) -> str:
+def _is_transfer(result: Comparison | Comparisons) -> bool:
     every = [result] if isinstance(result, Comparison) else list(result)
-    if every and all(map(is_transfer, every)):
+    return bool(every) and all(comparison.kind == "transfer" for comparison in every)
+
+
+def title(result: Comparison | Comparisons) -> str:
+    if _is_transfer(result):
+        every = [result] if isinstance(result, Comparison) else list(result)
         models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
         return f"{_listed([*models], 'models')} on {_listed([*data], 'sets of data')}"
     if isinstance(result, Comparison):
         return f"{in_a_sentence(result.side_a.name)} and {in_a_sentence(result.side_b.name)}"
     return _listed(result.names, "models")
-
-
-def question(result: Comparison | Comparisons) -> str:
-    """What the page answers."""
-    every = [result] if isinstance(result, Comparison) else list(result)
-    return "How much is there to adapt?" if every and all(map(is_transfer, every)) else "How alike are they?"
 
 
 def _listed(names: Sequence[str], kind: str) -> str:
@@ -163,14 +162,14 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
     """Which measure says what the stitched networks do, and which of the indices can be drawn beside it."""
-    does, names = what_it_does(comparison), list(comparison.values)
+    does, names = headline(comparison), list(comparison.values)
     if does is None:
         return None
-    says = [name for name in what_is_said(comparison) if comparison[name].closer == "up"]
+    says = [name for name in indices(comparison) if comparison[name].closer == "up"]
     return {
         "does": names.index(does),
         "says": [names.index(name) for name in says],
-        "overInputs": [name for name in names if name not in what_is_said(comparison)],
+        "overInputs": [name for name in names if name not in indices(comparison)],
     }
 
 
@@ -286,7 +285,7 @@ def render(result: Comparison | Comparisons) -> str:
     found = sentences(result)
     return render_page(
         title=title(result),
-        question=question(result),
+        question="How much is there to adapt?" if _is_transfer(result) else "How alike are they?",
         lead=found[0] if found else "Nothing was measured.",
         others=found[1:],
         kind="measures",

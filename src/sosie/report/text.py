@@ -24,8 +24,6 @@ from ..results import (
     correction,
     decisive_p,
     in_order,
-    is_shifted,
-    is_transfer,
     least_first,
     over_sites,
     sites_least_first,
@@ -61,7 +59,7 @@ def print_note(console: Console, text: str) -> None:
 
 
 def _print_found(result: Comparison | Comparisons, every: list[Comparison], console: Console, full: bool) -> None:
-    if every and all(map(is_transfer, every)):
+    if every and all(each.kind == "transfer" for each in every):
         print_transfer(result, console, full=full)
         return
     if isinstance(result, Comparisons):
@@ -70,7 +68,7 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
     if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
         _print_one_pair(result, console)
         return
-    if result.values and (in_order(result) or is_shifted(result)):
+    if result.values and (in_order(result) or result.kind == "shifts"):
         print_in_order(result, console)
         return
     for k, measure in enumerate(result.values):
@@ -316,7 +314,7 @@ def print_in_order(result: Comparison, console: Console) -> None:
             break
     else:
         room = min(longest, max(NARROWEST, console.width // 3))
-    head = "shift" if is_shifted(result) else "layer"
+    head = "shift" if result.kind == "shifts" else "layer"
     for some in _fitting(columns, console.width - max(room, len(head)) - 2):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(head, no_wrap=True, overflow="crop")
@@ -365,7 +363,7 @@ def _column(result: Comparison, name: str, *, intervals: bool) -> Column:
 def _chance(result: Comparison, name: str) -> list[Column]:
     """What chance gives at each layer, where it was measured: some values mean nothing without."""
     values = result[name]
-    if is_shifted(result) or values.null is None or values.null_spread is None:
+    if result.kind == "shifts" or values.null is None or values.null_spread is None:
         return []
     pairs = zip(np.diag(values.null), np.diag(values.null_spread), strict=True)
     return [("by\nchance", [f"{_number(null)}±{_number(spread)}" for null, spread in pairs])]

@@ -16,8 +16,6 @@ from ..results import (
     Comparison,
     Comparisons,
     Side,
-    is_shifted,
-    is_transfer,
     summarise,
     transfer_sentence_of_all,
     two_decimals,
@@ -77,7 +75,7 @@ def _speakable(comparison: Comparison) -> Comparison:
 
 def sentence_of_all(found: Comparisons, measure: str) -> str:
     """Which two of several models are most alike, and which least."""
-    if found.pairs and all(map(is_transfer, found)):
+    if found.pairs and all(each.kind == "transfer" for each in found):
         return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in found], measure))
     matrix = found.matrix(measure)
     pairs = [pair for pair in found.pairs if np.isfinite(matrix[pair])]
@@ -88,7 +86,7 @@ def sentence_of_all(found: Comparisons, measure: str) -> str:
     first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
     best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
     single = all(pair[measure].value.size == 1 for pair in found)
-    mean = "mean over shifts" if any(map(is_shifted, found)) else "mean over layers at the same depth"
+    mean = "mean over shifts" if any(each.kind == "shifts" for each in found) else "mean over layers at the same depth"
     over = "" if single else f", {mean}"
     if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
         return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
@@ -162,7 +160,7 @@ def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
         for i, j in where:
             mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
         unique = tuple(dict.fromkeys(where))
-        of = "layer" if is_transfer(comparison) else "pair"
+        of = "layer" if comparison.kind == "transfer" else "pair"
         found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
     return found
 

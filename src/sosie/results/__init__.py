@@ -19,7 +19,7 @@ from .comparison import (
     written_p,
 )
 from .dynamics import THRESHOLDS, Dynamics, Order
-from .storage import load, side_from_json
+from .storage import SIDE, load, side_from_json
 from .summary import (
     MEAN_EMBEDDING,
     TENSORS,
@@ -27,9 +27,9 @@ from .summary import (
     WHOLE,
     Summary,
     at_layers,
+    headline,
     in_order,
-    is_shifted,
-    is_transfer,
+    indices,
     layers,
     least_first,
     over_sites,
@@ -38,8 +38,6 @@ from .summary import (
     summarise,
     transfer_sentence_of_all,
     two_decimals,
-    what_is_said,
-    what_it_does,
 )
 from .tables import counted
 
@@ -47,6 +45,7 @@ __all__ = [
     "ARRAYS",
     "LEVEL",
     "MEAN_EMBEDDING",
+    "SIDE",
     "TENSORS",
     "THRESHOLDS",
     "TRANSFER",
@@ -78,9 +77,9 @@ __all__ = [
     "correction",
     "counted",
     "decisive_p",
+    "headline",
     "in_order",
-    "is_shifted",
-    "is_transfer",
+    "indices",
     "layers",
     "least_first",
     "load",
@@ -92,7 +91,5 @@ __all__ = [
     "summarise",
     "transfer_sentence_of_all",
     "two_decimals",
-    "what_is_said",
-    "what_it_does",
     "written_p",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 Closer = Literal["up", "down"]
+Kind = Literal["representations", "outputs", "shifts", "weights", "sketches", "stitching", "transfer"]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -52,6 +54,17 @@ class Caveat:
         return self.site_a in (None, site_a) and self.site_b in (None, site_b)
 
 
+class Facts(Protocol):
+    """What must be known to read a value: a measure has it, and so may anything else."""
+
+    @property
+    def closer(self) -> Closer: ...
+    @property
+    def bounds(self) -> tuple[float | None, float | None]: ...
+    @property
+    def same(self) -> float | None: ...
+
+
 @dataclass(frozen=True)
 class Estimate:
     """One measure over all pairs of sites, with the facts needed to read it without the registry."""
@@ -71,6 +84,35 @@ class Estimate:
     block_error: Array | None = None  # of values from blocks of rows: how far that from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        facts: Facts,
+        value: Array,
+        *,
+        n: int,
+        statistic: str,
+        caveats: Iterable[Caveat] = (),
+        **beside: Array | None,
+    ) -> Estimate:
+        """Values with the facts of their measure; what stands beside an undefined value is undefined too.
+
+        `beside`: the interval (`low`, `high`), what chance gives (`null`, `null_spread`, `p`, `p_search`) and
+        `block_error`, each of the values' shape, or None.
+        """
+        undefined = np.isnan(value)
+        arrays = {name: None if a is None else np.where(undefined, np.nan, a) for name, a in beside.items()}
+        return cls(
+            value=value,
+            n=n,
+            statistic=statistic,
+            closer=facts.closer,
+            bounds=facts.bounds,
+            same=facts.same,
+            caveats=tuple(caveats),
+            **arrays,
+        )
+
     @property
     def score(self) -> Array | None:
         """Calibrated: 0 is what chance gives, 1 what a thing compared with itself gives."""
@@ -80,7 +122,16 @@ class Estimate:
             return (self.value - self.null) / (self.same - self.null)
 
 
-ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")  # of Values, all of one shape
+ARRAYS = (
+    "value",
+    "low",
+    "high",
+    "null",
+    "null_spread",
+    "p",
+    "p_search",
+    "block_error",
+)  # of an estimate, all of one shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +143,7 @@ class Comparison:
     values: dict[str, Estimate]
     rows_rule: str = "flatten"
     provenance: dict[str, Any] = field(default_factory=dict)
+    kind: Kind = "representations"
 
     def __post_init__(self) -> None:
         shape = (len(self.side_a.sites), len(self.side_b.sites))
@@ -135,26 +187,19 @@ class Comparison:
         """One dict for each measure and pair of sites."""
         found = []
         for name, values in self.values.items():
+            arrays = {kind: getattr(values, kind) for kind in (*ARRAYS[1:-1], "score", ARRAYS[-1])}
             for i, site_a in enumerate(self.side_a.sites):
                 for j, site_b in enumerate(self.side_b.sites):
+                    caveats = dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
                     found.append(
                         {
                             "measure": name,
                             "site_a": site_a,
                             "site_b": site_b,
-                            "value": _at(values.value, i, j),
+                            "value": float(values.value[i, j]),
                             "n": values.n,
-                            "low": _at(values.low, i, j),
-                            "high": _at(values.high, i, j),
-                            "null": _at(values.null, i, j),
-                            "null_spread": _at(values.null_spread, i, j),
-                            "p": _at(values.p, i, j),
-                            "p_search": _at(values.p_search, i, j),
-                            "score": _at(values.score, i, j),
-                            "block_error": _at(values.block_error, i, j),
-                            "caveats": list(
-                                dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
-                            ),
+                            **{kind: None if a is None else float(a[i, j]) for kind, a in arrays.items()},
+                            "caveats": list(caveats),
                         }
                     )
         return found
@@ -219,10 +264,6 @@ def closest(values: Estimate) -> list[int | None]:
     """For each row the column that is closest by the measure's own direction; None where all are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
-
-
-def _at(array: Array | None, i: int, j: int) -> float | None:
-    return None if array is None else float(array[i, j])
 
 
 # Which values chance could have given too, and how a p-value is written

@@ -6,14 +6,14 @@ from html import escape
 
 from .comparison import Comparison, Estimate, by_chance, decisive_p, stars, written_p
 from .dynamics import THRESHOLDS, Dynamics
-from .summary import MEAN_EMBEDDING, is_transfer, sites_least_first, summarise
+from .summary import MEAN_EMBEDDING, sites_least_first, summarise
 from .tables import MOST_SHOWN, html_table
 
 REST = "rows() or write_report"
 
 
 def as_html(comparison: Comparison) -> str:
-    if is_transfer(comparison):
+    if comparison.kind == "transfer":
         return _scores(comparison)
     parts = []
     for measure in comparison.values:

@@ -35,27 +35,20 @@ def at_layers(comparison: Comparison, measure: str) -> Estimate:
     return replace(values, **{name: None if array is None else array[at] for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
-# Results of comparing answers under shifts: the sites are the shifts, the same on both sides
-
-
-def is_shifted(comparison: Comparison) -> bool:
-    return comparison.rows_rule == "outputs" and len(comparison.side_a.sites) > 1
-
-
-# Results of stitching: which values say what the stitched networks do, and which what an index says of the layers
+# Results of stitching: which values say what the stitched networks do, and which are indices of the layers beside them
 
 STITCHED = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
 
 
-def what_it_does(comparison: Comparison) -> str | None:
-    """The value that says best how the stitched networks do; None where nothing was stitched."""
-    if not {"agreement_b", "cross_entropy"} <= set(comparison.values):
+def headline(comparison: Comparison) -> str | None:
+    """The value that says best how stitched networks do; None for a result that is not of stitching."""
+    if comparison.kind != "stitching":
         return None
     return next(name for name in STITCHED if name in comparison.values and name != "accuracy")
 
 
-def what_is_said(comparison: Comparison) -> list[str]:
-    """The indices beside it."""
+def indices(comparison: Comparison) -> list[str]:
+    """The measures that stand beside what stitched networks do."""
     return [name for name in comparison.values if name not in STITCHED]
 
 
@@ -79,11 +72,6 @@ TRANSFER = {
     "mean_over_trace": "‖μ‖ / (√(Tr K) / N)",
     "log_mean_over_norm": "log of ‖μ‖ / (‖K‖ / N²)",
 }
-
-
-def is_transfer(comparison: Comparison) -> bool:
-    """Whether these are a model's transfer scores on data, rather than two models side by side."""
-    return {MEAN_EMBEDDING, "kernel_norm"} <= set(comparison.values)
 
 
 def transfer_sentence(comparison: Comparison, measure: str) -> str:
@@ -172,7 +160,7 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         diagonal_mean=_mean(diagonal[layers]),
         best_mean=_mean(best[layers]),
         sentence=_sentence(comparison, measure, diagonal, best_partner, partner)
-        + ("" if is_shifted(comparison) else _chance(values, {i: best_partner[i] for i in layers})),
+        + ("" if comparison.kind == "shifts" else _chance(values, {i: best_partner[i] for i in layers})),
     )
 
 
@@ -208,16 +196,17 @@ def _sentence(
     best_partner: tuple[int | None, ...],
     partner: tuple[int, ...],
 ) -> str:
-    if is_transfer(comparison):
+    if comparison.kind == "transfer":
         return transfer_sentence(comparison, measure)
     a, b = comparison.side_a, comparison.side_b
+    shifted = comparison.kind == "shifts"
+    everywhere = "under every shift" if shifted else "at every depth"
     if np.isnan(diagonal).all():
-        if is_shifted(comparison):
+        if shifted:
             return f"{measure} is undefined under every shift."
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
     if _close(diagonal, values.same):
-        everywhere = "under every shift" if is_shifted(comparison) else "at every depth"
         return f"By {measure}, {a.name} and {b.name} are the same {everywhere} ({values.same:g})."
     if values.value.size == 1:
         chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
@@ -232,18 +221,16 @@ def _sentence(
         layers = list(range(len(diagonal)))
     most, least = (layers[int(f(sign * diagonal[layers]))] for f in (np.nanargmax, np.nanargmin))
     high, low = two_decimals(diagonal[most]), two_decimals(diagonal[least])
-    if measure in STITCHED and what_it_does(comparison) is not None:
+    if measure in STITCHED and comparison.kind == "stitching":
         best, worst = (f"{b.sites[partner[k]]} on" for k in (most, least))
-        if measure != what_it_does(comparison):
+        if measure != headline(comparison):
             return f"By {measure}, best from {best} ({high}), worst from {worst} ({low})."
         return (
             f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {high}) and worst from "
             f"{worst} ({low})."
         )
-    shifted = is_shifted(comparison)
     where = "under" if shifted else "at"
     if np.isfinite(diagonal[layers]).sum() > 1 and math.isclose(diagonal[most], diagonal[least], rel_tol=1e-6):
-        everywhere = "under every shift" if shifted else "at every depth"
         return f"By {measure}, {a.name} and {b.name} are equally alike {everywhere} ({high})."
     text = (
         f"By {measure}, {a.name} and {b.name} are most alike {where} {a.sites[most]} ({high}) "
