@@ -165,18 +165,18 @@ def of_offsets(side_a: Side, side_b: Side, strained: dict[tuple[str, str], float
             yield Caveat(text, site_b=site)
 
 
-def of_nan(value: np.ndarray, explained: list[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """No NaN without a reason: one that no other rule explains comes from a denominator of zero."""
-    for i, j in zip(*np.nonzero(np.isnan(value)), strict=True):
-        site_a, site_b = side_a.sites[i], side_b.sites[j]
-        if not any(caveat.concerns(site_a, site_b) and _explains(caveat) for caveat in explained):
-            yield Caveat(
-                "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)", site_a, site_b
-            )
-
-
-def _explains(caveat: Caveat) -> bool:
-    return caveat.text.startswith(("undefined", "features do not vary", "rows of the "))
+def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """No NaN without a reason: one that no other caveat explains comes from a denominator of zero."""
+    unexplained = np.isnan(value)
+    sites_a, sites_b = np.array(side_a.sites, dtype=object), np.array(side_b.sites, dtype=object)
+    for caveat in said:
+        if caveat.text.startswith(("undefined", "features do not vary", "rows of the ")):
+            rows = np.full(len(sites_a), True) if caveat.site_a is None else sites_a == caveat.site_a
+            columns = np.full(len(sites_b), True) if caveat.site_b is None else sites_b == caveat.site_b
+            unexplained[np.ix_(rows, columns)] = False
+    for i, j in zip(*np.nonzero(unexplained), strict=True):
+        text = "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)"
+        yield Caveat(text, side_a.sites[i], side_b.sites[j])
 
 
 def of_draws(draws: int) -> Iterator[Caveat]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -322,14 +322,8 @@ def _stable_name(function: Callable[[Any], Any] | None) -> str:
 # From what the user gives to what is compared
 
 
-class Named(Protocol):
-    """Whatever has a name that a result shows."""
-
-    name: str
-
-
-def number_duplicates(sources: Sequence[Named]) -> None:
-    """Number sources that have one name."""
+def number_duplicates(sources: Sequence[Any]) -> None:
+    """Number things whose `name`, which a result shows, is the same."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
         if names.count(names[k]) > 1:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
 from .page import packed, render_page
-from .text import NARROWEST, _bullets, _number, _shown, print_note, print_whole, safe_text
+from .text import NARROWEST, _bullets, _number, _shown, print_columns, print_note, safe_text
 from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
 
 _SCRIPTS = (
@@ -46,14 +45,14 @@ def print_dynamics(found: Dynamics, console: Console | None = None, *, full: boo
         if k:
             console.print()
         console.print(safe_text(console, sentence(found, measure), "bold"))
-        print_whole(_table(found, measure, console, full), console)
+        _print_table(found, measure, console, full)
         if not found.two_runs:
             console.print(safe_text(console, RULES[found[measure].closer], "dim"))
         _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
     print_note(console, note_on_weights(found.provenance))
 
 
-def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table:
+def _print_table(found: Dynamics, measure: str, console: Console, full: bool) -> None:
     ends = found.to_end(measure)
     heads = ["first", "last"] if found.two_runs else ["first", *(f"{t:g}" for t in THRESHOLDS)]
     if found.two_runs:
@@ -65,20 +64,17 @@ def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table
     least = min(NARROWEST, max(len(visible(site)) for site in found.sites))
     small = max(min(SPARK, ends.shape[1], console.width - taken - least - 4), len(CURVE))
     room = max(console.width - taken - small - 4, NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("site", no_wrap=True, overflow="crop")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column(CURVE, no_wrap=True, overflow="crop")
     bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
     low, high = _ends(ends, found[measure].closer)
-    for s in _shown(len(found.sites), full):
+    shown = _shown(len(found.sites), full)
+    rows: list[list[str | Text]] = []
+    for s in shown:
         if s is None:
-            table.add_row(f"… {len(found.sites) - len(_shown(len(found.sites), full)) + 1} more")
+            rows.append([f"… {len(found.sites) - len(shown) + 1} more"])
             continue
         name = safe_text(console, shorten(visible(found.sites[s]), room))
-        table.add_row(name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small))
-    return table
+        rows.append([name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small)])
+    print_columns(console, ["site", *heads, CURVE], rows, left=(0, len(heads) + 1))
 
 
 def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..results import Entry, Leaderboard
 from .page import render_page
-from .text import NARROWEST, print_whole, safe_text
+from .text import NARROWEST, print_columns, safe_text
 from .words import flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
@@ -31,22 +29,18 @@ def print_leaderboard(found: Leaderboard, console: Console | None = None) -> Non
     console = console or Console()
     lines = sentences(found)
     console.print(safe_text(console, lines[0], "bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("measure", no_wrap=True, overflow="crop")
     columns = _COLUMNS if console.width >= WIDE else [c for c in _COLUMNS if c[1] not in ("untrained", "consecutive")]
-    for title, *_ in (*columns, ("ms",)):
-        table.add_column(title, justify="right", no_wrap=True)
     room = max(console.width - 14 - 8 * len(columns), NARROWEST)
-    for row in found.rows():
-        seconds = row["seconds"]
-        table.add_row(
+    cells = (
+        [
             "" if row["rank"] is None else str(row["rank"]),
             safe_text(console, shorten(visible(row["measure"]), room), "dim" if row["rank"] is None else ""),
             *(_number(row[key], digits) for _, key, digits in columns),
-            "" if seconds is None else _number(1000 * seconds, 1),
-        )
-    print_whole(table, console)
+            "" if row["seconds"] is None else _number(1000 * row["seconds"], 1),
+        ]
+        for row in found.rows()
+    )
+    print_columns(console, ["", "measure", *(title for title, *_ in columns), "ms"], cells, left=(1,))
     for text in (*lines[1:], READING):
         console.print(safe_text(console, text, "dim"))
     for entry in found:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -89,22 +90,13 @@ def _print_one_pair(result: Comparison, console: Console) -> None:
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
     console.print(safe_text(console, f"{names}, {count:,} inputs", "bold"))
-    rows: list[list[str]] = []
-    found: dict[str, list[str]] = {}
-    for name, values in result.values.items():
-        rows.append([visible(name), *_one_pair_cells(values)])
-        for doubt in doubts(result, name):
-            found.setdefault(doubt.text, []).append(name)
+    rows = [[visible(name), *_one_pair_cells(values)] for name, values in result.values.items()]
     titles = ["measure", "value", "interval", "chance"]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     room = max(console.width - sum(widths[1:]) - 3 * len(titles), NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, title in enumerate(titles):
-        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
-    for name, *cells in rows:
-        table.add_row(safe_text(console, shorten(name, room)), *cells)
-    print_whole(table, console)
-    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
+    cells = ([safe_text(console, shorten(name, room)), *numbers] for name, *numbers in rows)
+    print_columns(console, titles, cells, gap=3)
+    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in _by_text(result).items()], "yellow")
 
 
 def _one_pair_cells(values: Estimate) -> list[str]:
@@ -121,6 +113,24 @@ def _one_pair_cells(values: Estimate) -> list[str]:
 def safe_text(console: Console, text: str, style: str = "") -> Text:
     """Text without markup."""
     return Text(_letters(console, text), style)
+
+
+def print_columns(
+    console: Console,
+    heads: Sequence[str | Text],
+    rows: Iterable[Sequence[Any]],
+    *,
+    left: Collection[int] = (0,),
+    gap: int = 2,
+) -> None:
+    """A table without a frame; the columns named in `left` are text, the others numbers. No cell is cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if gap == 2 else (0, 1))
+    for k, head in enumerate(heads):
+        justify: JustifyMethod = "left" if k in left else "right"
+        table.add_column(head, justify=justify, no_wrap=True, overflow="crop", vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
+    print_whole(table, console)
 
 
 def print_whole(table: Table, console: Console) -> None:
@@ -266,7 +276,7 @@ def _number(value: float, digits: int = 3) -> str:
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
     for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
         console.print(safe_text(console, text, "bold"))
-        print_whole(_models(result, measure, console), console)
+        _print_matrix(result, measure, console)
     if not full:
         _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
         return
@@ -275,19 +285,16 @@ def _print_models(result: Comparisons, console: Console, full: bool) -> None:
         _print_found(comparison, [comparison], console, full=True)
 
 
-def _models(result: Comparisons, measure: str, console: Console) -> Table:
+def _print_matrix(result: Comparisons, measure: str, console: Console) -> None:
     """Model by model, as many columns as fit; the page has them all."""
-    matrix, count = result.matrix(measure), len(result.names)
     fitting = max((console.width - 24) // 12, 1)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True, overflow="crop")
-    for name in result.names[:fitting]:
-        table.add_column(safe_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
-    if count > fitting:
-        table.add_column(safe_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
-    for name, row in zip(result.names, matrix, strict=True):
-        table.add_row(safe_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
-    return table
+    heads = [safe_text(console, shorten(visible(name), 9)) for name in result.names[:fitting]]
+    more = [safe_text(console, f"… {len(result.names) - fitting} more")] if len(result.names) > fitting else []
+    rows = (
+        [safe_text(console, shorten(visible(name), 20)), *map(_number, row[:fitting]), *[""] * len(more)]
+        for name, row in zip(result.names, result.matrix(measure), strict=True)
+    )
+    print_columns(console, ["", *heads, *more], rows, left=(0, fitting + 1), gap=3)
 
 
 # Layers paired one to one, or shifts, on the terminal: a line for each, a column for each measure
@@ -316,23 +323,24 @@ def print_in_order(result: Comparison, console: Console) -> None:
         room = min(longest, max(NARROWEST, console.width // 3))
     head = "shift" if result.kind == "shifts" else "layer"
     for some in _fitting(columns, console.width - max(room, len(head)) - 2):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(head, no_wrap=True, overflow="crop")
-        for title, _ in some:
-            table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
-        for k, site in enumerate(sites):
-            table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some))
-        print_whole(table, console)
-    found: dict[str, list[str]] = {}
+        rows = (
+            [safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some)]
+            for k, site in enumerate(sites)
+        )
+        print_columns(console, [head, *(title for title, _ in some)], rows)
+    everywhere = len(result.values)
+    said = _by_text(result).items()
+    texts = [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in said]
+    _bullets(console, texts, "yellow")
+
+
+def _by_text(result: Comparison) -> dict[str, list[str]]:
+    """Every caveat once, with the measures that it is about."""
+    measures: dict[str, list[str]] = {}
     for name in result.values:
         for doubt in doubts(result, name):
-            found.setdefault(doubt.text, []).append(name)
-    everywhere = len(result.values)
-    _bullets(
-        console,
-        [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in found.items()],
-        "yellow",
-    )
+            measures.setdefault(doubt.text, []).append(name)
+    return measures
 
 
 def _width(column: Column) -> int:
@@ -428,13 +436,8 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], cons
         for k, head in enumerate(titles)
     )
     room = max(console.width - taken - 2, NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(title, no_wrap=True, overflow="crop", vertical="bottom")
-    for head in titles:
-        table.add_column(head, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
-    for name, row in zip(names, rows, strict=True):
-        table.add_row(safe_text(console, shorten(name, room)), *row)
-    print_whole(table, console)
+    lines = ([safe_text(console, shorten(name, room)), *row] for name, row in zip(names, rows, strict=True))
+    print_columns(console, [title, *titles], lines)
 
 
 def _print_doubts(results: Sequence[Comparison], console: Console) -> None:
