@@ -16,7 +16,7 @@ from sosie.capture import NoData
 
 def test_wrong_arguments() -> None:
     a, b = net(0), net(1)
-    with pytest.raises(TypeError, match="needs two models"):
+    with pytest.raises(TypeError, match="need two models"):
         sosie.compare_outputs(a)
     with pytest.raises(TypeError, match="of models needs data"):
         sosie.compare_outputs(a, b)

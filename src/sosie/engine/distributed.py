@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -26,13 +26,6 @@ _meetings = itertools.count()
 
 class RankFailed(RuntimeError):
     """Another process of the same comparison failed, or did not come."""
-
-
-class Learner(Protocol):
-    """What later chunks are read with, and the first chunk decides."""
-
-    def learnt(self) -> Any: ...
-    def learn(self, found: Any) -> None: ...
 
 
 class SingleProcess:
@@ -52,8 +45,8 @@ class SingleProcess:
     def agree(self, facts: Callable[[], dict[str, str]]) -> None:
         """Raise, in every process, unless all say the same."""
 
-    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
-        """This process's chunks."""
+    def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
+        """This process's chunks; `learner` has `learnt()` and `learn()` for what the first chunk decides."""
         return iter(chunks)
 
     def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
@@ -86,7 +79,7 @@ class Distributed(SingleProcess):
                 if other.get(what) != said:
                     _refuse(what, rank, said, other.get(what))
 
-    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
+    def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """The first process's first chunk decides for all, so that the parts fit together as if one had read them."""
         told = False
         for number, chunk in enumerate(chunks):
@@ -102,7 +95,7 @@ class Distributed(SingleProcess):
         if not told:
             self._tell(learner)
 
-    def _tell(self, learner: Learner) -> bool:
+    def _tell(self, learner: Any) -> bool:
         found = self.once(learner.learnt)
         if not self.first:
             learner.learn(found)

@@ -334,14 +334,14 @@ def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], A
     """The things to compare and the data, from (a, b, data) or ([a, b, c], data)."""
     if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
         if data is not None and model_b is not None:
-            raise TypeError("with a list of models, there is no second model: compare([m1, m2, m3], data)")
+            raise TypeError("with several models there is no second one: give ([m1, m2, m3], data)")
         if len(model_a) < 2 and not (model_a and is_statistics(model_a[0])):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
         return list(model_a), model_b if data is None else data
     if model_b is None:
         if is_statistics(model_a):
             return [model_a], data
-        raise TypeError("compare needs two models (the same one twice is fine), or a list of them and data")
+        raise TypeError("need two models to compare (the same one twice is fine), or a list of them and data")
     return [model_a, model_b], data
 
 

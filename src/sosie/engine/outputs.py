@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..capture import (
     Chunk,
@@ -33,7 +33,7 @@ from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader,
 from . import caveats
 from .collect import meeting_place
 from .distributed import SingleProcess, together
-from .network import OUTPUT, Network, for_each, is_array_file, number_duplicates
+from .network import OUTPUT, Network, for_each, is_array_file, number_duplicates, things_and_data
 from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
@@ -82,7 +82,11 @@ def compare_outputs(
     or without any from what the attacked model answers. What is random comes from `seed`. `spread`: as in `compare`.
     """
     with together(spread) as ranks:
-        things, names, data = _things(model_a, model_b, data)
+        names: Sequence[str | None] = ()
+        if isinstance(model_a, Mapping) and len(model_a) > 1:
+            names, model_a = list(map(str, model_a)), list(model_a.values())
+        things, data = things_and_data(model_a, model_b, data)
+        names = names or [None] * len(things)
         chosen = None if measures is None else find_measures(measures, of="outputs")
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
@@ -141,24 +145,6 @@ class SavedOutputs:
             )
         some = self.saved[chunk.start : stop]
         return some if self.device is None else some.to(self.device)
-
-
-def _things(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], list[str | None], Any]:
-    """What is compared, its names where they are given, and the data."""
-    several = isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module)
-    if isinstance(model_a, Mapping) and len(model_a) > 1:
-        several = True
-    if not several:
-        if model_b is None:
-            raise TypeError("compare_outputs needs two models (or predictions), or a list of them and data")
-        return [model_a, model_b], [None, None], data
-    if data is not None and model_b is not None:
-        raise TypeError("with several models there is no second one: compare_outputs([m1, m2, m3], data)")
-    things = list(model_a.values()) if isinstance(model_a, Mapping) else list(model_a)
-    if len(things) < 2:
-        raise ValueError(f"need at least two models to compare, got {len(things)}")
-    names: list[str | None] = list(map(str, model_a)) if isinstance(model_a, Mapping) else [None] * len(things)
-    return things, names, model_b if data is None else data
 
 
 def _open(thing: Any, name: str | None, *, prepare: Any, inputs: Any, device: Any) -> Network | SavedOutputs:
