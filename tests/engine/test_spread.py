@@ -294,7 +294,7 @@ def only_the_first() -> Any:
 
 def test_a_process_that_does_not_come_is_not_waited_for_forever() -> None:
     found = run_ranks(2, only_the_first, timeout=2)
-    with pytest.raises(RankFailed, match=r"rank 1 did not come within 2 s.*spread=False"):
+    with pytest.raises(RankFailed, match=r"rank 1 did not join within 2 s.*spread=False"):
         raise found[0]
 
 

@@ -15,17 +15,17 @@ from ..results import LEVEL, Caveat, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
 from .uncertainty import FEWEST_DRAWS, HALVED, Chance
 
-DRIFT = 0.05  # share of the variance between blocks that is worth a word
+DRIFT = 0.05  # share of the variance between blocks that is worth a caveat
 OF_POSITIONS = Caveat(
     "rows are positions of the same inputs and so are correlated: no interval and no chance level; rows='mean' has both"
 )
-NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
-BIASED = 0.1  # nats that information is too large by from which it is said
-WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
+NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is unreliable
+BIASED = 0.1  # nats of bias in information from which a caveat says so
+WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly any value is distinguishable from chance
 ROUNDING = 3e-7  # share of the largest direction that rounding of float64 products can leave
 ROUNDING_IN_FLOAT32 = 1e-6  # the same for float32 activations
 SHOWN = 3  # sites left out that are named
-FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
+FALSE_ALARMS = 1e-4  # how often a column of rows in no order may look ordered
 
 
 def of_constants(
@@ -66,7 +66,7 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 
 
 def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """What a fit gets for nothing: two subspaces of n − 1 dimensions must meet if they are large enough."""
+    """What any rows would give: two subspaces of n − 1 dimensions must meet if they are large enough."""
     assert not isinstance(statistic, Grams)
     free = statistic.n - 1
     ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
@@ -101,7 +101,7 @@ def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b
 
 
 def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Directions that the data have, but that are too small to be told from rounding once they are to be inverted."""
+    """Directions that the data have, but that rounding hides once they are to be inverted."""
     inverts = measure.few_rows not in (None, "biased") and measure.defaults.get("keep", 1) == 1
     if not (inverts or measure.defaults.get("alpha", 1) < 1):
         return
@@ -197,14 +197,14 @@ def of_chance(
 ) -> Iterator[Caveat]:
     """Where there is no chance level, where it rests on fewer rows, or where it makes the interval doubtful."""
     if draws and not measure.paired:
-        yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
+        yield Caveat("does not depend on which row belongs to which, so shuffling rows gives no chance level")
     elif draws and values.p is None:
         no_room = Caveat("no p-values: there is no room for the rows they would take; raise memory=")
         yield next(of_draws(draws), no_room)
     if interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
-        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be wider than it need be")
+        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be too wide")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:
@@ -220,9 +220,7 @@ def near_chance(
     value: np.ndarray, null: np.ndarray, spread: np.ndarray, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     for i, j in zip(*np.nonzero(np.abs(value - null) < NEAR_CHANCE * spread), strict=True):
-        yield Caveat(
-            "close to what chance gives, where the interval is not to be relied on", side_a.sites[i], side_b.sites[j]
-        )
+        yield Caveat("close to what chance gives, where the interval is unreliable", side_a.sites[i], side_b.sites[j])
 
 
 def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:

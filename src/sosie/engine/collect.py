@@ -36,7 +36,7 @@ class NotFiniteActivations(ValueError):
 
 
 class Inspector:
-    """Takes one number a site from each chunk and looks at it as soon as that costs no wait.
+    """Takes one number per site from each chunk and looks at it as soon as that costs no wait.
 
     On a CPU that is at once. On a GPU the numbers travel while the next chunk runs and are looked at then.
     """

@@ -25,7 +25,7 @@ _meetings = itertools.count()
 
 
 class RankFailed(RuntimeError):
-    """Another process of the same comparison failed, or did not come."""
+    """Another process of the same comparison failed, or did not join."""
 
 
 class SingleProcess:
@@ -65,7 +65,7 @@ class Distributed(SingleProcess):
         world = dist.group.WORLD
         assert world is not None
         self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # as init_process_group was told
+        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream
@@ -81,21 +81,21 @@ class Distributed(SingleProcess):
 
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """The first process's first chunk decides for all, so that the parts fit together as if one had read them."""
-        told = False
+        taught = False
         for number, chunk in enumerate(chunks):
             self._seen = chunk.start + chunk.count
             if not self.share.has(number):
                 continue
-            if not self.first and not told:
-                told = self._tell(learner)
+            if not self.first and not taught:
+                taught = self._teach(learner)
             yield chunk
-            if self.first and not told:
-                told = self._tell(learner)
+            if self.first and not taught:
+                taught = self._teach(learner)
             self._look()
-        if not told:
-            self._tell(learner)
+        if not taught:
+            self._teach(learner)
 
-    def _tell(self, learner: Any) -> bool:
+    def _teach(self, learner: Any) -> bool:
         found = self.once(learner.learnt)
         if not self.first:
             learner.learn(found)
@@ -138,7 +138,7 @@ class Distributed(SingleProcess):
         return self._group
 
     def _meet(self, text: str) -> list[str]:
-        """What each process says, once all have said something; an error if one has failed, or does not come."""
+        """What each process says, once all have said something; an error if one has failed, or does not join."""
         step = f"{self._name}/{next(self._steps)}"
         keys = [f"{step}/{rank}" for rank in range(self.share.of)]
         nap, limit = FIRST_NAP, time.monotonic() + self._limit.total_seconds()
@@ -164,7 +164,7 @@ class Distributed(SingleProcess):
     def _miss(self, keys: Sequence[str]) -> NoReturn:
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         raise RankFailed(
-            f"rank {', '.join(missing)} did not come within {self._limit.total_seconds():g} s: every process "
+            f"rank {', '.join(missing)} did not join within {self._limit.total_seconds():g} s: every process "
             "of torch.distributed has to make the same comparison. spread=False compares in one alone; "
             "init_process_group(timeout=…) gives more time"
         )

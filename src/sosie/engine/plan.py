@@ -19,7 +19,7 @@ Kind = Literal["moments", "grams", "sample"]
 Widths = tuple[tuple[int, ...], tuple[int, ...]]  # columns of every site of A, and of B
 
 MEMORY = 4 * 2**30  # bytes that statistics may take unless told otherwise
-SMALL_WORK = 4_000_000  # multiply-adds a row that are not worth avoiding: exact moments are taken instead
+SMALL_WORK = 4_000_000  # multiply-adds per row that are not worth avoiding: exact moments are taken instead
 NARROWEST = 2048  # columns below which rows are not projected; fewer rows are kept instead
 PRECISIONS = ("tf32", "float32", "float64")  # of our own matrix products on a GPU
 _COPIES = 3  # moments are held as the total, the part and their sum while they merge
@@ -202,7 +202,7 @@ def _sample_size(widths: Widths, rows: int | None, budget: int, exact: bool) -> 
 
 
 def _moments_work(widths: Widths) -> int:
-    """Multiply-adds a row."""
+    """Multiply-adds per row."""
     return sum(widths[0]) * sum(widths[1]) + sum(width * width for side in widths for width in side)
 
 
@@ -211,7 +211,7 @@ def moments_bytes(widths: Widths) -> int:
 
 
 def sample_bytes(widths: Widths, rows: int, widest: int | None = None) -> int:
-    """Rows of float32, twice while they merge, and one Gram matrix a site."""
+    """Rows of float32, twice while they merge, and one Gram matrix per site."""
     columns = sum(width if widest is None else min(width, widest) for side in widths for width in side)
     return 8 * rows * columns + 8 * rows * rows * (len(widths[0]) + len(widths[1]))
 

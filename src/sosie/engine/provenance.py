@@ -135,7 +135,7 @@ class InputDigests:
 
 
 def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What a batch holds, with where; tokens without their padding, which hangs on what else is in the batch."""
+    """What a batch holds, with where; tokens without their padding, which depends on what else is in the batch."""
     if isinstance(batch, Mapping):
         for mask in (MASK, DECODER_MASK):
             if isinstance(batch.get(mask), Tensor) and batch[mask].ndim == 2:
@@ -150,7 +150,7 @@ def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """What is as long as its mask as a list, an item an input, of what the mask has left."""
+    """What is as long as its mask as a list, one item per input, of what the mask leaves."""
     kept = batch[mask] != 0
     return {
         key: [row[keep].tolist() for row, keep in zip(part, kept, strict=True)]

@@ -132,7 +132,7 @@ def _too_few(inputs: int, skip: int) -> ValueError:
 
 
 def chunk_on_cpu(sources: Sequence[Source], sides: Sequence[Side]) -> int | None:
-    """Inputs a chunk such that the widest activation stays in a CPU's cache; a GPU takes the loader's batches.
+    """Inputs per chunk such that the widest activation stays in a CPU's cache; a GPU takes the loader's batches.
 
     Forward passes are faster for it, and Gram matrices find their rows still in the cache.
     """

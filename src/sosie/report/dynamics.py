@@ -29,7 +29,7 @@ _SCRIPTS = (
     "dynamics_page",
 )
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
-SPARK = 24  # letters a small curve takes, at most
+SPARK = 24  # letters that a small curve takes, at most
 CURVE = "to the end"
 RULES = {
     "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
@@ -87,7 +87,7 @@ def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
 
 
 def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, most: int = SPARK) -> str:
-    """One letter a time, higher being nearer; at most so many of them, at even distances."""
+    """One letter per time, higher being nearer; at most so many of them, at even distances."""
     picked = values[np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
     if math.isclose(far, near, rel_tol=1e-5):  # apart by rounding alone
         return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)

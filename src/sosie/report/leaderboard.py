@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from ..results import Entry, Leaderboard
+from ..results import Entry, Leaderboard, counted
 from .page import render_page
 from .text import NARROWEST, print_columns, safe_text
 from .words import flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
-WIDE = 100  # letters a line, below which the two set points are left out
+WIDE = 100  # letters per line, below which the two set points are left out
 _COLUMNS = (
     ("ρ", "spearman", 2),
     ("r", "pearson", 2),
@@ -75,7 +75,8 @@ def sentences(found: Leaderboard) -> list[str]:
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
-        f"{len(level) or 'None'} of the {len(ranked) - 1} others cannot be told from it: resampling the training runs, "
+        f"{len(level) or 'None'} of the other {counted(len(ranked) - 1, 'measure')} cannot be distinguished from it: "
+        "resampling the training runs, "
         "the interval of the difference holds 0 for every kind of pair."
     )
     apart = [entry for entry in found if entry.auc == 1]

@@ -117,7 +117,7 @@ def _listed(names: Sequence[str], kind: str) -> str:
 
 
 def sentences(result: Comparison | Comparisons) -> list[str]:
-    """One a measure; the first leads."""
+    """One for each measure; the first leads."""
     if isinstance(result, Comparison):
         return [sentence(result, name) for name in result.values]
     return [sentence_of_all(result, name) for name in shared_measures(result)]

@@ -130,7 +130,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
         if len(comparison.values) != 1:
             raise ValueError(f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}")
         measure = next(iter(comparison.values))
-    comparison[measure]  # a wrong name is told before anything is drawn
+    comparison[measure]  # a wrong name is refused before anything is drawn
     figure = Figure(figsize=(7.5, height), layout="constrained")
     return figure, figure.add_subplot(), measure
 

@@ -38,7 +38,7 @@ from .words import doubts, note_on_weights, sentence, sentence_of_all, shorten, 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
-_BOUNDLESS = 100_000  # letters a line, where it is asked how many a table would take
+_BOUNDLESS = 100_000  # letters per line, to ask how many a table would take
 NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
 _PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
@@ -86,7 +86,7 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
 
 
 def _print_one_pair(result: Comparison, console: Console) -> None:
-    """One site a side, as outputs have it: a line for each measure."""
+    """One site on each side, as outputs have it: a line for each measure."""
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
     console.print(safe_text(console, f"{names}, {count:,} inputs", "bold"))

@@ -194,7 +194,7 @@ class Cost:
 
     measure: str
     probes: int | None
-    sites: int  # values: one a layer, of whole weights one a pair of layers
+    sites: int  # values: one per layer, for whole weights one per pair of layers
     forward_flops: int  # of both models
     measure_flops: int  # of the measure's own algebra
     seconds: float

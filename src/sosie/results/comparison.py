@@ -301,7 +301,7 @@ def share_distinguishable(values: Estimate) -> float | None:
 
 
 def correction(values: Estimate) -> str:
-    """How the deciding p-value was come by, in words."""
+    """Whether the deciding p-value is corrected for the search over pairs, in words."""
     if values.p_search is None:
         return "not corrected for the search"
     return "corrected for the search"

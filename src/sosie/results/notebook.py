@@ -1,4 +1,4 @@
-"""How a comparison shows itself in a notebook: a small table a measure, all names escaped."""
+"""How a comparison shows itself in a notebook: a small table for each measure, all names escaped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _scores(comparison: Comparison) -> str:
 
 
 def dynamics_as_html(found: Dynamics) -> str:
-    """A small table a measure: when each site settles; of two runs, how alike their last states are."""
+    """A small table for each measure: when each site settles; of two runs, how alike their last states are."""
     parts = []
     for measure in found.values:
         ends = found.to_end(measure)

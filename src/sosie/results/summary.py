@@ -214,7 +214,7 @@ def _sentence(
         return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
     unclear = by_chance(values)
     if unclear is not None and unclear[np.isfinite(values.value)].all():
-        return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
+        return f"By {measure}, nothing that {a.name} and {b.name} have in common is distinguishable from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     layers, others = layers_of(comparison)
     if np.isnan(diagonal[layers]).all():  # the whole has a value, and no layer has
