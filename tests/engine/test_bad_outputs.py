@@ -28,7 +28,7 @@ def test_wrong_arguments() -> None:
         sosie.compare_outputs(3, a, X)
     with pytest.raises(ValueError, match="debiased_cka: of layers"):
         sosie.compare_outputs(a, b, X, measures="debiased_cka")
-    with pytest.raises(ValueError, match="agreement: .*use compare_outputs"):
+    with pytest.raises(ValueError, match=r"agreement: .*use compare_outputs"):
         sosie.compare(a, b, X, measures="agreement")
     with pytest.raises(ValueError, match="no measures"):
         sosie.compare_outputs(a, b, X, measures=[])

@@ -21,8 +21,7 @@ from sosie.capture import Share
 from sosie.engine.collect import gather
 from sosie.engine.distributed import RankFailed, SingleProcess
 from sosie.engine.partial import Partial
-from sosie.results import Side
-from sosie.results import ARRAYS, Comparison, Comparisons
+from sosie.results import ARRAYS, Comparison, Comparisons, Side
 
 Answers = dict[str, list[Any]]  # of each process, by what it did
 DOUBTS: dict[str, Any] = {"precision": "float64", "null": "permutation", "draws": 25, "interval": True}

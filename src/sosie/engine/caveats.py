@@ -235,7 +235,7 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
         yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
 
 
-# Doubts about the data: one direction, one row or one mean may decide what a measure says
+# About the data: one direction, one row or one mean may decide what a measure says
 
 ONE_DIRECTION = 0.8  # Σλ² / (Σλ)² above which a single direction holds some nine tenths of the variance
 ONE_ROW = 0.5  # share of the squared Gram matrix that a single row may make up

@@ -96,9 +96,9 @@ class Distributed(SingleProcess):
             self._teach(learner)
 
     def _teach(self, learner: Any) -> bool:
-        found = self.once(learner.learnt)
+        learnt = self.once(learner.learnt)
         if not self.first:
-            learner.learn(found)
+            learner.learn(learnt)
         return True
 
     def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
@@ -110,15 +110,15 @@ class Distributed(SingleProcess):
             dist.send_object_list([mine], dst=0, group=self._gloo())
             return
         for rank in range(1, self.share.of):
-            found: list[Any] = [None]
-            dist.recv_object_list(found, src=rank, group=self._gloo())
-            absorb(found[0])
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=rank, group=self._gloo())
+            absorb(received[0])
 
     def once(self, make: Callable[[], T]) -> T:
-        found: list[Any] = [make() if self.first else None]
+        made: list[Any] = [make() if self.first else None]
         self._meet("")
-        dist.broadcast_object_list(found, src=0, group=self._gloo())
-        return found[0]
+        dist.broadcast_object_list(made, src=0, group=self._gloo())
+        return made[0]
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, who will say so and end."""
@@ -176,14 +176,14 @@ def together(spread: bool) -> Iterator[SingleProcess]:
     if not (spread and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         yield SingleProcess()
         return
-    found = Distributed()
+    ranks = Distributed()
     try:
-        yield found
+        yield ranks
     except BaseException as error:
-        found.fail(error)
+        ranks.fail(error)
         raise
     finally:
-        found.close()
+        ranks.close()
 
 
 @contextmanager

@@ -82,9 +82,9 @@ def measure(
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
     sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
-    found = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
-    if doubts := dict.fromkeys(caveat.text for caveat in found):
-        warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=3)  # past what `products` puts around this
+    caveats = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
+    if texts := dict.fromkeys(caveat.text for caveat in caveats):
+        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=3)  # past what `products` puts around this
     return value
 
 
@@ -225,9 +225,9 @@ def _map(given: Any, label: str) -> Tensor:
                 f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}"
             )
     try:
-        found = chain_products(factors)[-1]
+        product = chain_products(factors)[-1]
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from error
-    if not bool(found.any()):
+    if not bool(product.any()):
         raise ValueError(f"{label} is zero: no similarity is defined")
-    return found
+    return product

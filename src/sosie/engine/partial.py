@@ -210,7 +210,7 @@ class Partial:
 
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **asked: Any) -> Comparison:
     """The values of saved statistics of several parts of the data, merged in the order given."""
-    if any(asked.values()):
+    if any(value not in (None, False) for value in asked.values()):
         raise ValueError(
             "saved statistics are merged as they were collected: measures, null and interval are chosen then"
         )

@@ -55,8 +55,8 @@ def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
         return None
     if measure.by_chance is not None and not isinstance(statistic, Grams):
         ranks_a, ranks_b = ([int(scatter.rank) for scatter in side] for side in statistic.scatters)
-        found = np.array([[measure.by_chance(statistic.n, r, s) for s in ranks_b] for r in ranks_a])
-        return Chance(found[..., 0], found[..., 1])
+        moments = np.array([[measure.by_chance(statistic.n, r, s) for s in ranks_b] for r in ranks_a])
+        return Chance(moments[..., 0], moments[..., 1])
     if measure.reads is DebiasedAlignment:
         view = statistic.alignment(DebiasedAlignment)
         mean = torch.zeros_like(view.xy)
@@ -125,7 +125,9 @@ def by_draws(
     if others := [m for m in measures if m.name not in values]:
         shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
         start = time.monotonic()
-        found = {name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()}
+        as_they_are = {
+            name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()
+        }
         # The first time takes longer than each draw, so this is a bound.
         if (seconds := (time.monotonic() - start) * draws) > LONG:
             warnings.warn(
@@ -133,13 +135,13 @@ def by_draws(
                 "rows='mean', take less",
                 stacklevel=2,
             )
-        each_draw: dict[str, list[Array]] = {name: [] for name in found}
+        each_draw: dict[str, list[Array]] = {name: [] for name in as_they_are}
         with Progress(f"chance for {names}", draws, "draws") as bar:
             for shuffle in shuffles:
                 for name, each in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
                     each_draw[name].append(as_array(each.matrix(shape)))
                 bar.advance()
-        values |= found
+        values |= as_they_are
         drawn |= {name: np.stack(arrays) for name, arrays in each_draw.items()}
     return {m.name: replace(judged(m, values[m.name], drawn[m.name]), rows=fewer) for m in measures}
 

@@ -156,37 +156,37 @@ def _cell(value: Any) -> str:
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
-def print_costs(found: Costs, console: Console | None = None) -> None:
+def print_costs(costs: Costs, console: Console | None = None) -> None:
     """A line for each measure and number of inputs, and how many times the least it takes."""
     console = console or Console()
-    names = " and ".join(dict.fromkeys(visible(name) for name in found.models))
-    console.print(safe_text(console, f"One pair of models ({names}), on {visible(found.device)}", "bold"))
+    names = " and ".join(dict.fromkeys(visible(name) for name in costs.models))
+    console.print(safe_text(console, f"One pair of models ({names}), on {visible(costs.device)}", "bold"))
     room = max(console.width - 62, NARROWEST)
-    least = min((cost.flops for cost in found if cost.flops), default=0)
+    least = min((cost.flops for cost in costs if cost.flops), default=0)
     rows = (
         [
             safe_text(console, shorten(visible(cost.measure), room)),
             "none" if cost.probes is None else f"{cost.probes:,}",
             *_numbers(cost, least),
         ]
-        for cost in found
+        for cost in costs
     )
     heads = ["measure", "inputs", "FLOPs", "forward", "own", "× least", "time", "memory"]
     print_columns(console, heads, rows)
-    for text in sentences(found):
+    for text in sentences(costs):
         console.print(safe_text(console, text, "dim"))
-    print_note(console, note_on_weights(found.provenance))
+    print_note(console, note_on_weights(costs.provenance))
 
 
-def sentences(found: Costs) -> list[str]:
+def sentences(costs: Costs) -> list[str]:
     """What the numbers are of."""
-    own = {cost.measure: cost for cost in found}
+    own = {cost.measure: cost for cost in costs}
     sites = sorted({cost.sites for cost in own.values()})
     lines = [
         "FLOPs: multiplications and additions of products, convolutions and factorisations, in both forward passes and "
         f"in the measure itself, for {' or '.join(map(str, sites))} values. Elementwise work is not counted.",
-        f"memory: the most {visible(found.memory)} at a time, beyond the models and the inputs. Rows of activations: "
-        f"{visible(found.rows_rule)}.",
+        f"memory: the most {visible(costs.memory)} at a time, beyond the models and the inputs. Rows of activations: "
+        f"{visible(costs.rows_rule)}.",
     ]
     for cost in own.values():
         if cost.unknown:

@@ -35,8 +35,8 @@ from ..results import (
 )
 from .colour import data_scale, full_scale, ramp
 from .words import (
+    caveat_groups,
     direction,
-    doubts,
     extent,
     flat,
     in_a_sentence,
@@ -63,9 +63,9 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     brief = many and _numbers(pairs) > MOST_NUMBERS
     sides: dict[Side, int] = {}
     records: dict[tuple[tuple[str, str], ...], int] = {}
-    found = []
+    pairs_shown = []
     for (i, j), comparison in pairs:
-        found.append(
+        pairs_shown.append(
             {
                 "i": i,
                 "j": j,
@@ -90,7 +90,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
         "records": [list(map(list, record)) for record in records],
         "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
         "models": _models(result) if isinstance(result, Comparisons) else [],
-        "pairs": found,
+        "pairs": pairs_shown,
     }
 
 
@@ -136,7 +136,7 @@ def packed(array: np.ndarray) -> str:
 
 def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     values, summary = comparison[name], summarise(comparison, name)
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "name": visible(name),
         "sentence": sentence(comparison, name),
         "partner": list(summary.depth_partner),
@@ -148,16 +148,16 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
-            for d in doubts(comparison, name)
+            for d in caveat_groups(comparison, name)
         ],
         **_reading(values),
     }
     given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
-    found["dropped"] = [kind for kind in given if brief and kind in _SPARED]
-    found.update({kind: packed(array) for kind, array in given.items() if kind not in found["dropped"]})
-    found["correction"] = None if by_chance(values) is None else correction(values)
-    found["calibrated"] = None if "null" in found["dropped"] else _calibrated(values)
-    return found
+    shown["dropped"] = [kind for kind in given if brief and kind in _SPARED]
+    shown.update({kind: packed(array) for kind, array in given.items() if kind not in shown["dropped"]})
+    shown["correction"] = None if by_chance(values) is None else correction(values)
+    shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
+    return shown
 
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
@@ -194,11 +194,11 @@ def _reading(values: Estimate) -> dict[str, Any]:
 
 def _models(result: Comparisons) -> list[dict[str, Any]]:
     """A model by model matrix for each measure that every pair has."""
-    found = []
+    models = []
     for name in shared_measures(result):
         values = between_models(result, name)
-        found.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
-    return found
+        models.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
+    return models
 
 
 def between_models(result: Comparisons, measure: str) -> Estimate:
@@ -282,12 +282,12 @@ def write_report(
 
 
 def render(result: Comparison | Comparisons) -> str:
-    found = sentences(result)
+    lines = sentences(result)
     return render_page(
         title=title(result),
         question="How much is there to adapt?" if _is_transfer(result) else "How alike are they?",
-        lead=found[0] if found else "Nothing was measured.",
-        others=found[1:],
+        lead=lines[0] if lines else "Nothing was measured.",
+        others=lines[1:],
         kind="measures",
         data=contents(result),
         scripts=_SCRIPTS,
@@ -330,9 +330,9 @@ def render_page(
     )
 
 
-def as_script_data(found: dict[str, Any]) -> Markup:
+def as_script_data(data: dict[str, Any]) -> Markup:
     """JSON that may stand inside a script element, whatever its strings contain."""
-    text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPES))
 
 

@@ -33,7 +33,7 @@ from ..results import (
     written_p,
 )
 from .page import sentences
-from .words import doubts, note_on_weights, sentence, sentence_of_all, shorten, visible
+from .words import caveat_groups, note_on_weights, sentence, sentence_of_all, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
@@ -78,9 +78,9 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
         console.print(safe_text(console, sentence(result, measure), "bold"))
         print_whole(_matches(result, measure, console, full), console)
         _legend(result[measure], console)
-        found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
-        hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
-        _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
+        lines = [f"{group.text} ({group.reach})" for group in caveat_groups(result, measure)]
+        hidden = 0 if full else max(len(lines) - MOST_CAVEATS, 0)
+        _bullets(console, lines[: len(lines) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
     if not result.values:
         console.print("Nothing was measured.")
 
@@ -167,15 +167,15 @@ def _legend(values: Estimate, console: Console) -> None:
 
 
 def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
-    found = summarise(result, measure)
+    summary = summarise(result, measure)
     names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
     shown = _shown(len(result.side_a.sites), full)
     crowded = len(_titles(result[measure])) > 3
     gap = 2 if crowded else 3
-    visible_in_two = np.nanmax(np.abs(found.best), initial=0) >= 0.1
+    visible_in_two = np.nanmax(np.abs(summary.best), initial=0) >= 0.1
     for digits in (3, 2)[: 1 + visible_in_two]:  # one digit less where names would have to be cut for it
         heads = [names[0], f"best in {names[1]}", *_titles(result[measure])]
-        rows = [_row(result, found, i, console, digits) for i in shown]
+        rows = [_row(result, summary, i, console, digits) for i in shown]
         plain = [[str(cell) for cell in row] for row in rows]
         lines = [[max(map(len, head.split("\n")), default=0) for head in heads], *([len(c) for c in r] for r in plain)]
         widths = [max(column) for column in zip(*lines, strict=True)]
@@ -198,26 +198,26 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
 
 
 def _titles(values: Estimate) -> list[str]:
-    """Of the columns of numbers: value, what is known of its doubt, and the value at the same depth."""
+    """Of the columns of numbers: value, how far it can be trusted, and the value at the same depth."""
     ranged = ["interval"] if values.low is not None and values.high is not None else []
     chance = ["chance"] if values.null is not None else []
     p = ["p"] if decisive_p(values) is not None else []
     return ["value", *ranged, *chance, *p, "same\ndepth" if chance or p else "same depth"]
 
 
-def _row(result: Comparison, found: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
+def _row(result: Comparison, summary: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
     """A layer of A, its best match, the numbers in the order of their titles."""
-    values = result[found.measure]
+    values = result[summary.measure]
     if i is None:
         hidden = len(result.side_a.sites) - MOST_ROWS
         return [Text(f"… {hidden} more"), *[Text()] * (1 + len(_titles(values)))]
-    j = found.best_partner[i]
+    j = summary.best_partner[i]
     names = [result.side_a.sites[i], "none" if j is None else result.side_b.sites[j]]
     return [
         *(Text(_letters(console, name)) for name in names),
         _value(values, i, j, digits),
-        *(Text(_letters(console, cell)) if cell else Text() for cell in _doubt(values, i, j, digits)),
-        _value(values, i, found.depth_partner[i], digits),
+        *(Text(_letters(console, cell)) if cell else Text() for cell in _uncertainty(values, i, j, digits)),
+        _value(values, i, summary.depth_partner[i], digits),
     ]
 
 
@@ -231,7 +231,7 @@ def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
     return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
 
 
-def _doubt(values: Estimate, i: int, j: int | None, digits: int) -> list[str]:
+def _uncertainty(values: Estimate, i: int, j: int | None, digits: int) -> list[str]:
     """Interval, chance and p of a pair, those that there are."""
     cells, p = [], decisive_p(values)
     if values.low is not None and values.high is not None:
@@ -338,8 +338,8 @@ def _by_text(result: Comparison) -> dict[str, list[str]]:
     """Every caveat once, with the measures that it is about."""
     measures: dict[str, list[str]] = {}
     for name in result.values:
-        for doubt in doubts(result, name):
-            measures.setdefault(doubt.text, []).append(name)
+        for group in caveat_groups(result, name):
+            measures.setdefault(group.text, []).append(name)
     return measures
 
 
@@ -387,17 +387,17 @@ def print_transfer(result: Comparison | Comparisons, console: Console, *, full: 
     if isinstance(result, Comparison):
         _print_layers(result, console, full)
         return
-    found = least_first(result)
+    ranked = least_first(result)
     console.print(safe_text(console, sentence_of_all(result, MEAN_EMBEDDING), "bold"))
-    several = len({c.side_b.name for c in found}) > 1
-    names = [visible(c.side_a.name) + (f" on {visible(c.side_b.name)}" if several else "") for c in found]
-    cells = [[_digits(over_sites(c, name)) for name in TRANSFER] for c in found]
+    several = len({c.side_b.name for c in ranked}) > 1
+    names = [visible(c.side_a.name) + (f" on {visible(c.side_b.name)}" if several else "") for c in ranked]
+    cells = [[_digits(over_sites(c, name)) for name in TRANSFER] for c in ranked]
     _table("model", names, cells, console)
     console.print(safe_text(console, f"Means over layers, {_LEAST}.", "dim"))
     if not full:
-        _bullets(console, [sentence(c, MEAN_EMBEDDING) for c in found])
-        _print_doubts(found, console)
-    for comparison in found if full else ():
+        _bullets(console, [sentence(c, MEAN_EMBEDDING) for c in ranked])
+        _print_caveats(ranked, console)
+    for comparison in ranked if full else ():
         console.print()
         _print_layers(comparison, console, full)
 
@@ -421,7 +421,7 @@ def _print_layers(result: Comparison, console: Console, full: bool) -> None:
     if wide:
         text = f"Sampled or sketched, the 95 % intervals at their widest: {', '.join(wide.values())}."
         console.print(safe_text(console, text, "dim"))
-    _print_doubts([result], console)
+    _print_caveats([result], console)
 
 
 def _digits(value: float) -> str:
@@ -440,13 +440,13 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], cons
     print_columns(console, [title, *titles], lines)
 
 
-def _print_doubts(results: Sequence[Comparison], console: Console) -> None:
+def _print_caveats(results: Sequence[Comparison], console: Console) -> None:
     """Every caveat once, with the scores and, where they are not all of them, the layers that it is about."""
-    found: dict[str, dict[str, None]] = {}
+    abouts: dict[str, dict[str, None]] = {}
     for result in results:
         for name in result.values:
-            for doubt in doubts(result, name):
-                sites = [] if doubt.everywhere else [result.side_a.sites[i] for i, _ in doubt.where if i is not None]
+            for group in caveat_groups(result, name):
+                sites = [] if group.everywhere else [result.side_a.sites[i] for i, _ in group.where if i is not None]
                 about = f"{name} of {', '.join(map(visible, sites))}" if sites else name
-                found.setdefault(doubt.text, {})[about] = None
-    _bullets(console, [f"{text} ({', '.join(about)})" for text, about in found.items()], "yellow")
+                abouts.setdefault(group.text, {})[about] = None
+    _bullets(console, [f"{text} ({', '.join(about)})" for text, about in abouts.items()], "yellow")

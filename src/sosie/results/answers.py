@@ -159,10 +159,10 @@ class Clusters(Answer):
     @property
     def groups(self) -> list[list[str]]:
         """The names in each."""
-        found: dict[int, list[str]] = {}
+        members: dict[int, list[str]] = {}
         for row in self.found:
-            found.setdefault(row["cluster"], []).append(row["name"])
-        return [found[number] for number in sorted(found)]
+            members.setdefault(row["cluster"], []).append(row["name"])
+        return [members[number] for number in sorted(members)]
 
     def sentence(self) -> str:
         count, silhouette = self.asked["clusters"], self.asked["silhouette"]

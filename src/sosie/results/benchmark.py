@@ -51,11 +51,11 @@ class Entry:
 
     def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
         """With agreement, the mean over the kinds of pairs; None unless every kind has one."""
-        found = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
+        coefficients = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
         missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
-        if not found or None in found or missing:
+        if not coefficients or None in coefficients or missing:
             return None
-        return fmean(one["value"] for one in found)
+        return fmean(one["value"] for one in coefficients)
 
     @property
     def moved_in_vain(self) -> float | None:
@@ -226,11 +226,11 @@ class Costs:
 
     def of(self, measure: str, probes: int | None = None) -> Cost:
         """The row of a measure; `probes` may be left out where it has one row."""
-        found = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
-        if len(found) != 1:
+        rows = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
+        if len(rows) != 1:
             there = ", ".join(f"{cost.measure} ({cost.probes or 'no'} probes)" for cost in self.costs)
-            raise KeyError(f"{len(found)} rows of {measure!r} with probes={probes}; there are {there}")
-        return found[0]
+            raise KeyError(f"{len(rows)} rows of {measure!r} with probes={probes}; there are {there}")
+        return rows[0]
 
     def ratios(self, measure: str, over: str) -> dict[int, float]:
         """Operations of one measure over those of another that needs no inputs, by number of inputs."""

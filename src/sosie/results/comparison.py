@@ -1,4 +1,4 @@
-"""What a comparison found: values with the rows they rest on, their doubt, and where they came from."""
+"""What a comparison found: values with the rows they rest on, how far they can be trusted, and where they came from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Caveat:
-    """A doubt in words; about one site of A, one of B, a pair, or (both None) all values."""
+    """What must be known to read a value; about one site of A, one of B, a pair, or (both None) all values."""
 
     text: str
     site_a: str | None = None
@@ -185,13 +185,13 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each measure and pair of sites."""
-        found = []
+        rows = []
         for name, values in self.values.items():
             arrays = {kind: getattr(values, kind) for kind in (*ARRAYS[1:-1], "score", ARRAYS[-1])}
             for i, site_a in enumerate(self.side_a.sites):
                 for j, site_b in enumerate(self.side_b.sites):
                     caveats = dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
-                    found.append(
+                    rows.append(
                         {
                             "measure": name,
                             "site_a": site_a,
@@ -202,16 +202,16 @@ class Comparison:
                             "caveats": list(caveats),
                         }
                     )
-        return found
+        return rows
 
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
         """For each site of A the site of B that is closest, by the measure's own direction."""
         values = self[self._only(measure)]
-        found = []
+        matches = []
         for i, j in enumerate(closest(values)):
             site_b, value = (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
-            found.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
-        return found
+            matches.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
+        return matches
 
     def to_pandas(self) -> pandas.DataFrame:
         """`rows()` as a data frame."""
@@ -226,11 +226,11 @@ class Comparison:
 
         scalars = {}
         for name in self.values:
-            found = summarise(self, name)
-            if found.best_mean is not None:
-                scalars[f"sosie/{name}/best_match"] = found.best_mean
-            if found.diagonal_mean is not None:
-                scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
+            summary = summarise(self, name)
+            if summary.best_mean is not None:
+                scalars[f"sosie/{name}/best_match"] = summary.best_mean
+            if summary.diagonal_mean is not None:
+                scalars[f"sosie/{name}/same_depth"] = summary.diagonal_mean
             share = share_distinguishable(at_layers(self, name))
             if share is not None:
                 scalars[f"sosie/{name}/distinguishable"] = share

@@ -128,7 +128,7 @@ class Dynamics:
             raise ValueError(f"within={within!r}: a distance of at least 0, for measures where lower is closer")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold={threshold!r}: from 0 to 1; within= gives a distance")
-        found: dict[str, int | None] = {}
+        steps: dict[str, int | None] = {}
         for site, row in zip(self.sites, near, strict=True):
             if values.closer == "up":
                 reached = row >= threshold - 1e-12  # rounding is no reason to be late
@@ -136,17 +136,17 @@ class Dynamics:
                 reached = row <= ((1 - threshold) * row[0] if within is None else within) + 1e-12
             late = np.flatnonzero(~reached)
             first = 0 if not late.size else int(late[-1]) + 1
-            found[site] = self.steps_a[first] if first < len(self.steps_a) else None
-        return found
+            steps[site] = self.steps_a[first] if first < len(self.steps_a) else None
+        return steps
 
     def order(self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None) -> Order:
         """Which sites settle first, and whether that goes with depth."""
-        found = self.settled(threshold, measure, within=within)
+        steps = self.settled(threshold, measure, within=within)
         place = {site: k for k, site in enumerate(self.sites)}
-        sites = sorted(found, key=lambda site: (math.inf if found[site] is None else found[site], place[site]))
-        known = [(place[site], step) for site, step in found.items() if step is not None]
+        sites = sorted(steps, key=lambda site: (math.inf if steps[site] is None else steps[site], place[site]))
+        known = [(place[site], step) for site, step in steps.items() if step is not None]
         correlation = rank_correlation(known) if self.by_depth else None
-        return Order(tuple(sites), tuple(found[site] for site in sites), correlation)
+        return Order(tuple(sites), tuple(steps[site] for site in sites), correlation)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each measure, site and pair of times."""

@@ -18,8 +18,8 @@ WHOLE = "all"  # their site that is no layer: every parameter as one vector, or 
 
 def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
     """The numbers of the sites that are layers; of a whole model alone, that."""
-    found = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
-    return found or list(range(len(sites)))
+    numbers = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
+    return numbers or list(range(len(sites)))
 
 
 def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
@@ -107,21 +107,21 @@ def sites_least_first(comparison: Comparison) -> list[int]:
 
 def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) -> str:
     """Which model has least to adapt, and which most; of other scores the lowest and the highest."""
-    found = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
-    if not found:
+    ranked = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
+    if not ranked:
         return f"{measure} is undefined everywhere."
-    datas = dict.fromkeys(c.side_b.name for c in found)
+    datas = dict.fromkeys(c.side_b.name for c in ranked)
     alone = len(datas) == 1
-    found.sort(key=lambda c: over_sites(c, measure))
-    first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (found[0], found[-1]))
-    low, high = (f"{over_sites(c, measure):.3g}" for c in (found[0], found[-1]))
+    ranked.sort(key=lambda c: over_sites(c, measure))
+    first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (ranked[0], ranked[-1]))
+    low, high = (f"{over_sites(c, measure):.3g}" for c in (ranked[0], ranked[-1]))
     where = f"On {next(iter(datas))}, " if alone else ""
-    if low == high and len(found) > 1:
-        return f"{where}all {len(found)} have the same {measure} ({low}, mean over layers)."
+    if low == high and len(ranked) > 1:
+        return f"{where}all {len(ranked)} have the same {measure} ({low}, mean over layers)."
     if measure != MEAN_EMBEDDING:
         return f"{where}{measure} goes from {first} ({low}, mean over its layers) up to {last} ({high})."
     text = f"{where}{first} has the least to adapt ({measure} {low}, mean over its layers)"
-    return f"{text}." if len(found) == 1 else f"{text}, {last} the most ({high})."
+    return f"{text}." if len(ranked) == 1 else f"{text}, {last} the most ({high})."
 
 
 MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
@@ -176,8 +176,8 @@ def _partners(comparison: Comparison) -> tuple[int, ...]:
     rows, columns = layers_of(comparison)
     whole = [j for j, site in enumerate(comparison.side_b.sites) if site == WHOLE]
     other = (whole or [len(comparison.side_b.sites) - 1])[-1]
-    found = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
-    return tuple(found.get(i, other) for i in range(len(comparison.side_a.sites)))
+    partners = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
+    return tuple(partners.get(i, other) for i in range(len(comparison.side_a.sites)))
 
 
 def mean_at_same_depth(value: Array) -> float | None:
