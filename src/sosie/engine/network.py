@@ -108,13 +108,16 @@ class Network:
         return Digest({**self.model.state_dict(), "prepare": _stable_name(self.prepare)})
 
     @property
-    def home(self) -> torch.device | None:
-        """The device of the model's first parameter or buffer; None for a model without any."""
+    def home(self) -> torch.device:
+        """The device of the model's first parameter or buffer; the CPU for a model without any."""
+        return self._own_device() or torch.device("cpu")
+
+    def _own_device(self) -> torch.device | None:
         first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
         return None if first is None else first.device
 
     def on_cpu(self) -> bool:
-        return self.home is None or self.home.type == "cpu"
+        return self.home.type == "cpu"
 
     # Running the model
 
@@ -135,9 +138,9 @@ class Network:
                 self._seen = None
 
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with: copies, on its device."""
+        """What the model is called with: copies, on its device; where it has none, on that of the data."""
         return model_arguments(
-            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._own_device()
         )
 
     def outputs(self, chunk: Chunk) -> Tensor:

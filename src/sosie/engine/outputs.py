@@ -238,7 +238,7 @@ class Stimuli:
                 shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, **how))
                 continue
             for k, network in attacked.items():
-                here = images.to(network.home or "cpu")
+                here = images.to(network.home)
                 shown[shift.label, k] = replace(chunk, batch=shift.attack(logits(k, chunk), here, labels, **how))
         return shown
 
