@@ -393,7 +393,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
         (nn.Linear(3, 5), random(4, 2, 3).float(), r"shape \(2, 2, 5\)"),
         (nn.Sequential(nn.Linear(3, 5), nn.Softmax(1)), random(4, 3).float(), "probabilities, not logits"),
         (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), random(4, 3).float(), "running statistics"),
-        (np.zeros((4, 3)), random(4, 3), "saved predictions have no parameters"),
+        (np.zeros((4, 3)), random(4, 3), "ndarray is no model"),
     ],
 )
 def test_what_has_no_fisher_information_is_said_in_words(model: Any, x: Tensor, words: str) -> None:
@@ -404,11 +404,11 @@ def test_what_has_no_fisher_information_is_said_in_words(model: Any, x: Tensor, 
 def test_bad_options_are_said_in_words() -> None:
     model, x = mlp(), random(4, 8).float()
     for options, words in (
-        ({"draws": 0}, "draws must be at least 1"),
+        ({"draws": 0}, "draws must be .*at least 1"),
         ({"average": "layers"}, "'parameters' or 'filters'"),
         ({"leave_out": "9.weight"}, "no parameter '9.weight'; did you mean"),
         ({"leave_out": "*"}, "no parameters are left"),
-        ({"max_rows": 0}, "max_rows must be at least 1"),
+        ({"max_rows": 0}, "max_rows must be .*at least 1"),
     ):
         with pytest.raises(ValueError, match=words):
             task2vec(model, x, **options)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..engine import caveats
-from ..engine.evaluate import by_pair, constant_sites
+from ..engine.pairs import by_pair, constant_sites
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
 from ..measures import Measure, find, snap_to_bounds
@@ -330,7 +330,8 @@ def _compared(
     models = [*a.about.get("models", []), *b.about.get("models", [])]
     about = provenance(settings=settings, models=models, data=a.about.get("data"))
     rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))
-    return Comparison(*sides, values, f"{rule}, {kernel} kernel", {**about, "inputs": a.about.get("inputs", a.n)})
+    about["inputs"] = a.about.get("inputs", a.n)
+    return Comparison(*sides, values, f"{rule}, {kernel} kernel", about, kind="sketches")
 
 
 def _apart(a: Side, b: Side) -> tuple[Side, Side]:

@@ -18,18 +18,23 @@ from torch.nn.functional import one_hot
 
 from ..capture import Batches, Chunk, SilentSite, nearest, recut, unwrap, watch
 from ..data import open_data
-from ..engine.answering import Labels, ModelAnswering, open_answering
+from ..engine.network import Network
+from ..engine.outputs import Labels
 from ..engine.provenance import provenance
 from ..files import DamagedFile
 from ..progress import Progress
-from ..stats import check_labels, load_statistics, row_hash, save_statistics
+from ..stats import Reader, check_labels, load_statistics, row_hash, save_statistics
 from .squared_gradients import SquaredGradients
 
 # Classifiers and the labels that they themselves would give: p(y|x) from the logits
 
 
-class Classifier(ModelAnswering):
+class Classifier(Network):
     """A model that is run for its logits, (n, classes); any other answer is an error in words."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reader = Reader(self.name)
 
     def outputs(self, chunk: Chunk) -> Tensor:
         logits = super().outputs(chunk)
@@ -43,28 +48,12 @@ class Classifier(ModelAnswering):
 
     def log_p(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The logits and their log-probabilities, both in float64."""
-        self.reader.name = self.name
         answers = self.reader.read(logits.detach() if logits.device.type in ("cpu", "cuda") else logits.detach().cpu())
         if answers.scores is None or answers.log_p is None or answers.kind != "logits":
             raise ValueError(
                 f"{self.name}: the outputs are {answers.kind}, not logits: leave the softmax at the end out"
             )
         return answers.scores, answers.log_p
-
-
-def open_classifier(
-    model: Any,
-    *,
-    prepare: Callable[[Any], Any] | None,
-    inputs: Callable[[Any], Any] | None,
-    device: str | torch.device | None,
-) -> Classifier:
-    """From a module or a model's specification."""
-    found = open_answering(model, None, kind="auto", prepare=prepare, inputs=inputs, device=device)
-    if not isinstance(found, ModelAnswering):
-        raise TypeError(f"{found.name}: saved predictions have no parameters; give the model itself")
-    options = {"model": found.model, "prepare": found.prepare, "inputs": found.inputs, "weights": found.weights}
-    return Classifier(found.name, found.reader, found.device, **options)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -80,7 +69,7 @@ def chunks_of(source: Classifier, data: Any, max_rows: int | None, task: str) ->
             yield chunk
             bar.advance(chunk.count)
 
-    with source.opened(), Progress(f"{task} of {source.name}", total, "inputs") as bar:
+    with source.borrowed(), Progress(f"{task} of {source.name}", total, "inputs") as bar:
         yield counted(bar)
 
 
@@ -206,7 +195,7 @@ def task2vec(
         raise ValueError(f"average is 'parameters' or 'filters', got {average!r}")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    source = open_classifier(model, prepare=prepare, inputs=inputs, device=device)
+    source = Classifier.of(model, prepare=prepare, inputs=inputs, device=device)
     n = classes = 0
 
     def cotangents(logits: Tensor) -> list[Tensor]:
@@ -335,7 +324,7 @@ def fisher_rao_norm(
         raise ValueError(f"layers is the number of hidden layers, got {layers}")
     if labels is not None and under != "labels":
         raise ValueError(f"labels were given, but under={under!r} does not read them")
-    source = open_classifier(model, prepare=prepare, inputs=inputs, device=device)
+    source = Classifier.of(model, prepare=prepare, inputs=inputs, device=device)
     given = Labels(labels)
     total, n = 0.0, 0
     with chunks_of(source, data, max_rows, "Fisher–Rao norm") as chunks:

@@ -232,6 +232,7 @@ class _One:
             {name: self._values(name) for name in TRANSFER},
             made.rows_rule,
             {key: value for key, value in about.items() if key != "settings"},
+            kind="transfer",
         )
 
     def _values(self, name: str) -> Estimate:

@@ -283,7 +283,7 @@ class GradientSource(Network):
             with torch.inference_mode(False):  # where the caller has it on, nothing could be differentiated
                 with torch.no_grad():
                     args, kwargs = model_arguments(
-                        chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
+                        chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
                     )
                 self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
                 with torch.enable_grad():
@@ -303,7 +303,7 @@ class GradientSource(Network):
             self.predictive.check(answer, chunk.count)
             self._checked = True
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
-        home = self._home()
+        home = self.home
         # Under autocast what is made of the gradients would come out in half precision.
         with without_autocast("cpu" if home is None else home.type):
             pulls = self.predictive.pull(answer, chunk.batch, mask)
