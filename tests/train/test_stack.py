@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.models import AtomConv2d
-from sosie.train.step import optimiser_of
+from sosie.train import Recipe
 from sosie.train.together import Stack, network, stacked_state, state_of, without_numbers
+
+RECIPE = Recipe(epochs=1, rate=0.1, optimiser="sgd")
 
 
 def model(seed: int, *, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -35,7 +37,7 @@ def alone(start: nn.Module, x: Tensor, y: Tensor, trains: set[str], pull: Any = 
     one = copy.deepcopy(start).train()
     for name, p in one.named_parameters():
         p.requires_grad_(name in trains)
-    stepper = optimiser_of([p for p in one.parameters() if p.requires_grad], "sgd", 0.1, 0.0, 0.9)
+    stepper = RECIPE.make_optimiser([p for p in one.parameters() if p.requires_grad])
     for _ in range(steps):
         loss = functional.cross_entropy(one(x), y)
         if pull is not None:
@@ -50,7 +52,7 @@ def alone(start: nn.Module, x: Tensor, y: Tensor, trains: set[str], pull: Any = 
 
 
 def learnt(stack: Stack, x: Tensor, y: Tensor, pull: Any = None, steps: int = 3) -> None:
-    stepper = optimiser_of(stack.trained.values(), "sgd", 0.1, 0.0, 0.9, fused=True)
+    stepper = RECIPE.make_optimiser(stack.trained.values(), fused=True)
     for _ in range(steps):
         stack.learn(x, y, stepper, pull)
 

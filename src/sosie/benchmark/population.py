@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..data import CORRUPTIONS, ImageData, ImageFolder, attack, corrupt, open_images
 from ..files import DamagedFile, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
-from ..train import fit_together
+from ..train import Recipe, fit_together
 
 # How large a benchmark is: which networks, which images, which shifts
 
@@ -364,9 +364,11 @@ def _trained(
     epochs: Sequence[int],
     strategy: str,
 ) -> dict[str, Tensor]:
+    attack = None if strategy == "standard" else strategy
+    recipe = Recipe(max(epochs), scale.batch, scale.rate, schedule="constant", attack=attack)
     found = fit_together(
-        make, len(seeds), images.train, images.train_labels, epochs=max(epochs), seeds=seeds, strategy=strategy,
-        keep=epochs, batch=scale.batch, rate=scale.rate, task=f"training {len(seeds)} networks, {strategy}",
+        make, len(seeds), images.train, images.train_labels, recipe=recipe, seeds=seeds, keep=epochs,
+        task=f"training {len(seeds)} networks, {strategy}",
     )  # fmt: skip
     return {f"{checkpoint.epoch}/{key}": value for checkpoint in found for key, value in checkpoint.state.items()}
 

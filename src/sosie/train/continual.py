@@ -16,9 +16,9 @@ from torch.nn.utils import skip_init
 from ..capture.restore import evaluating
 from ..models import atom_layers, freeze
 from ..stats import AtomTable
-from .heads import features, find_head, refit_head
+from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
-from .step import Prepare, floats
+from .recipe import Prepare, Recipe, floats
 
 # What learning tasks one after another came to
 
@@ -112,20 +112,18 @@ Method = Literal["atoms", "fine_tune", "separate"]
 Start = Literal["first", "nearest"]
 METHODS = ("atoms", "fine_tune", "separate")
 STARTS = ("first", "nearest")
-TRIAL = 50  # epochs that a last layer is fitted for to find the nearest earlier task
+TRIAL = Recipe(epochs=50, batch=50, rate=3e-2)  # by which a last layer is fitted to find the nearest earlier task
 
 
 def learn_tasks(
     make: Callable[[], nn.Module],
     tasks: Sequence[Task],
     *,
-    epochs: int | Sequence[int],
+    recipe: Recipe | Sequence[Recipe],
     seed: int,
     method: Method = "atoms",
     start: Start = "first",
     head: str | None = None,
-    prepare: Prepare | None = None,
-    **options: Any,
 ) -> Continual:
     """Learn tasks in their order, each with a last layer of its own, and test on all so far after each.
 
@@ -138,13 +136,13 @@ def learn_tasks(
     the "first" task, or of the "nearest" earlier one, on whose features a last layer fits the new task's images best.
     "fine_tune" goes on training one network, and forgets; "separate" starts each task from the same untrained network.
 
-    `epochs`: of every task, or one number a task. Other options are those of `fit`.
+    `recipe`: of every task, or one per task, all with the same `prepare`.
     """
     checked = _checked(tasks, method, start)
-    each = [epochs] * len(tasks) if isinstance(epochs, int) else list(epochs)
-    if len(each) != len(tasks):
-        raise ValueError(f"epochs: one number, or one a task; got {len(each)} for {len(tasks)} tasks")
-    device = tasks[0][0].device
+    recipes = [recipe] * len(tasks) if isinstance(recipe, Recipe) else list(recipe)
+    if len(recipes) != len(tasks):
+        raise ValueError(f"recipe: one, or one per task; got {len(recipes)} for {len(tasks)} tasks")
+    device, prepare = tasks[0][0].device, recipes[0].prepare
     with _drawing(seed, device):
         template = make().to(device)
     name = find_head(template, head)
@@ -156,7 +154,7 @@ def learn_tasks(
         with _drawing(seed + number, device):
             model = _started(found, task, start, prepare)
             replace_head(model, name, classes).reset_parameters()
-            fit(model, *task[:2], epochs=each[number], seed=seed + number, prepare=prepare, **options)
+            fit(model, *task[:2], recipe=recipes[number], seed=seed + number)
         found = _with(found, model)
         _test(found, tasks, prepare)
     return found
@@ -178,7 +176,7 @@ def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
     images, labels = task[:2]
     seen = torch.stack([features(found.model(t), images, head=found.head, prepare=prepare) for t in range(len(found))])
     seen = seen / seen.square().mean((1, 2), keepdim=True).sqrt()  # large features are learnt faster, not better
-    logits = refit_head(seen, labels, int(labels.max()) + 1, epochs=TRIAL, rate=3e-2)(seen)
+    logits = refit_head(seen, labels, int(labels.max()) + 1, recipe=TRIAL)(seen)
     losses = [float(functional.cross_entropy(each, labels)) for each in logits]
     return losses.index(min(losses))
 
@@ -226,8 +224,7 @@ def _odds(logits: Tensor) -> Tensor:
 def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
     """What a model in evaluation mode answers, (images, classes)."""
     with evaluating(model):
-        parts = (floats(part) for part in images.split(batch))
-        return torch.cat([model(x if prepare is None else prepare(x)) for x in parts])
+        return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
 @contextmanager
@@ -287,13 +284,18 @@ class Ensemble:
 
 
 def ensemble(
-    found: Continual, tasks: Sequence[Task], members: Tensor, *, prepare: Prepare | None = None, **options: Any
+    found: Continual,
+    tasks: Sequence[Task],
+    members: Tensor,
+    *,
+    recipe: Recipe = RECIPE,
+    seed: int = 0,
+    prepare: Prepare | None = None,
 ) -> Ensemble:
     """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
 
     `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
-    features of the task's training images, once, and a last layer is fitted on them; other options are those of
-    `refit_head`.
+    features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
     """
     count = len(found)
     own = torch.arange(count)[:, None]
@@ -307,7 +309,7 @@ def ensemble(
         models = [found.model(int(member)) for member in members[k]]
         given: dict[str, Any] = {"head": found.head, "prepare": prepare}
         seen = torch.stack([features(model, images, **given) for model in models])
-        heads = refit_head(seen, labels, int(labels.max()) + 1, **options)
+        heads = refit_head(seen, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
         theirs = heads(torch.stack([features(model, test_images, **given) for model in models])).softmax(-1)
         ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
         mean = torch.cat([ours[None], theirs]).mean(0)

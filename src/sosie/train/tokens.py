@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..capture import as_found, watch
 from ..models import DynamicViT
 from ..models.vit import mean_of_others, token_cka
-from .step import Prepare, floats
+from .recipe import Prepare, floats
 from .taps import Attached, Shown, Taps
 
 
@@ -143,9 +143,8 @@ def calibrate_tokens(
         raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
     if model.patch_count < 2:
         raise ValueError("the model has one patch, which has no others to be like: rule='cka' needs two at least")
-    x = floats(images)
     with as_found(model):
-        tokens = model.embed(prepare(x) if prepare else x)
+        tokens = model.embed(floats(images, prepare))
         found = []
         for number, block in enumerate(model.blocks):
             if number in model.stages:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...data.draws import derived
-from ..step import Prepare, floats, optimiser_of
+from ..recipe import Recipe, floats
 from ..together import Stack, State, orders
 
 
@@ -209,13 +208,7 @@ class Local:
 
     clients: Clients
     template: nn.Module
-    batch: int
-    rate: float
-    momentum: float
-    decay: float
-    optimiser: Literal["adam", "sgd"]
-    prepare: Prepare | None
-    mixed: bool
+    recipe: Recipe
     at_once: int
     seed: int
 
@@ -240,7 +233,9 @@ class Local:
         parts = []
         for group in self._groups(len(who)):
             members = {name: stacked[group] for name, stacked in own.items()}
-            stack = Stack.of(self.template, members, shared, count=len(who[group]), trains=trains, mixed=self.mixed)
+            stack = Stack.of(
+                self.template, members, shared, count=len(who[group]), trains=trains, mixed=self.recipe.mixed
+            )
             self._learn(stack, who[group], epochs, when, (pull, shared) if pull else None)
             parts.append({**members, **stack.state()})
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
@@ -252,11 +247,16 @@ class Local:
             return
         images = self.clients.train[who]
         seeds = [order_seed(self.seed, *when, client) for client in who.tolist()]
-        stepper = optimiser_of(stack.trained.values(), self.optimiser, self.rate, self.decay, self.momentum, fused=True)
-        with _seeded(seeds[0], images.device):
-            for index in orders(seeds, images.shape[1], epochs, self.batch, images.device):
+        recipe = replace(self.recipe, epochs=epochs)
+        stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
+        plan = recipe.make_schedule(stepper, recipe.steps(images.shape[1]))
+        # Dropout draws from torch's own generators: seeded for a while, then left as found.
+        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+            torch.manual_seed(seeds[0])
+            for index in orders(seeds, images.shape[1], epochs, recipe.batch, images.device):
                 numbers = images.gather(1, index)
                 stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
+                plan.step()
 
     @torch.no_grad()
     def accuracy(self, own: State, shared: State) -> Tensor:
@@ -275,19 +275,9 @@ class Local:
 
     def _inputs(self, numbers: Tensor) -> Tensor:
         """Images (clients, n, …) as the networks take them."""
-        x = floats(self.clients.images[numbers.flatten()])
-        x = self.prepare(x) if self.prepare else x
-        return x.unflatten(0, numbers.shape)
+        return floats(self.clients.images[numbers.flatten()], self.recipe.prepare).unflatten(0, numbers.shape)
 
 
 def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
     """The seed from which the order of a client's images comes, as `fit` takes it."""
     return int(derived(derived(derived(seed, turn), phase), client))
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's own generators: seeded for a while, then left as found."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
