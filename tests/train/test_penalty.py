@@ -385,8 +385,8 @@ def test_bad_arguments() -> None:
     for match, options in {
         "needs 3 at least": {"rows": 2},
         "needs 4 at least": {"measure": "debiased_cka", "rows": 3},
-        "rows=0": {"rows": 0},
-        "every=0": {"every": 0},
+        "rows must be .* got 0": {"rows": 0},
+        "every must be .* got 0": {"every": 0},
         "weight=-1": {"weight": -1.0},
         "weight=nan": {"weight": float("nan")},
         "reduce='max'": {"reduce": "max"},

@@ -24,7 +24,7 @@ from ..models.atoms import check_shared
 from ..process_state import without_autocast
 from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
 from . import likeness
-from .likeness import Column, Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
+from .likeness import Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
 from .taps import Attached, Shown, Taps
 
 # What cannot be a penalty, told before the first step
@@ -195,7 +195,7 @@ class Penalty(Attached):
         self.reduce = reduce
         self._sites = sites
         self._last: tuple[tuple[str, ...], Sequence[Pair], PenaltyValues] | None = None
-        self._plan = likeness.Plan()
+        self._chosen: tuple[Any, list[tuple[str, int]], Sequence[Pair]] | None = None  # of the last step
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
@@ -251,20 +251,33 @@ class Penalty(Attached):
         times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
         return times if lessen else -times
 
-    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Shown], Sequence[Pair]]:
+        """Worked out anew only where other sites are shown than in the last step, or others share a value."""
         sides = shown if self.target is None else [*shown, self._of_target()]
-        return self._plan.columns(sides, self._choose)
+        every = [each for side in sides for each in side]
+        first: dict[int, int] = {}
+        shares = [(each.site, each.is_input, first.setdefault(id(each.value), k)) for k, each in enumerate(every)]
+        key = [len(side) for side in sides], shares
+        if self._chosen is None or self._chosen[0] != key:
+            columns, pairs = self._choose(sides)
+            place = {(id(each.value), each.site, each.is_input): k for k, each in enumerate(every)}
+            places = [(column.label, place[id(column.value), column.site, column.is_input]) for column in columns]
+            self._chosen = key, places, pairs
+        return [replace(every[k], label=label) for label, k in self._chosen[1]], self._chosen[2]
 
-    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[Pair]]:
-        if self.target is not None:
-            return likeness.used(*likeness.with_target(sides[0], sides[1], self.pairs))
+    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Shown], list[Pair]]:
         if len(sides) > 1:
-            return likeness.used(*likeness.of_several(sides, self.pairs))
+            return likeness.used(*likeness.across(sides, self._sides, self.pairs))
         if self.pairs == "stage":
             starts = [stage[0] for stage in likeness.stages(sides[0])]
             entered = {start.site.label for start in starts if start.is_input}
             self._taps[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
         return likeness.used(*likeness.of_one(sides[0], self.pairs))
+
+    @property
+    def _sides(self) -> list[str]:
+        """What the models are called in labels."""
+        return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
 
     def _of_target(self) -> list[Shown]:
         sink = self._sink if self.rows is None else None
@@ -281,23 +294,16 @@ class Penalty(Attached):
         else:
             found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
         kept = [(site, value[: self.rows]) for site, value in found]
-        return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
+        return [Shown(site, False, value if sink is None else sink(value), site.label) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], PenaltyValues]:
-        parts = [
-            columns_of(model, self.measure, layers) for model, layers in zip(self._models, self._layers, strict=True)
-        ]
-        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+    def _of_weights(self) -> tuple[list[Shown], Sequence[Pair], PenaltyValues]:
+        both = zip(self._models, self._layers, strict=True)
+        parts: list[Mapping[str, Tensor]] = [columns_of(model, self.measure, layers) for model, layers in both]
         if self.target is not None:
-            target = self._target_weights()
-            found = likeness.with_target(shown[0], [_weight(*item) for item in target.items()], self.pairs)
-        else:
-            found = likeness.of_several(shown, self.pairs)
-        columns, pairs = likeness.used(*found)
-        each = [
-            value_of(self.measure, columns[a].shown.value, columns[b].shown.value.to(columns[a].shown.value))
-            for a, b in pairs
-        ]
+            parts.append(self._target_weights())
+        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+        columns, pairs = likeness.used(*likeness.across(shown, self._sides, self.pairs))
+        each = [value_of(self.measure, columns[a].value, columns[b].value.to(columns[a].value)) for a, b in pairs]
         stacked = torch.stack(each)
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
@@ -331,7 +337,7 @@ class Penalty(Attached):
 
     # What it was
 
-    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: PenaltyValues) -> None:
+    def _remember(self, columns: list[Shown], pairs: Sequence[Pair], found: PenaltyValues) -> None:
         labels = tuple(column.label for column in columns)
         self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:
@@ -388,7 +394,7 @@ def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
 
 
 def _weight(label: str, value: Tensor) -> Shown:
-    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
+    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
 
 
 def _device(value: Any) -> str:
