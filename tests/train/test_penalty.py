@@ -389,7 +389,7 @@ def test_bad_arguments() -> None:
         "every must be .* got 0": {"every": 0},
         "weight=-1": {"weight": -1.0},
         "weight=nan": {"weight": float("nan")},
-        "reduce='max'": {"reduce": "max"},
+        "reduce must be one of": {"reduce": "max"},
         "pairs='near'": {"pairs": "near"},
         "pairs='same' compares": {"pairs": "same"},
         "no row rule": {"rule": "sum"},

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
 from ..capture.arguments import explain_types
 from ..capture.sites import Names
+from ..checks import one_of
 from ..linalg import chain_products
 from ..measures import MEASURES, Measure, find
 from ..models import AtomConv2d
@@ -70,36 +71,45 @@ def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: b
 def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
     """The layers that a measure of weights compares, by name: the chosen ones that have what it reads."""
     names = Names.of(unwrap(model))
-    kind = _kind(measure)
+    kind: type[nn.Module] = nn.Module
+    if issubclass(measure.reads, LinearMaps):
+        kind = nn.Linear
+        others = {name: names.by_name[name] for name in weighted_layers(model) if name != "."}
+        if wrong := [name for name, layer in others.items() if not isinstance(layer, nn.Linear)]:
+            raise SiteError(
+                f"{measure.name} as a penalty takes chains of Linear layers; {wrong[0]!r} is a "
+                f"{type(others[wrong[0]]).__name__}: take weight_cosine, or a measure of activations"
+            )
+        with torch.no_grad():
+            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # refuses those that do not fit
+    elif issubclass(measure.reads, Atoms):
+        kind = AtomConv2d
     chosen = list(names.unique() if sites is None else select(model, sites))
-    found = {name: names.by_name[name] for name in chosen if _fits(names.by_name[name], kind)}
+    found = {
+        name: layer
+        for name in chosen
+        if isinstance(layer := names.by_name[name], kind)
+        and (kind is not nn.Module or getattr(getattr(layer, "weight", None), "ndim", 0) > 1)
+    }
     if not found or (sites is not None and len(found) < len(chosen)):
-        wrong = next((name for name in chosen if name not in found), "") if sites is not None else ""
+        wrong = [name for name in chosen if name not in found] if sites is not None else []
         raise SiteError(
             f"{measure.name} needs layers of type {kind.__name__}; "
-            + (f"site {wrong!r} is none" if wrong else f"there are none in this {type(model).__name__}")
+            + (f"site {wrong[0]!r} is none" if wrong else f"there are none in this {type(model).__name__}")
         )
-    if kind is nn.Linear:
-        _check_chain(model, names, measure)
     return found
 
 
-def check_atoms(models: Sequence[nn.Module], measure: Measure) -> None:
-    """Refuse a cosine of atoms between models whose coefficients differ: it would pull at numbers without meaning."""
-    if issubclass(measure.reads, Atoms) and "linear" not in measure.invariant:
-        check_shared([(f"model {k}", unwrap(model)) for k, model in enumerate(models)])
-
-
-def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
     """What the measure reads of each layer, in float64; gradients flow."""
     if issubclass(measure.reads, LinearMaps):
-        chain = list(_linear_layers(model).values())
+        chain = _linear_layers(model)
         products = chain_products([layer.weight.mT.double() for layer in chain])
         at = {id(layer): product for layer, product in zip(chain, products, strict=True)}
         return {name: at[id(layer)] for name, layer in layers.items()}
     if issubclass(measure.reads, Atoms):
-        return {name: _parameter(layer, "atoms").flatten(1)[None].double() for name, layer in layers.items()}
-    return {name: _parameter(layer, "weight").double() for name, layer in layers.items()}
+        return {name: layer.atoms.flatten(1)[None].double() for name, layer in layers.items()}
+    return {name: layer.weight.double() for name, layer in layers.items()}
 
 
 def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
@@ -111,39 +121,8 @@ def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
     return measure(TensorPair(x, y))
 
 
-def _kind(measure: Measure) -> type[nn.Module]:
-    if issubclass(measure.reads, LinearMaps):
-        return nn.Linear
-    return AtomConv2d if issubclass(measure.reads, Atoms) else nn.Module
-
-
-def _fits(module: nn.Module, kind: type[nn.Module]) -> bool:
-    if kind is not nn.Module:
-        return isinstance(module, kind)
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() > 1
-
-
-def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    names = Names.of(unwrap(model))
-    return {name: layer for name, layer in names.unique().items() if isinstance(layer, nn.Linear)}
-
-
-def _check_chain(model: nn.Module, names: Names, measure: Measure) -> None:
-    others = [name for name in weighted_layers(model) if name != "." and not isinstance(names.by_name[name], nn.Linear)]
-    if others:
-        raise SiteError(
-            f"{measure.name} as a penalty takes chains of Linear layers; {others[0]!r} is a "
-            f"{type(names.by_name[others[0]]).__name__}: take weight_cosine, or a measure of activations"
-        )
-    with torch.no_grad():
-        chain_products([layer.weight.mT for layer in _linear_layers(model).values()])
-
-
-def _parameter(layer: nn.Module, name: str) -> Tensor:
-    found = getattr(layer, name)
-    assert isinstance(found, Tensor)
-    return found
+def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in Names.of(unwrap(model)).unique().values() if isinstance(layer, nn.Linear)]
 
 
 class Penalty(Attached):
@@ -188,8 +167,7 @@ class Penalty(Attached):
         self.measure, self.target, self.rule = find(measure), target, rule
         check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
         check_rule(rule)
-        if reduce not in ("sum", "mean"):
-            raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
+        one_of(reduce, "reduce", ("sum", "mean"))
         self.pairs = likeness.check_pairs(pairs, alone=len(models) == 1 and target is None)
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
@@ -199,24 +177,20 @@ class Penalty(Attached):
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
-            check_atoms([*models, *([target] if isinstance(target, nn.Module) else [])], self.measure)
+            if issubclass(self.measure.reads, Atoms) and "linear" not in self.measure.invariant:
+                # A cosine of atoms between models whose coefficients differ would pull at numbers without meaning.
+                both = [*models, *([target] if isinstance(target, nn.Module) else [])]
+                check_shared([(f"model {k}", unwrap(each)) for k, each in enumerate(both)])
         else:
-            self._taps += [self._tap(each, k) for k, each in enumerate(models)]
-
-    def _tap(self, model: nn.Module, k: int) -> Taps:
-        return Taps(
-            model,
-            self._named(k),
-            rows=self.rows,
-            sink=self._sink if self.rows is None else None,
-            inputs=self.pairs == "stage",
-            calls=k == 0 and isinstance(self.target, nn.Module),
-        )
+            for k, each in enumerate(models):
+                calls = k == 0 and isinstance(target, nn.Module)
+                inputs = self.pairs == "stage"
+                self._taps.append(Taps(each, self._named(k), rows=rows, sink=self._sink, inputs=inputs, calls=calls))
 
     @property
     def _sink(self) -> Any:
         """What is made of whole activations inside the hook: their Gram matrix, where that is all that is read."""
-        if not aligns(self.measure) or self.rule != "flatten":
+        if self.rows is not None or not aligns(self.measure) or self.rule != "flatten":
             return None
         return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
 
@@ -232,7 +206,8 @@ class Penalty(Attached):
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         first = self._first if self.measure.reads_weights else shown[0][0].value
-        with without_autocast("cpu" if first is None else _device(first)):
+        first = first[0] if isinstance(first, tuple) else first  # what a sink made of an activation
+        with without_autocast("cpu" if first is None else first.device.type):
             if self.measure.reads_weights:
                 columns, pairs, found = self._of_weights()
             else:
@@ -280,7 +255,7 @@ class Penalty(Attached):
         return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
 
     def _of_target(self) -> list[Shown]:
-        sink = self._sink if self.rows is None else None
+        sink = self._sink
         if isinstance(self.target, nn.Module):
             with as_found(self.target), self._taps[0].as_called():
                 args, kwargs = self._taps[0].called or ((), {})
@@ -395,12 +370,6 @@ def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
 
 def _weight(label: str, value: Tensor) -> Shown:
     return Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
-
-
-def _device(value: Any) -> str:
-    """Of an activation, or of what a sink made of one."""
-    first: Tensor = value[0] if isinstance(value, tuple) else value
-    return first.device.type
 
 
 # A penalty on what channels have in common

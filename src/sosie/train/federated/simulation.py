@@ -261,24 +261,21 @@ def arrived(
     reasons = _not_finite(who, kept)
     if receive is None:
         reasons |= _not_finite(who, sent)
-        good = [k for k, client in enumerate(who) if client not in reasons]
-        whole = len(good) == len(who)
-        return (sent if whole else {name: stacked[good] for name, stacked in sent.items()}), good, reasons
-    uploads: dict[int, Mapping[str, Tensor]] = {}
-    for k, client in enumerate(who):
-        upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
-        wrong = _wrong_form(upload, sent)
-        if wrong is None:
-            # As the server will have it: a large number of double precision is infinite there.
-            uploads[k] = {name: tensor.detach().to(sent[name]) for name, tensor in upload.items()}
-        else:
-            reasons[client] = wrong
-    for k in list(uploads):
-        one = {name: tensor.unsqueeze(0) for name, tensor in uploads[k].items()}
-        reasons |= _not_finite([who[k]], one)
+    else:
+        uploads: dict[str, list[Tensor]] = {name: [] for name in sent}
+        for k, client in enumerate(who):
+            upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
+            if (wrong := _wrong_form(upload, sent)) is not None:
+                reasons[client], upload = wrong, {name: stacked[k] for name, stacked in sent.items()}
+            for name in sent:
+                # As the server will have it: a large number of double precision is infinite there.
+                uploads[name].append(upload[name].detach().to(sent[name]))
+        sent = {name: torch.stack(tensors) for name, tensors in uploads.items()}
+        reasons = _not_finite(who, sent) | reasons
     good = [k for k, client in enumerate(who) if client not in reasons]
-    stacked = {name: torch.stack([uploads[k][name] for k in good]) for name in sent} if good else {}
-    return stacked, good, reasons
+    if len(good) < len(who):
+        sent = {name: stacked[good] for name, stacked in sent.items()} if good else {}
+    return sent, good, reasons
 
 
 def mean(stacked: Tensor) -> Tensor:
