@@ -179,7 +179,7 @@ def test_bad_input_is_told_in_words(tasks: list[Task]) -> None:
             learn_tasks(make, [tasks[0], wrong], **GIVEN)
     with pytest.raises(ValueError, match="no layer of atoms"):
         learn_tasks(lambda: small_cnn(size=8), tasks, **GIVEN)
-    with pytest.raises(ValueError, match="there are atoms, fine_tune, separate"):
+    with pytest.raises(ValueError, match="one of 'atoms', 'fine_tune', 'separate'"):
         learn_tasks(make, tasks, method="replay", **GIVEN)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 for 3 tasks"):
         learn_tasks(make, tasks, **{**GIVEN, "recipe": [RECIPE, RECIPE]})

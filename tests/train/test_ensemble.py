@@ -12,7 +12,7 @@ from torch import Tensor
 from sosie.linalg import most_similar
 from sosie.train import fit
 from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate
-from sosie.train.federated.clients import order_seed
+from sosie.train.federated.simulation import order_seed
 
 
 def refitted(found: Federated, clients: Clients, pupil: int, teacher: int, epochs: int) -> Tensor:

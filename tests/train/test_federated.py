@@ -17,7 +17,7 @@ from sosie.files import DamagedFile
 from sosie.models import freeze
 from sosie.train import fit
 from sosie.train.federated import METHODS, Federated, Method, Phase, simulate
-from sosie.train.federated.clients import order_seed
+from sosie.train.federated.simulation import order_seed
 from sosie.train.together import State, state_of
 
 

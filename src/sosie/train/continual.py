@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,13 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from ..capture.restore import evaluating
+from ..checks import one_of
 from ..models import atom_layers, freeze
 from ..stats import AtomTable
 from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
 from .recipe import Prepare, Recipe, floats
-
-# What learning tasks one after another came to
-
-State = dict[str, Tensor]
+from .together import State, made, seeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +107,6 @@ def replace_head(model: nn.Module, name: str, classes: int) -> nn.Linear:
 Task = tuple[Tensor, Tensor, Tensor, Tensor]  # images, labels 0 … k-1, test images, test labels
 Method = Literal["atoms", "fine_tune", "separate"]
 Start = Literal["first", "nearest"]
-METHODS = ("atoms", "fine_tune", "separate")
-STARTS = ("first", "nearest")
 TRIAL = Recipe(epochs=50, batch=50, rate=3e-2)  # by which a last layer is fitted to find the nearest earlier task
 
 
@@ -143,15 +138,14 @@ def learn_tasks(
     if len(recipes) != len(tasks):
         raise ValueError(f"recipe: one, or one per task; got {len(recipes)} for {len(tasks)} tasks")
     device, prepare = tasks[0][0].device, recipes[0].prepare
-    with _drawing(seed, device):
-        template = make().to(device)
+    template = made(make, seed, device)
     name = find_head(template, head)
     if method == "atoms" and not atom_layers(template):
         raise ValueError("make() has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
     missing = torch.full((len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
     found = Continual(method, template, name, {}, (), missing, missing.clone())
     for number, (task, classes) in enumerate(zip(tasks, checked, strict=True)):
-        with _drawing(seed + number, device):
+        with seeded(seed + number, device):
             model = _started(found, task, start, prepare)
             replace_head(model, name, classes).reset_parameters()
             fit(model, *task[:2], recipe=recipes[number], seed=seed + number)
@@ -183,22 +177,16 @@ def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
 
 def _with(found: Continual, model: nn.Module) -> Continual:
     """One task more: what of the model is its own is kept, what is shared is replaced where that was trained."""
-    own_names = _own_names(found, model)
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    own = {name: value for name, value in state.items() if name in own_names}
-    keeps = found.method == "atoms" and len(found) > 0
-    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in own_names}
-    return replace(found, shared=shared, own=(*found.own, own))
-
-
-def _own_names(found: Continual, model: nn.Module) -> set[str]:
     if found.method == "separate":
-        return set(model.state_dict())
-    names = {name for name in model.state_dict() if name.startswith(f"{found.head}.")}
+        return replace(found, own=(*found.own, state))
+    names = {name for name in state if name.startswith(f"{found.head}.")}
     if found.method == "atoms":
-        names |= {f"{name}.atoms" for name in atom_layers(model)}
-        names |= {name for name, _ in model.named_buffers()} & set(model.state_dict())
-    return names
+        names |= {f"{name}.atoms" for name in atom_layers(model)} | {name for name, _ in model.named_buffers()}
+    own = {name: value for name, value in state.items() if name in names}
+    keeps = found.method == "atoms" and len(found) > 0
+    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in names}
+    return replace(found, shared=shared, own=(*found.own, own))
 
 
 @torch.no_grad()
@@ -209,15 +197,11 @@ def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> N
     for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
         logits = [answers(model, images, prepare=prepare) for model in models]
         right = logits[j].argmax(1) == labels
-        surest = torch.stack([_odds(each) for each in logits]).argmax(0)
+        # The odds p / (1 − p) of the largest softmax output tell answers apart whose p rounds to 1.
+        ordered = [each.double().sort(1, descending=True).values for each in logits]
+        surest = torch.stack([each[:, 0] - each[:, 1:].logsumexp(1) for each in ordered]).argmax(0)
         found.accuracy[now, j] = right.double().mean().cpu()
         found.class_accuracy[now, j] = (right & (surest == j)).double().mean().cpu()
-
-
-def _odds(logits: Tensor) -> Tensor:
-    """Logarithm of p / (1 − p) of the largest softmax output: tells answers apart whose p rounds to 1."""
-    ordered = logits.double().sort(1, descending=True).values
-    return ordered[:, 0] - ordered[:, 1:].logsumexp(1)
 
 
 @torch.no_grad()
@@ -227,29 +211,15 @@ def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None,
         return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
-@contextmanager
-def _drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
 def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     """Classes of each task."""
-    for what, asked, known in (("method", method, METHODS), ("start", start, STARTS)):
-        if asked not in known:
-            raise ValueError(f"no {what} is called {asked!r}; there are {', '.join(known)}")
+    one_of(method, "method", get_args(Method))
+    one_of(start, "start", get_args(Start))
     if not tasks:
         raise ValueError("no tasks to learn")
     found = []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
-        if (
-            len(images) != len(labels)
-            or len(test_images) != len(test_labels)
-            or not len(images)
-            or not len(test_images)
-        ):
+        if not 0 < len(images) == len(labels) or not 0 < len(test_images) == len(test_labels):
             counts = f"{len(images)} and {len(labels)}, tested {len(test_images)} and {len(test_labels)}"
             raise ValueError(f"task {k} needs as many labels as images, and some of both; got {counts}")
         classes = int(labels.max()) + 1

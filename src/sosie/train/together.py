@@ -183,10 +183,17 @@ def evaluating(template: nn.Module) -> Iterator[None]:
         template.train()
 
 
-def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
-    """`make()` under a global seed, which is left as found."""
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
+        yield
+
+
+def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """`make()` under a global seed, which is left as found."""
+    with seeded(seed, device):
         return make().to(device)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..heads import Heads, features, refit_head
 from ..recipe import Prepare, Recipe
-from .clients import Clients, order_seed
-from .simulation import Federated
+from .clients import Clients
+from .simulation import Federated, order_seed
 
 RECIPE = Recipe(epochs=100, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 

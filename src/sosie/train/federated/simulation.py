@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,8 +24,8 @@ from ...progress import Progress
 from ...stats import AtomTable
 from ..heads import find_head
 from ..recipe import Recipe, floats
-from ..together import State, made, network, state_of, without_numbers
-from .clients import Clients, Local
+from ..together import Stack, State, made, network, orders, seeded, state_of, without_numbers
+from .clients import Clients
 
 # Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
 
@@ -318,6 +318,7 @@ def _wrong_form(upload: Any, sent: State) -> str | None:
 
 
 AT_ONCE_ON_CPU = 20
+TESTED_AT_ONCE = 5000  # images in one forward pass
 RECIPE = Recipe(epochs=5, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 AfterRound = Callable[[int, State], None]
 
@@ -364,8 +365,7 @@ def simulate(
     whole_number(rounds, "rounds", least=0)
     _check(model, clients, recipe, share)
     size = at_once or (AT_ONCE_ON_CPU if device.type == "cpu" else len(clients))
-    local = Local(clients, without_numbers(model), recipe, size, seed)
-    server = _Server(way, model, modules, local)
+    server = Server(way, model, modules, clients, recipe, size, seed)
     history: list[dict[str, Any]] = []
     count = round(share * len(clients))
     if after_round is not None:
@@ -374,13 +374,14 @@ def simulate(
         for turn in range(rounds):
             history.append(server.round(turn, _sampled(len(clients), count, seed, turn).to(device), receive))
             if measure_every and (turn + 1) % measure_every == 0:
-                history[-1]["accuracy"] = float(local.accuracy(server.personal, server.shared).mean())
+                history[-1]["accuracy"] = float(server.accuracy(server.personal, server.shared).mean())
             if after_round is not None:
                 after_round(turn, server.state())
             bar.advance()
-        before, alone = local.accuracy(server.personal, server.shared), server.accuracy_alone()
+        before = server.accuracy(server.personal, server.shared)
+        alone = server.accuracy({}, server.shared) if way.shared == "all" else None
         state, entry = server.finish(rounds)
-        accuracy = local.accuracy(state, {})
+        accuracy = server.accuracy(state, {})
         bar.advance()
     return Federated(
         method=way.name,
@@ -395,20 +396,30 @@ def simulate(
     )
 
 
-class _Server:
-    """The part that is shared, and beside it, for the simulation's sake, what every client keeps."""
+class Server:
+    """The part that is shared, and beside it, for the simulation's sake, what every client keeps and how it trains."""
 
-    def __init__(self, method: Method, model: nn.Module, head: Sequence[str], local: Local) -> None:
-        self.method, self.local = method, local
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        head: Sequence[str],
+        clients: Clients,
+        recipe: Recipe,
+        at_once: int,
+        seed: int,
+    ) -> None:
+        self.method, self.clients, self.recipe, self.at_once, self.seed = method, clients, recipe, at_once, seed
+        self.template = without_numbers(model)
         spoken = {method.shared, method.personal, *(phase.trains for phase in (*method.phases, method.last))}
         self.parts = {part: names_of(part, model, head) for part in spoken}
         self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         start = state_of(model)
         self.shared = {name: t.clone() for name, t in start.items() if name in self.parts[method.shared]}
         own = {name: t for name, t in start.items() if name in self.parts[method.personal]}
-        self.personal = {name: t.expand(len(local.clients), *t.shape).clone() for name, t in own.items()}
+        self.personal = {name: t.expand(len(clients), *t.shape).clone() for name, t in own.items()}  # (clients, …)
         if not method.same_atoms:
-            self.personal |= _own_atoms(model, self.personal, local.seed)
+            self.personal |= _own_atoms(model, self.personal, seed)
 
     def round(self, turn: int, who: Tensor, receive: Receive | None) -> dict[str, Any]:
         """Clients `who` train, send, and the server averages; what is to be remembered of it."""
@@ -417,9 +428,9 @@ class _Server:
         twice = len(visiting) < len(kept)  # a client has a model of its own beside the one that it sends
         for number, phase in enumerate(self.method.phases):
             if phase.kept and twice:
-                kept = self._train(phase, who, kept, (turn, number))
+                kept = self.train(phase, who, kept, (turn, number))
             else:
-                visiting = self._train(phase, who, visiting, (turn, number))
+                visiting = self.train(phase, who, visiting, (turn, number))
         sent = {name: visiting[name] for name in self.shared if name in visiting}
         kept = {name: (kept if twice else visiting)[name] for name in self.personal}
         uploads, good, dropped = arrived(turn, who.tolist(), sent, kept, receive)
@@ -432,8 +443,8 @@ class _Server:
 
     def finish(self, turn: int) -> tuple[State, dict[str, Any]]:
         """Every client's model after a last training of its own, and what is to be remembered of it."""
-        who = torch.arange(len(self.local.clients), device=self.local.clients.train.device)
-        trained = self._train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
+        who = torch.arange(len(self.clients), device=self.clients.train.device)
+        trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
         _, good, dropped = arrived(turn, who.tolist(), {}, trained, None)
         before = self.state()
         state = {name: trained.get(name, stacked) for name, stacked in before.items()}
@@ -444,22 +455,66 @@ class _Server:
 
     def state(self) -> State:
         """Every client's model, (clients, …); what is shared is in memory once."""
-        count = len(self.local.clients)
+        count = len(self.clients)
         return {**{name: t.expand(count, *t.shape) for name, t in self.shared.items()}, **self.personal}
 
-    def accuracy_alone(self) -> Tensor | None:
-        """Of the server's model, where it has a whole one, on every client's test images."""
-        if self.method.shared != "all":
-            return None
-        return self.local.accuracy({}, self.shared)
+    def train(self, phase: Phase, who: Tensor, own: State, when: tuple[int, int], epochs: int | None = None) -> State:
+        """What clients `who` have after a phase: all of `own` and what was trained, (clients, …).
 
-    def _train(self, phase: Phase, who: Tensor, own: State, when: tuple[int, int], epochs: int | None = None) -> State:
-        of_round = self.local.recipe.epochs if epochs is None else epochs
+        They start from `own` (clients, …) and, where that has nothing, from what is shared, towards which they may be
+        pulled. `when`: the numbers of the round and of the phase, from which the order of the images comes.
+        """
+        of_round = self.recipe.epochs if epochs is None else epochs
         wanted = phase.epochs(of_round)
         if wanted < 0:
             raise ValueError(f"{self.method.name} leaves {wanted} of {of_round} epochs to train the {phase.trains}")
-        trains = self.parts[phase.trains] & self.trainable
-        return self.local.train(who, own, self.shared, trains=trains, epochs=wanted, when=when, pull=phase.pull)
+        if not wanted:
+            return own
+        recipe, trains = replace(self.recipe, epochs=wanted), self.parts[phase.trains] & self.trainable
+        pull = (phase.pull, self.shared) if phase.pull else None
+        parts = []
+        for some, members in self._groups(who, own):
+            stack = Stack.of(
+                self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed
+            )  # fmt: skip
+            if stack.trained:
+                images = self.clients.train[some]
+                seeds = [order_seed(self.seed, *when, client) for client in some.tolist()]
+                stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
+                plan = recipe.make_schedule(stepper, recipe.steps(images.shape[1]))
+                with seeded(seeds[0], images.device):  # dropout draws from torch's own generators
+                    for index in orders(seeds, images.shape[1], wanted, recipe.batch, images.device):
+                        numbers = images.gather(1, index)
+                        stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
+                        plan.step()
+            parts.append({**members, **stack.state()})
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+
+    @torch.no_grad()
+    def accuracy(self, own: State, shared: State) -> Tensor:
+        """Of every client, on its own test images: (clients,)."""
+        right = []
+        for test, members in self._groups(self.clients.test, own):
+            stack = Stack.of(self.template, members, shared, count=len(test), trains=())
+            parts = test.split(max(1, TESTED_AT_ONCE // len(test)), dim=1)
+            answers = torch.cat([stack.answers(self._inputs(numbers)).argmax(2) for numbers in parts], dim=1)
+            right.append((answers == self.clients.labels[test]).sum(1))
+        return torch.cat(right).float() / self.clients.test.shape[1]
+
+    def _groups(self, who: Tensor, own: State) -> Iterator[tuple[Tensor, State]]:
+        """As many clients as are trained at once, with what is their own."""
+        for start in range(0, len(who), self.at_once):
+            group = slice(start, start + self.at_once)
+            yield who[group], {name: stacked[group] for name, stacked in own.items()}
+
+    def _inputs(self, numbers: Tensor) -> Tensor:
+        """Images (clients, n, …) as the networks take them."""
+        return floats(self.clients.images[numbers.flatten()], self.recipe.prepare).unflatten(0, numbers.shape)
+
+
+def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
+    """The seed from which the order of a client's images comes, as `fit` takes it."""
+    return int(derived(derived(derived(seed, turn), phase), client))
 
 
 def _sampled(clients: int, count: int, seed: int, turn: int) -> Tensor:
