@@ -43,7 +43,7 @@ LEAST_SECONDS = 0.2  # that a measure is timed for, run again and again
 MOST_RUNS = 100
 FORWARD, MEASURE = "forward", "measure"  # the parts of a run
 
-Part = Callable[[str], AbstractContextManager[Any]]  # is told what is being done
+Part = Callable[[str], AbstractContextManager[Any]]  # a context for what is being done
 Run = Callable[[Part], tuple[Tensor, str]]  # gives one value per site, and what the values rest on
 
 
@@ -152,7 +152,9 @@ def _check(measures: Sequence[Measure], probes: Sequence[int]) -> None:
         raise ValueError("no measures asked for; `sosie measures` lists them")
     for measure in measures:
         if measure.reads_outputs:
-            raise ValueError(f"{measure.name} reads answers: it costs the forward passes, which every row tells apart")
+            raise ValueError(
+                f"{measure.name} reads answers: it costs the forward passes, which every row lists by themselves"
+            )
         if measure.needs:
             raise ValueError(f"{measure.name} also reads {', '.join(measure.needs)}, which is not accounted for")
     for count in probes or [0]:

@@ -87,7 +87,9 @@ def _rows(of: Sketch, site: str) -> Tensor:
 
 def _labels(of: Sketch, which: str) -> Tensor:
     if of.labels is None:
-        raise ValueError(f"{which} has no labels: give batches of (inputs, labels), under a rule with one row an input")
+        raise ValueError(
+            f"{which} has no labels: give batches of (inputs, labels), under a rule with one row per input"
+        )
     return of.labels.argmax(1)
 
 

@@ -27,9 +27,9 @@ class Continual:
     """The networks of all tasks, and how well they did after each.
 
     Row i of `accuracy` is what was found once task i was learnt, column j the test images of task j, NaN where j was
-    not learnt yet (it has no last layer). `accuracy` is told the task of an image (task-incremental);
-    `class_accuracy` is not (class-incremental): every task's network answers, and the one that is surest, by the odds
-    of its largest softmax output, has its way.
+    not learnt yet (it has no last layer). `accuracy` knows the task of an image (task-incremental);
+    `class_accuracy` does not (class-incremental): every task's network answers, and the surest one, by the odds of its
+    largest softmax output, decides.
     """
 
     method: str
@@ -60,7 +60,7 @@ class Continual:
         return made.eval()
 
     def atoms(self) -> AtomTable:
-        """The atoms of every task, one row a task: `.cosines()` says how alike the tasks are."""
+        """The atoms of every task, one row per task: `.cosines()` says how alike the tasks are."""
         self._check_atoms()
         return AtomTable.of([{n: s[f"{n}.atoms"].cpu() for n in atom_layers(self.template)} for s in self.own])
 
@@ -81,7 +81,7 @@ class Continual:
 
     @property
     def class_forgetting(self) -> float:
-        """The same where the task of an image is not told; not 0 with atoms either, since more networks compete."""
+        """The same where the task of an image is not known; not 0 with atoms either, since more networks compete."""
         return _forgetting(self.class_accuracy)
 
 

@@ -1,4 +1,4 @@
-"""Last layers: found, given features once, and fitted anew for many networks at a time."""
+"""Last layers: which one it is, what reaches it, and fitting it again for many networks at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def features(
                 if len(answers) == 1:
                     _check_answer(answer, answers[0], find_head(model, head))
             if len(answers) != len(images.split(batch)):
-                raise ValueError(f"{find_head(model, head)!r} was called {len(answers)} times, not once a batch")
+                raise ValueError(f"{find_head(model, head)!r} was called {len(answers)} times, not once per batch")
     finally:
         handle.remove()
     return torch.cat(found)

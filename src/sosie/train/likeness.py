@@ -1,4 +1,7 @@
-"""Columns: the layers that are compared, one an activation, and which two of them make a pair."""
+"""How alike layers are, with gradients: which two make a pair, their Gram matrices, and what a measure makes of them.
+
+A column is what a site showed: one layer of one model, or what goes into a stage of it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..capture import Rule, SiteError, nearest, to_rows
+from ..engine.evaluate import view_of
 from ..linalg import centred_rows, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure
 from ..process_state import without_autocast
-from ..stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
+from ..stats import Alignment, DebiasedAlignment, Differences, Sample, UncentredAlignment
 from ..stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
 from .taps import Shown
 
@@ -463,19 +467,12 @@ def _one_by_one(
 
     def of(i: int, j: int) -> Tensor:
         try:
-            return of_rows(i, j)
+            if measure.reads_outputs:
+                kind = "regression" if issubclass(measure.reads, Differences) else "logits"
+                return measure.of(rows[i], rows[j], kind=kind)
+            return measure(view_of(measure.reads, sample, i, j))
         except ValueError as error:
             raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
-
-    def of_rows(i: int, j: int) -> Tensor:
-        if issubclass(measure.reads, Covariances):
-            return measure(sample.covariances(i, j))
-        if issubclass(measure.reads, Neurons):
-            return measure(sample.neurons(i, j))
-        if measure.reads_outputs:
-            kind = "regression" if issubclass(measure.reads, Differences) else "logits"
-            return measure.of(rows[i], rows[j], kind=kind)
-        return measure(sample.paired(i, j))
 
     for i, j in pairs:
         if not (alive[i] and alive[j]):

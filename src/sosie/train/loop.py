@@ -213,7 +213,7 @@ class Training(AbstractContextManager["Training"]):
         self._answer: Callable[[Tensor], Tensor] = torch.compile(model) if recipe.compiled else model
         self._held = ExitStack()
         self.taken = torch.zeros((), dtype=torch.long, device=images.device)  # steps so far
-        self.failed = torch.zeros_like(self.taken)  # the first step whose loss is no number; 0: none yet
+        self.failed = torch.zeros_like(self.taken)  # the first step whose loss is NaN or infinite; 0: none yet
 
     def __enter__(self) -> Self:
         if self.masks is not None:
@@ -258,7 +258,7 @@ class Training(AbstractContextManager["Training"]):
         return loss
 
     def look(self, an_epoch: int) -> None:
-        """Raise if a loss was no number; this waits for the device."""
+        """Raise if a loss was NaN or infinite; this waits for the device."""
         if bad := int(self.failed):
             raise ValueError(
                 f"the loss of step {bad} (epoch {-(-bad // an_epoch)}) is NaN or infinite: look for such values "
@@ -274,7 +274,7 @@ class Training(AbstractContextManager["Training"]):
 
 
 class TrainingFile:
-    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file anew.
+    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file.
 
     `parts`: optimiser, schedule, penalty …; those without a `state_dict` have no past to keep. The numbers of the
     model, masks among them, are kept whole, and so is the state of torch's random numbers (dropout). `settings` must

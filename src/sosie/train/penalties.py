@@ -28,7 +28,7 @@ from . import likeness
 from .likeness import Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
 from .taps import Attached, Shown, Taps
 
-# What cannot be a penalty, told before the first step
+# What cannot be a penalty, refused before the first step
 
 Target = nn.Module | Mapping[str, Tensor]
 
@@ -136,7 +136,7 @@ class Penalty(Attached):
     pushes that way, whichever way the measure counts.
 
     `measure`: any that is differentiable. Those that read Gram matrices (`linear_cka`, `debiased_cka`) take one Gram
-    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
+    matrix per layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
     `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
 
     `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and

@@ -192,7 +192,7 @@ def floats(x: Tensor, prepare: Prepare | None = None) -> Tensor:
     return x if prepare is None else prepare(x)
 
 
-# What cannot be trained, told in words before torch does in its own
+# What cannot be trained, refused in words before torch does in its own
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:

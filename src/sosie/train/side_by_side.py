@@ -141,7 +141,7 @@ class StepGraphs:
             self.penalty.go_to(step + 1)
 
     def look(self, k: int, an_epoch: int) -> None:
-        """Wait for the GPU, and raise if a loss of this network, the k-th, was no number."""
+        """Wait for the GPU, and raise if a loss of this network, the k-th, was NaN or infinite."""
         self._stream.synchronize()
         try:
             self.training.look(an_epoch)

@@ -143,7 +143,7 @@ class Taps:
     """Borrowed hooks on one model. Nothing is done in a forward unless `due` is set before it.
 
     Unlike `watch`, which is for looking, this leaves compiled code on: the hooks are traced with the model, and what
-    they do hangs on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
+    they do depends on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
     the whole activation, itself where nothing overwrites it (learnt from the first forward, which copies) and through
     `sink`, inside the hook: its gradient is then made when the backward comes by, not all sites' at once. `inputs`:
     keep what goes into each site too. `calls`: keep what the model was called with.
@@ -418,7 +418,9 @@ class Attached(AbstractContextManager["Attached"]):
         self._taps: list[Taps] = []
         self._attached = False
         self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
-        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was no number, else 0
+        self._bad: Tensor | None = (
+            None  # (LOOKS,) of the last due steps: NaN where the value was NaN or infinite, else 0
+        )
 
     @property
     def due(self) -> bool:
@@ -452,7 +454,7 @@ class Attached(AbstractContextManager["Attached"]):
         return {"weight": self.weight, "rows": self.rows, "every": self.every, "sites": sites}
 
     def state_dict(self) -> dict[str, int]:
-        """The steps so far, on which hangs what is due: the rest is made anew."""
+        """The steps so far, on which depends what is due."""
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -518,15 +520,15 @@ class Attached(AbstractContextManager["Attached"]):
                 "penalty changes nothing; name later sites, or measure under torch.no_grad()"
             )
 
-    # Values that are no numbers
+    # Values that are NaN or infinite
 
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
-        """Find the first value that is no number; a GPU is not waited for at every step."""
+        """Find the first value that is NaN or infinite; a GPU is not waited for at every step."""
         due = self.step // self.every
         if self._bad is None:
             with torch.inference_mode(False):  # it may be written to outside of it
                 self._bad = torch.zeros(LOOKS, dtype=found.dtype, device=found.device)
-        # One operation, in place as recorded steps are: 0 × what is no number is NaN, and stays so.
+        # One operation, in place as recorded steps are: 0 × NaN and 0 × ∞ are NaN, and stay so.
         self._bad[due % LOOKS].add_(found.detach(), alpha=0)
         if not found.is_cuda or (due + 1) % LOOKS == 0:
             self._look(due, shown)
@@ -537,7 +539,7 @@ class Attached(AbstractContextManager["Attached"]):
         if not wrong:
             return
         assert self._bad is not None
-        self._bad.zero_()  # told once
+        self._bad.zero_()  # said once
         step = (due // LOOKS * LOOKS + wrong[0][0]) * self.every + 1
         sites = [
             each.label
@@ -552,7 +554,7 @@ class Attached(AbstractContextManager["Attached"]):
         )
 
     def _where(self) -> str:
-        """What else there is to say of a value that is no number while the sites of the model are finite."""
+        """What else there is to say of such a value while the sites of the model are finite."""
         return ""
 
 

@@ -23,7 +23,7 @@ def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
     """
     if not decisions or len(decisions) != len(shares):
-        raise ValueError(f"need one share a stage, got {len(decisions)} stages and {len(shares)} shares")
+        raise ValueError(f"need one share per stage, got {len(decisions)} stages and {len(shares)} shares")
     found = [(each.float().mean(1) - share).square().mean() for each, share in zip(decisions, shares, strict=True)]
     return torch.stack(found).mean()
 

@@ -32,7 +32,7 @@ class Clients:
         for what in ("train", "test"):
             object.__setattr__(self, what, _table(what, getattr(self, what), len(self.images)))
         if len(self.images) != len(self.labels):
-            raise ValueError(f"need one label an image, got {len(self.images)} images and {len(self.labels)} labels")
+            raise ValueError(f"need one label per image, got {len(self.images)} images and {len(self.labels)} labels")
         object.__setattr__(self, "labels", self.labels.long() if not self.labels.is_floating_point() else self.labels)
         if self.labels.ndim != 1 or self.labels.is_floating_point():
             raise ValueError(f"labels are whole numbers (N,), got {self.labels.dtype} {tuple(self.labels.shape)}")

@@ -288,7 +288,9 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     """For each client with NaN or infinite numbers: where."""
     if not state:
         return {}
-    rows = (stacked.reshape(len(who), -1) for stacked in state.values())  # a batch norm's count is one number a client
+    rows = (
+        stacked.reshape(len(who), -1) for stacked in state.values()
+    )  # a batch norm's count is one number per client
     fine = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
     found: dict[int, str] = {}
     for name, row in zip(state, fine.tolist(), strict=True):

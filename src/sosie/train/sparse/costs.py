@@ -32,7 +32,7 @@ class SparseCost:
     kept_parameters: int
     flops: int
     kept_flops: int
-    layers: list[dict[str, Any]]  # a row a layer with a weight: layer, weights, kept, flops, kept_flops
+    layers: list[dict[str, Any]]  # one row per layer with a weight: layer, weights, kept, flops, kept_flops
 
     @property
     def sparsity(self) -> float:

@@ -168,7 +168,7 @@ class Masks(Mapping[str, Tensor]):
         return 1 - sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
 
     def densities(self) -> list[dict[str, Any]]:
-        """A row a layer: layer, shape, weights, kept, density."""
+        """One row per layer: layer, shape, weights, kept, density."""
         kept = torch.stack([mask.sum().cpu() for mask in self.values()]).tolist()
         return [
             {"layer": layer, "shape": tuple(mask.shape), "weights": mask.numel(), "kept": count,
