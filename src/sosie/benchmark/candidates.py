@@ -1,4 +1,4 @@
-"""What is put to the test: one of sosie's measures, a function in a file, or any callable."""
+"""What is put to the test (a measure of sosie's, a function in a file, any callable), and its values over many pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks of a benchmark: trained once, kept, and paired so that two differ in one respect only."""
+"""A benchmark's scale, its folder, its networks in pairs that differ in one respect only, and how far they agree."""
 
 from __future__ import annotations
 

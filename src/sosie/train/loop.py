@@ -57,10 +57,10 @@ def fit(
     an_epoch = recipe.steps(len(images))
     training = Training(model, recipe.padded(images), labels, recipe, seed=seed, penalty=penalty, masks=masks)
     plan = recipe.make_schedule(training.stepper, an_epoch)
-    live = None if recipe.average is None else _floating_point(model)  # as Training lays the weights out
-    averaged = None if live is None else AveragedModel(
-        live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True
-    )  # fmt: skip
+    live = averaged = None
+    if recipe.average is not None:
+        live = _floating_point(model)  # as Training lays the weights out
+        averaged = AveragedModel(live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True)
 
     def tell(epoch: int) -> None:
         if after_epoch is not None:
@@ -85,8 +85,8 @@ def fit(
         for step, (index, draws) in enumerate(tracked, first * an_epoch + 1):
             training.step(index, draws)
             plan.step()
-            if averaged is not None:
-                averaged.update_parameters(live)  # type: ignore[arg-type]
+            if live is not None and averaged is not None:
+                averaged.update_parameters(live)
             epoch, rest = divmod(step, an_epoch)
             if step % LOOKS == 0 or not rest:
                 training.look(an_epoch)
