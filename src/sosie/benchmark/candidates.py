@@ -1,4 +1,4 @@
-"""What is put to the test (a measure of sosie's, a function in a file, any callable), and its values over many pairs."""
+"""What is put to the test (sosie's measures, functions in files, any callable), and its values over many pairs."""
 
 from __future__ import annotations
 

@@ -405,28 +405,24 @@ def groups(scale: Scale) -> dict[str, list[str]]:
 def _agreement(
     condition: str, images: Images, population: Population, pairs: Sequence[tuple[int, int]], seed: int
 ) -> list[float]:
-    if condition.startswith("attack: "):
-        return _under_attack(condition.removeprefix("attack: "), images, population.models, pairs, seed)
-    x = probing_images(condition, images, seed)
-    answers = [predictions(model, x) for model in population.models]
-    return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
-
-
-def _under_attack(
-    kind: str, images: Images, models: Sequence[nn.Module], pairs: Sequence[tuple[int, int]], seed: int
-) -> list[float]:
-    """Attack A and ask both, attack B and ask both; the mean."""
-    partners: dict[int, list[int]] = {}
+    models = population.models
+    if not condition.startswith("attack: "):
+        x = probing_images(condition, images, seed)
+        answers = [predictions(model, x) for model in models]
+        return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
+    # Attack A and ask both, attack B and ask both; the mean.
+    kind = condition.removeprefix("attack: ")
+    partners: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
-        partners.setdefault(a, []).append(b)
-        partners.setdefault(b, []).append(a)
-    found: dict[tuple[int, int], Tensor] = {}
+        partners[a].append(b)
+        partners[b].append(a)
+    agreed: dict[tuple[int, int], Tensor] = {}
     for a in track(partners, f"attacking by {kind}", len(partners), "networks"):
         x = attack(models[a], images.test, images.test_labels, kind, seed=seed)
         own = predictions(models[a], x)
         for b in partners[a]:
-            found[a, b] = (own == predictions(models[b], x)).double().mean()
-    return [float(found[a, b] + found[b, a]) / 2 for a, b in pairs]
+            agreed[a, b] = (own == predictions(models[b], x)).double().mean()
+    return [float(agreed[a, b] + agreed[b, a]) / 2 for a, b in pairs]
 
 
 def probing_images(kind: str, images: Images, seed: int) -> Tensor:

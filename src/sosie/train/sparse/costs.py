@@ -1,10 +1,11 @@
-"""Parameters and operations of a network, dense and as far as its masks keep them."""
+"""Parameters and operations of a network, dense and as far as its masks keep them; how close its weights are to 0."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,23 +172,21 @@ class WeightHistograms:
         layers: str | Iterable[str] = "*",
         masked: bool = False,
     ) -> None:
-        self._model, self._options = model, {"bins": bins, "limit": limit, "layers": layers, "masked": masked}
-        self.edges = weight_histogram(model, **self._options).edges  # type: ignore[arg-type]
+        self._histogram = partial(weight_histogram, model, bins, limit, layers=layers, masked=masked)
+        self.edges = self._histogram().edges
         self.steps: list[int] = []
-        self._found: list[Histogram] = []
+        self.outside: list[int] = []  # how many weights were beyond the limit at each step
+        self._counts: list[Numbers] = []
 
     def record(self, step: int) -> None:
-        self._found.append(weight_histogram(self._model, **self._options))  # type: ignore[arg-type]
+        found = self._histogram()
         self.steps.append(step)
+        self.outside.append(found.outside)
+        self._counts.append(found.counts)
 
     @property
     def counts(self) -> Numbers:
-        return np.array([each.counts for each in self._found]).reshape(len(self._found), len(self.edges) - 1)
-
-    @property
-    def outside(self) -> list[int]:
-        """How many weights were beyond the limit at each step."""
-        return [each.outside for each in self._found]
+        return np.array(self._counts).reshape(len(self._counts), len(self.edges) - 1)
 
 
 def _chosen(model: nn.Module, layers: str | Iterable[str]) -> dict[str, nn.Module]:
