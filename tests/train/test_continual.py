@@ -15,7 +15,7 @@ from sosie.models import small_cnn, with_atoms
 from sosie.train import Recipe, accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
 
-RECIPE = Recipe(epochs=40, batch=32, rate=1e-2)
+RECIPE = Recipe(epochs=28, batch=32, rate=1e-2)
 GIVEN: dict[str, Any] = {"recipe": RECIPE, "seed": 0}
 
 

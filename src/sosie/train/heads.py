@@ -34,31 +34,29 @@ def features(
     model: nn.Module, images: Tensor, *, head: str | None = None, prepare: Prepare | None = None, batch: int = 500
 ) -> Tensor:
     """What reaches the last layer, (images, features), with the model in evaluation mode."""
-    layer = model.get_submodule(find_head(model, head))
-    found: list[Tensor] = []
+    name = find_head(model, head)
+    seen: list[Tensor] = []
     answers: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], answer: Tensor) -> None:
-        found.append(args[0].detach())
+        seen.append(args[0].detach())
         answers.append(answer)
 
-    handle = layer.register_forward_hook(keep)
+    handle = model.get_submodule(name).register_forward_hook(keep)
+    parts = images.split(batch)
     try:
         with evaluating(model):
-            for part in images.split(batch):
+            for part in parts:
                 answer = model(floats(part, prepare))
-                if len(answers) == 1:
-                    _check_answer(answer, answers[0], find_head(model, head))
-            if len(answers) != len(images.split(batch)):
-                raise ValueError(f"{find_head(model, head)!r} was called {len(answers)} times, not once per batch")
+                if len(answers) == 1 and not (answer.shape == answers[0].shape and torch.equal(answer, answers[0])):
+                    raise ValueError(
+                        f"the model answers something else than its linear layer {name!r}: head= names the one"
+                    )
     finally:
         handle.remove()
-    return torch.cat(found)
-
-
-def _check_answer(answer: Tensor, of_head: Tensor, name: str) -> None:
-    if answer.shape != of_head.shape or not torch.equal(answer, of_head):
-        raise ValueError(f"the model answers something else than its linear layer {name!r}: head= names the one")
+    if len(answers) != len(parts):
+        raise ValueError(f"{name!r} was called {len(answers)} times, not once per batch")
+    return torch.cat(seen)
 
 
 @dataclass(frozen=True, eq=False)
