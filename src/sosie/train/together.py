@@ -21,23 +21,21 @@ from .recipe import Recipe, check_data, check_types, floats
 State = dict[str, Tensor]
 
 
-@dataclass(eq=False)
 class Stack:
     """Networks that are trained, and answer, all at once, each on inputs of its own.
 
     A convolution becomes one of as many groups as there are networks, a linear layer a batched product; what all
     networks have in common (`shared`) is neither copied nor trained, and such a layer sees one large batch.
+
+    Made from the networks' own parameters and buffers (networks, …) and those they share; none is changed. `template`:
+    a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own. `trains`: the names
+    of what is trained, be it shared before (None: all that requires gradients there). Buffers are each network's own:
+    batch norm writes to them. `mixed` computes in bfloat16; what is trained stays as it is. `draws`: networks may draw
+    random numbers (dropout), each its own.
     """
 
-    template: nn.Module  # the code: holds no numbers
-    trained: State  # (networks, …), in the order of the model's parameters
-    held: State  # (networks, …): parameters that are not trained, and buffers
-    shared: State  # one for all networks
-    mixed: bool = False  # compute in bfloat16; what is trained stays as it is
-    draws: bool = True  # networks may draw random numbers (dropout), each its own
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         template: nn.Module,
         own: Mapping[str, Tensor],
         shared: Mapping[str, Tensor] | None = None,
@@ -46,34 +44,29 @@ class Stack:
         trains: Collection[str] | None = None,
         mixed: bool = False,
         draws: bool = True,
-    ) -> Stack:
-        """From the networks' own parameters and buffers (networks, …) and those they share; none is changed.
-
-        `template`: a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own.
-        `trains`: the names of what is trained, be it shared before (None: all that requires gradients there). Buffers
-        are each network's own: batch norm writes to them.
-        """
-        if mixed:
-            _check_no_batch_norm(template)
+    ) -> None:
+        for name, module in template.named_modules() if mixed else ():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
+                    "train such networks with mixed=False"
+                )
+        self.template, self.mixed, self.draws = template, mixed, draws
         shared = {} if shared is None else shared
         networks = len(next(iter(own.values()))) if count is None else count
         wanted = {name for name, p in template.named_parameters() if p.requires_grad} if trains is None else set(trains)
-        trained, held, common = State(), State(), State()
 
         def copied(name: str) -> Tensor:
             stacked = own[name] if name in own else shared[name].expand(networks, *shared[name].shape)
             return stacked.detach().clone(memory_format=torch.contiguous_format)
 
-        for name, _ in template.named_parameters():
-            if name in wanted:
-                trained[name] = copied(name).requires_grad_()
-            elif name in own:
-                held[name] = own[name].detach()
-            else:
-                common[name] = shared[name].detach()
-        for name, _ in template.named_buffers():
-            held[name] = copied(name)
-        return Stack(template, trained, held, common, mixed, draws)
+        # What is trained, and what is held (other parameters, and buffers), are (networks, …); shared: one for all.
+        names = [name for name, _ in template.named_parameters()]
+        self.trained: State = {name: copied(name).requires_grad_() for name in names if name in wanted}
+        rest = [name for name in names if name not in wanted]
+        self.held: State = {name: own[name].detach() for name in rest if name in own}
+        self.shared: State = {name: shared[name].detach() for name in rest if name not in own}
+        self.held |= {name: copied(name) for name, _ in template.named_buffers()}
 
     def __call__(self, x: Tensor) -> Tensor:
         """What every network answers to its own inputs (networks, batch, …)."""
@@ -130,15 +123,6 @@ class Stack:
     def _lowered(self, state: State) -> State:
         parameters = {name for name, _ in self.template.named_parameters()}
         return {name: t.to(torch.bfloat16) if name in parameters else t for name, t in state.items()}
-
-
-def _check_no_batch_norm(template: nn.Module) -> None:
-    for name, module in template.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
-                "train such networks with mixed=False"
-            )
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -270,7 +254,7 @@ def fit_together(
             models = [made(make, seed, device) for seed in group]
             _check_alike(models)
             check_types(models[0], images, recipe)
-            stack = Stack.of(without_numbers(models[0]), stacked_state(models), draws=False)
+            stack = Stack(without_numbers(models[0]), stacked_state(models), draws=False)
             stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
             plan = recipe.make_schedule(stepper, an_epoch)
             if 0 in kept:

@@ -476,7 +476,7 @@ class Server:
         pull = (phase.pull, self.shared) if phase.pull else None
         parts = []
         for some, members in self._groups(who, own):
-            stack = Stack.of(
+            stack = Stack(
                 self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed
             )  # fmt: skip
             if stack.trained:
@@ -497,7 +497,7 @@ class Server:
         """Of every client, on its own test images: (clients,)."""
         right = []
         for test, members in self._groups(self.clients.test, own):
-            stack = Stack.of(self.template, members, shared, count=len(test), trains=())
+            stack = Stack(self.template, members, shared, count=len(test), trains=())
             parts = test.split(max(1, TESTED_AT_ONCE // len(test)), dim=1)
             answers = torch.cat([stack.answers(self._inputs(numbers)).argmax(2) for numbers in parts], dim=1)
             right.append((answers == self.clients.labels[test]).sum(1))
