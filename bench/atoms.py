@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sosie.history import Recorder
 from sosie.models import AtomConv2d, alexnet, atom_layers
 from sosie.stats import AtomTable
-from sosie.train import fit
+from sosie.train import Recipe, fit
 
 CHANNELS, BATCH, SIDE, ATOMS = (16, 64, 128, 256), 64, 32, 9
 CLIENTS = 120
@@ -156,7 +156,7 @@ def recording(asked: argparse.Namespace) -> list[dict[str, Any]]:
     numbers = itertools.count()
 
     def epoch() -> None:
-        fit(model, images, labels, epochs=1, seed=0, rate=1e-4)
+        fit(model, images, labels, recipe=Recipe(epochs=1, rate=1e-4), seed=0)
         wait()
 
     with tempfile.TemporaryDirectory() as folder, Recorder(folder, model, what="atoms") as recorder:

@@ -12,7 +12,7 @@ from measuring import show, wait, write
 from torch import Tensor, nn
 
 from sosie.models import cifar_resnet
-from sosie.train import Augment, Penalty, fit, fit_side_by_side
+from sosie.train import Augment, Penalty, Recipe, fit, fit_side_by_side
 
 IMAGES, EPOCH, EPOCHS = 12_800, 50_000, 3
 WAYS: dict[str, dict[str, Any] | None] = {
@@ -20,8 +20,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "8 rows, every 5": {"rows": 8, "every": 5},
     "all rows, every step": {"rows": None, "every": 1},
 }
-RECIPE: dict[str, Any] = {"epochs": EPOCHS, "batch": 128, "rate": 0.1, "optimiser": "sgd", "decay": 5e-4,
-                          "schedule": "cosine", "augment": Augment(), "mixed": True}  # fmt: skip
+RECIPE = Recipe(EPOCHS, 128, 0.1, "sgd", decay=5e-4, schedule="cosine", augment=Augment(), mixed=True)
 
 
 class Clock:
@@ -49,7 +48,14 @@ def beside(count: int, way: dict[str, Any] | None, images: Tensor, labels: Tenso
     with ExitStack() as attached:
         penalties = None if way is None else [attached.enter_context(Penalty(model, **way)) for model in models]
         fit_side_by_side(
-            models, images, labels, seeds=range(count), penalties=penalties, at_once=count, after_epoch=clock, **RECIPE
+            models,
+            images,
+            labels,
+            seeds=range(count),
+            penalties=penalties,
+            at_once=count,
+            after_epoch=clock,
+            recipe=RECIPE,
         )
     return clock.an_epoch / count
 
@@ -58,7 +64,7 @@ def alone(way: dict[str, Any] | None, images: Tensor, labels: Tensor) -> float:
     clock, (model,) = Clock(), networks(1)
     with ExitStack() as attached:
         penalty = None if way is None else attached.enter_context(Penalty(model, **way))
-        fit(model, images, labels, seed=0, penalty=penalty, after_epoch=clock, **RECIPE)
+        fit(model, images, labels, seed=0, penalty=penalty, after_epoch=clock, recipe=RECIPE)
     return clock.an_epoch
 
 

@@ -9,7 +9,7 @@ import torch
 from measuring import show, timed, write
 from torch import nn
 
-from sosie.train import fit, fit_together
+from sosie.train import Recipe, fit, fit_together
 
 COUNT, IMAGES, STRATEGIES = 100, 640, ("standard", "fgsm", "fast_fgsm", "pgd")
 
@@ -19,11 +19,15 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), *hidden, nn.Linear(32, 3))
 
 
+def recipe_of(strategy: str) -> Recipe:
+    attack = None if strategy == "standard" else strategy
+    return Recipe(epochs=1, rate=1e-3, schedule="constant", attack=attack)
+
+
 def one_after_another(count: int, data: tuple[torch.Tensor, torch.Tensor], strategy: str) -> None:
     for seed in range(count):
         torch.manual_seed(seed)
-        attack = None if strategy == "standard" else strategy
-        fit(make().to(data[0].device), *data, epochs=1, seed=seed, rate=1e-3, schedule="constant", attack=attack)
+        fit(make().to(data[0].device), *data, recipe=recipe_of(strategy), seed=seed)
 
 
 def main() -> None:
@@ -45,7 +49,7 @@ def main() -> None:
     for strategy in STRATEGIES:
         spent = timed(
             {
-                "together": lambda: fit_together(make, asked.count, *data, epochs=1, strategy=strategy),  # noqa: B023
+                "together": lambda: fit_together(make, asked.count, *data, recipe=recipe_of(strategy)),  # noqa: B023
                 "alone": lambda: one_after_another(asked.alone, data, strategy),  # noqa: B023
             },
             repeats=asked.repeats,

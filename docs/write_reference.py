@@ -37,6 +37,7 @@ BESIDE = {
     "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
     "sosie.train": (
         "fit",
+        "Recipe",
         "Training",
         "Augment",
         "fit_side_by_side",

@@ -14,6 +14,7 @@ from similarity import by_atoms, by_stimulus, look, mean
 from torch import Tensor
 
 from sosie.linalg import most_similar
+from sosie.train import Recipe
 from sosie.train.continual import Continual, Task, learn_tasks
 from sosie.train.heads import features, refit_head
 from sosie.train.together import stacked_state
@@ -30,14 +31,16 @@ def table_2(settings: Settings) -> dict[str, Any]:
         found = learn_tasks(
             lambda seed=seed: make(settings, settings.network, CLASSES, ATOMS, seed),
             tasks,
-            epochs=settings.continual.epochs,
+            recipe=Recipe(
+                epochs=settings.continual.epochs,
+                batch=settings.continual.batch,
+                rate=settings.continual.rate,
+                optimiser="sgd",
+                momentum=settings.continual.momentum,
+                schedule="constant",
+                prepare=Prepare(settings),
+            ),
             seed=seed,
-            batch=settings.continual.batch,
-            rate=settings.continual.rate,
-            optimiser="sgd",
-            momentum=settings.continual.momentum,
-            schedule="constant",
-            prepare=Prepare(settings),
         )
         seconds, pairs = similarities(settings, found)
         own, others = answers(settings, found, tasks, seed)
@@ -120,7 +123,9 @@ def answers(settings: Settings, found: Continual, tasks: list[Task], seed: int) 
     for k, (images, labels, test, _) in enumerate(tasks):
         seen = torch.stack([features(model, images, prepare=prepare) for model in models])
         asked = torch.stack([features(model, test, prepare=prepare) for model in models])
-        heads = refit_head(seen, labels, CLASSES, epochs=settings.continual_head_epochs, batch=500, seed=seed)
+        heads = refit_head(
+            seen, labels, CLASSES, recipe=Recipe(epochs=settings.continual_head_epochs, batch=500, rate=1e-3), seed=seed
+        )
         others.append(heads(asked).softmax(2))
         layer = models[k].get_submodule(found.head)
         own.append(layer(asked[k]).softmax(1).detach())

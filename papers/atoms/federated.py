@@ -22,7 +22,8 @@ from training import train
 
 from sosie.linalg import most_similar
 from sosie.models import freeze
-from sosie.train.federated import Clients, Federated, ensemble_accuracy, simulate, split_classes
+from sosie.train import Recipe as TrainingRecipe
+from sosie.train.federated import Clients, Federated, ensemble_accuracy, open_method, simulate, split_classes
 from sosie.train.heads import find_head
 
 ATOMS = 9
@@ -75,19 +76,20 @@ def learn(
         return make(settings, "small_cnn", CLASSES[data], ATOMS, seed)
 
     alone = method in ("local", "pretrain")
+    way = open_method("local" if alone else method)
+    if last is not None:
+        way = replace(way, last=replace(way.last, trains=last))
+    recipe = TrainingRecipe(
+        f.epochs, f.batch, f.rate, optimiser="sgd", schedule="constant", prepare=Prepare(settings)
+    )  # fmt: skip
     return simulate(
         fresh,
         clients,
-        "local" if alone else method,
+        replace(way, last_epochs=f.local_epochs if alone else None),
+        recipe=recipe,
         rounds=0 if alone else f.rounds,
-        epochs=f.epochs,
-        last_epochs=f.local_epochs if alone else None,
         share=f.share,
         seed=seed,
-        batch=f.batch,
-        rate=f.rate,
-        prepare=Prepare(settings),
-        last=last,  # type: ignore[arg-type]
     )
 
 
@@ -136,10 +138,9 @@ def with_members(settings: Settings, clients: Clients, method: str, seed: int) -
     similarity["classes"] = overlap(clients)
     generator = torch.Generator().manual_seed(seed)
     right: dict[str, list[Tensor]] = {}
+    heads = TrainingRecipe(f.head_epochs, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
     for name, members in choices(similarity, f.members, f.random_members, generator):
-        answer = ensemble_accuracy(
-            found, clients, members, epochs=f.head_epochs, seed=seed, prepare=Prepare(settings)
-        )  # fmt: skip
+        answer = ensemble_accuracy(found, clients, members, recipe=heads, seed=seed, prepare=Prepare(settings))
         right.setdefault(name, []).append(answer.ensemble.cpu())
         right.setdefault("base", []).append(answer.own.cpu())
     return {

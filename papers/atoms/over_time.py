@@ -17,6 +17,7 @@ import sosie
 from sosie.history import Recorder
 from sosie.models import atom_layers, freeze
 from sosie.results.dynamics import rank_correlation
+from sosie.train import Recipe as TrainingRecipe
 from sosie.train import accuracy, fit
 
 ATOMS = 9
@@ -55,14 +56,16 @@ def learn(
             model,
             images.images[lessons.index[0]],
             lessons.labels[0],
-            epochs=recipe.epochs,
+            recipe=TrainingRecipe(
+                epochs=recipe.epochs,
+                batch=recipe.batch,
+                rate=recipe.rate,
+                optimiser="sgd",
+                momentum=recipe.momentum,
+                schedule="constant",
+                prepare=Prepare(settings),
+            ),
             seed=settings.seed,
-            batch=recipe.batch,
-            rate=recipe.rate,
-            optimiser="sgd",
-            momentum=recipe.momentum,
-            schedule="constant",  # a rate that falls to nothing would settle every layer at the same time
-            prepare=Prepare(settings),
             after_epoch=after_epoch,
             task=name,
         )

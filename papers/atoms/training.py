@@ -37,7 +37,7 @@ def train(
     if len(models) != len(lessons.index):
         raise ValueError(f"{len(models)} networks, but lessons for {len(lessons.index)}")
     stack, prepare = (
-        Stack.of(template(models[0], penalty), stacked_state(models)),
+        Stack(template(models[0], penalty), stacked_state(models)),
         Prepare(settings),
     )
     stepper = torch.optim.SGD(stack.trained.values(), recipe.rate, recipe.momentum, fused=True)
@@ -107,7 +107,7 @@ def accuracies(
     settings: Settings, model: nn.Module, state: State, images: Pool, lessons: Lessons, batch: int = 100
 ) -> Tensor:
     """Share of its own images that each network names rightly, (networks,)."""
-    stack, prepare = Stack.of(template(model), state, trains=()), Prepare(settings)
+    stack, prepare = Stack(template(model), state, trains=()), Prepare(settings)
     right = torch.zeros(len(lessons.index), device=lessons.index.device)
     for index, labels in zip(lessons.index.split(batch, 1), lessons.labels.split(batch, 1), strict=True):
         right += (stack(prepare(images.images[index])).argmax(2) == labels).sum(1)

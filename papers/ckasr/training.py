@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sosie.files import write_atomically
 from sosie.models import DynamicViT, build_model, with_dynamic_tokens
 from sosie.train import Augment, TokenPenalty, accuracy, calibrate_tokens, fit_side_by_side, random_masks
+from sosie.train import Recipe as TrainingRecipe
 
 Record = dict[str, Any]
 
@@ -165,17 +166,19 @@ def fit_models(
         models,
         x[: recipe.images],
         labels[: recipe.images],
-        epochs=recipe.epochs,
+        recipe=TrainingRecipe(
+            epochs=recipe.epochs,
+            batch=recipe.batch,
+            rate=recipe.rate,
+            optimiser=recipe.optimiser,
+            decay=recipe.decay,
+            schedule=recipe.schedule,
+            warmup=recipe.warmup,
+            augment=Augment(),
+            prepare=prepare(settings, dataset),
+            mixed=settings.mixed,
+        ),
         seeds=seeds,
-        batch=recipe.batch,
-        rate=recipe.rate,
-        optimiser=recipe.optimiser,
-        decay=recipe.decay,
-        schedule=recipe.schedule,
-        warmup=recipe.warmup,
-        augment=Augment(),
-        prepare=prepare(settings, dataset),
-        mixed=settings.mixed,
         penalties=penalties,
         masks=masks,
         at_once=settings.at_once,

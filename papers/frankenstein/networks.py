@@ -16,7 +16,7 @@ from torch.nn import functional
 from sosie.data import open_images
 from sosie.files import write_atomically
 from sosie.models import NamedModel, load_weights, open_model
-from sosie.train import Augment, accuracy, fit, fit_side_by_side
+from sosie.train import Augment, Recipe, accuracy, fit, fit_side_by_side
 
 Images = list[tuple[Tensor, Tensor]]  # batches in [0, 1], with labels
 
@@ -56,15 +56,17 @@ def trained(spec: str, data: str, seed: int, settings: Settings) -> NamedModel:
         found.model,
         images,
         labels,
-        epochs=epochs,
+        recipe=Recipe(
+            epochs=epochs,
+            batch=settings.net_batch,
+            rate=1e-3 if transformer else settings.net_rate,
+            optimiser="adam" if transformer else "sgd",
+            decay=0.05 if transformer else 5e-4,
+            augment=Augment(mirror=data != "mnist"),
+            prepare=found.prepare,
+            mixed=settings.mixed,
+        ),
         seed=seed,
-        batch=settings.net_batch,
-        rate=1e-3 if transformer else settings.net_rate,
-        optimiser="adam" if transformer else "sgd",
-        decay=0.05 if transformer else 5e-4,
-        augment=Augment(mirror=data != "mnist"),
-        prepare=found.prepare,
-        mixed=settings.mixed,
         task=f"training {found.name} on {data}",
     )
     _write(found.model, path)
@@ -90,16 +92,19 @@ def own_resnet20s(recipe: str, count: int, settings: Settings) -> tuple[NamedMod
             models,
             images,
             labels,
-            epochs=settings.own_epochs,
+            recipe=Recipe(
+                epochs=settings.own_epochs,
+                batch=settings.own_batch,
+                rate=chosen.rate,
+                optimiser=chosen.optimiser,
+                decay=chosen.decay,
+                schedule="cosine",
+                clip=chosen.clip,
+                augment=Augment(),
+                prepare=_resident(found[0].prepare, settings.device),
+                mixed=settings.mixed,
+            ),
             seeds=group,
-            batch=settings.own_batch,
-            rate=chosen.rate,
-            optimiser=chosen.optimiser,
-            decay=chosen.decay,
-            clip=chosen.clip,
-            augment=Augment(),
-            prepare=_resident(found[0].prepare, settings.device),
-            mixed=settings.mixed,
             task=f"{len(models)} ResNet-20s by {recipe}",
         )
         for seed, model in zip(group, models, strict=True):

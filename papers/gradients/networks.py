@@ -22,6 +22,7 @@ from sosie.data import ImageData, open_images
 from sosie.files import write_atomically
 from sosie.models import NamedModel, Normalise, open_model, parse_normalisation
 from sosie.train import Augment, accuracy, fit
+from sosie.train import Recipe as TrainingRecipe
 
 CHECKPOINTS = Path(__file__).resolve().parent / "nets"
 FULL = Settings()
@@ -81,15 +82,17 @@ def _train(recipe: Recipe, seed: int, device: str, path: Path) -> None:
         model,
         images,
         labels,
-        epochs=recipe.epochs,
+        recipe=TrainingRecipe(
+            epochs=recipe.epochs,
+            batch=recipe.batch,
+            rate=recipe.rate,
+            optimiser="sgd",
+            decay=recipe.decay,
+            augment=Augment(recipe.pad, recipe.mirror),
+            prepare=prepare,
+            mixed=recipe.mixed,
+        ),
         seed=seed,
-        batch=recipe.batch,
-        rate=recipe.rate,
-        optimiser="sgd",
-        decay=recipe.decay,
-        augment=Augment(recipe.pad, recipe.mirror),
-        prepare=prepare,
-        mixed=recipe.mixed,
         task=f"training {path.stem}",
     )
     reached = accuracy(model, test_images, test_labels, prepare=prepare)

@@ -15,6 +15,7 @@ from settings import Study
 import sosie
 from sosie.benchmark import linear_probe
 from sosie.sketching import classify
+from sosie.train import Recipe
 
 KERNELS = ("features", "hadamard", "hadamard_of_sketches")
 
@@ -35,8 +36,8 @@ def figure_14(study: Study) -> dict[str, Any]:
                 reached = classify(sketch, kernel).evaluate(model, test, **options)
                 found[kernel] = [reached[site] for site in sketch.side.sites]
             last = sketch.side.sites[-1]
-            for name, epochs in (("probe_one_epoch", 1), ("probe_converged", None)):
-                found[name] = linear_probe(model, train, test, sites=last, epochs=epochs, **options)[last]
+            for name, recipe in (("probe_one_epoch", Recipe(epochs=1, rate=1e-2)), ("probe_converged", None)):
+                found[name] = linear_probe(model, train, test, sites=last, recipe=recipe, **options)[last]
             accuracy.setdefault(base, {})[task] = found
             print(f"  {base} on {task}", flush=True)
     return {"numbers": numbers(accuracy), "accuracy": accuracy}

@@ -28,7 +28,7 @@ from sosie.benchmark.population import (
     perceptron,
 )
 from sosie.data import open_images
-from sosie.train import accuracy, fit
+from sosie.train import Recipe, accuracy, fit
 
 SCRATCH, HEADS = "scratch", "heads"
 FEATURES = 32 * 4 * 4
@@ -128,8 +128,13 @@ def train_trunk(settings: Settings) -> float:
     (x, y), (test_x, test_y) = ((i.to(settings.device), labels.to(settings.device)) for i, labels in data)
     torch.manual_seed(settings.seed)
     model = convolutional().to(settings.device)
-    fit(model, x, y, epochs=settings.trunk_epochs, seed=settings.seed, batch=settings.trunk_batch, rate=1e-3,
-        schedule="constant")  # fmt: skip
+    fit(
+        model,
+        x,
+        y,
+        recipe=Recipe(epochs=settings.trunk_epochs, batch=settings.trunk_batch, rate=1e-3, schedule="constant"),
+        seed=settings.seed,
+    )
     settings.cache.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous().cpu() for k, v in model[:6].state_dict().items()}, trunk_path(settings))
     return accuracy(model.eval(), test_x, test_y)

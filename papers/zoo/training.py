@@ -33,6 +33,7 @@ from torch import nn
 from sosie.files import write_atomically
 from sosie.models import atom_layers, freeze
 from sosie.train import Augment, accuracy, fit_side_by_side
+from sosie.train import Recipe as TrainingRecipe
 
 Make = Callable[[Job, Source], nn.Module]
 
@@ -90,16 +91,18 @@ def _fit(
         models,
         images.images,
         images.labels,
-        epochs=recipe.epochs(len(images)),
+        recipe=TrainingRecipe(
+            epochs=recipe.epochs(len(images)),
+            batch=recipe.batch,
+            rate=recipe.rate,
+            optimiser="adam",
+            decay=recipe.decay,
+            schedule="cosine",
+            augment=Augment(pad=2, mirror=False),
+            prepare=Prepare(s.device),
+            mixed=s.mixed,
+        ),
         seeds=seeds,
-        batch=recipe.batch,
-        rate=recipe.rate,
-        optimiser="adam",
-        decay=recipe.decay,
-        schedule="cosine",
-        augment=Augment(pad=2, mirror=False),  # a mirrored digit is none
-        prepare=Prepare(s.device),
-        mixed=s.mixed,
         at_once=s.at_once,
         task=what,
     )

@@ -52,7 +52,7 @@ def test_all_measures_then_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("arguments", "message"),
     [
         (["no_such"], "no measure is called"),
-        (["linear_cka", "--scale", "vast"], "there are smoke, small, paper"),
+        (["linear_cka", "--scale", "vast"], "'smoke', 'small', 'paper'"),
         (["missing.py:f"], "no file missing.py"),
         (["agreement"], "held against"),
     ],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sosie.data import ATTACKS, Attack, attack
 from sosie.data.attacks import open_attack
-from sosie.train import accuracy, fit
+from sosie.train import Recipe, accuracy, fit
 
 REAL = [kind for kind in ATTACKS if kind != "gaussian"]
 
@@ -36,7 +36,7 @@ def undefended() -> nn.Module:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.ReLU(), nn.Linear(32, 2)
     )
-    return fit(model, *data(), epochs=20, seed=0)
+    return fit(model, *data(), recipe=Recipe(epochs=20), seed=0)
 
 
 @given(

@@ -29,6 +29,7 @@ from sosie.benchmark.population import (
     make_population,
     measure_folder,
     open_benchmark_images,
+    pairs_of,
     perceptron,
 )
 from sosie.measures import MEASURES
@@ -160,10 +161,10 @@ def test_pairs_differ_in_one_respect_only() -> None:
                for seed in range(3) for epoch in (1, 5)]  # fmt: skip
     for kind in KINDS:
         for block in blocks_of(members, kind):
-            for i, j in block.pairs:
+            for i, j in pairs_of(block):
                 different = [other for other in KINDS if getattr(members[i], other) != getattr(members[j], other)]
                 assert different == [kind]
-    assert sum(len(block.pairs) for block in blocks_of(members, "seed")) == 3 * 8
+    assert sum(len(pairs_of(block)) for block in blocks_of(members, "seed")) == 3 * 8
     assert len({member.run for member in members}) == 12
 
 

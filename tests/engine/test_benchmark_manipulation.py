@@ -11,7 +11,7 @@ from sosie.benchmark.candidates import open_candidates
 from sosie.benchmark.manipulation import MANIPULATIONS, Bench, manipulate
 from sosie.benchmark.population import last_hidden, open_benchmark_images, perceptron
 from sosie.measures import MEASURES
-from sosie.train import accuracy, fit
+from sosie.train import Recipe, accuracy, fit
 
 ROWS_AS_BEFORE = {"classes rolled", "biased", "dark pixels"}
 
@@ -24,7 +24,7 @@ def bench() -> Bench:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = perceptron((2, 16), images.inputs, images.classes)
-        fit(model, images.train, images.train_labels, epochs=8, seed=seed)
+        fit(model, images.train, images.train_labels, recipe=Recipe(epochs=8), seed=seed)
         assert accuracy(model, images.test, images.test_labels) > 0.7
         models.append(model.requires_grad_(False))
     return Bench(models, images.test, seed=0)

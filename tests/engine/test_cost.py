@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sosie
 from sosie.benchmark import cost, counted
-from sosie.benchmark.cost import FORWARD, MEASURE, ByProbes, Watched
+from sosie.benchmark.cost import FORWARD, MEASURE, from_activations
 from sosie.capture import Chunk
+from sosie.engine.network import Network
 from sosie.files import DamagedFile
 from sosie.measures import find
 from sosie.models import open_model, small_cnn
@@ -80,16 +82,17 @@ def test_what_is_counted_is_the_measure_itself(name: str) -> None:
     torch.manual_seed(0)
     models = small_cnn(width=4, size=16), small_cnn(width=4, size=16)
     x = torch.rand(60, *SHAPE, generator=torch.Generator().manual_seed(0))
-    watched = [Watched(model, ["conv3", "fc"], "mean", None, None) for model in models]
+    networks = [Network(model, "small", ["conv3", "fc"], "mean") for model in models]
     chunks = [Chunk(x[:40], 0, 40), Chunk(x[40:], 40, 20)]
-    runs = [ByProbes(find(name), *watched, each, 2**30) for each in ([Chunk(x, 0, 60)], chunks)]
     with torch.no_grad():
         whole = [(model[:7](x).mean((2, 3)), model(x)) for model in models]
     expected = [float(find(name).of(a.double(), b.double())) for a, b in zip(*whole, strict=True)]
-    for run in runs:
-        assert run().tolist() == pytest.approx(expected, rel=1e-4)
+    for each in ([Chunk(x, 0, 60)], chunks):
+        values, _ = from_activations(find(name), *networks, each, 2**30, nullcontext)
+        assert values.tolist() == pytest.approx(expected, rel=1e-4)
         with counted() as count:
-            assert run(count.part).tolist() == pytest.approx(expected, rel=1e-4)
+            values, _ = from_activations(find(name), *networks, each, 2**30, count.part)
+        assert values.tolist() == pytest.approx(expected, rel=1e-4)
         assert count.flops[FORWARD] > 0
         assert MEASURE in count.flops
         assert not count.unknown
@@ -192,7 +195,7 @@ def test_bad_input_is_told_in_words() -> None:
         cost("small_cnn(width=4)", measures="atom_cosine")
     with pytest.raises(ValueError, match=r"\(6, 3, 3\) and \(5, 3, 3\)"):
         cost(SPEC, "small_cnn(atoms=5, width=4, size=16)", "atom_cosine")
-    with pytest.raises(ValueError, match="at least 4"):
+    with pytest.raises(ValueError, match="probes must be a whole number of at least 4"):
         cost(SPEC, probes=[1])
     with pytest.raises(ValueError, match="reads answers"):
         cost(SPEC, measures="agreement")

@@ -16,7 +16,7 @@ from sosie.data import attack, corrupt
 from sosie.data.shifts import open_shifts
 from sosie.report import print_comparison
 from sosie.results import Comparison, Comparisons
-from sosie.train import fit
+from sosie.train import Recipe, fit
 
 SHIFTS = ["clean", "rotate(severity=5)", "pgd(epsilon=0.2)", "gaussian(epsilon=0.3)"]
 SITES = ["clean", "rotate(severity=5)", "pgd(epsilon=0.2) on A", "pgd(epsilon=0.2) on B", "gaussian(epsilon=0.3)"]
@@ -36,7 +36,10 @@ def problem() -> tuple[Tensor, Tensor]:
 def net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return fit(
-        nn.Sequential(nn.Flatten(), nn.Linear(81, 12), nn.ReLU(), nn.Linear(12, 3)), *problem(), epochs=6, seed=seed
+        nn.Sequential(nn.Flatten(), nn.Linear(81, 12), nn.ReLU(), nn.Linear(12, 3)),
+        *problem(),
+        recipe=Recipe(epochs=6),
+        seed=seed,
     )
 
 

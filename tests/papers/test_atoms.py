@@ -67,7 +67,7 @@ from pathlib import Path
 import torch
 from settings import Settings, small
 import federated
-from sosie.train.federated.clients import Local
+from sosie.train.federated.simulation import Server
 settings = small(Settings('cpu', Path('r'), Path('c')))
 torch.set_num_threads(1)
 """
@@ -92,11 +92,11 @@ def test_every_client_that_meets_nobody_trains_as_long_as_others_do_on_average(t
         "few = replace(settings.federation, rounds=10, share=0.2, epochs=3)\n"
         "settings = replace(settings, federation=few)\n"
         "clients = federated.clients_of(settings, 'cifar100', 5, 0)\n"
-        "train = Local.train\n"
-        "def count(self, who, own, shared, **options):\n"
-        "    epochs[who] += options['epochs']\n"
-        "    return train(self, who, own, shared, **options)\n"
-        "Local.train = count\n"
+        "train = Server.train\n"
+        "def count(self, phase, who, own, when, own_epochs=None):\n"
+        "    epochs[who] += self.recipe.epochs if own_epochs is None else own_epochs\n"
+        "    return train(self, phase, who, own, when, own_epochs)\n"
+        "Server.train = count\n"
         "for method in ('local', 'pretrain', 'fedavg'):\n"
         "    epochs = torch.zeros(len(clients))\n"
         "    federated.learn(settings, clients, 'cifar100', method, 0)\n"

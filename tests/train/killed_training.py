@@ -18,7 +18,7 @@ import torch._dynamo  # which the first optimiser would import in every child
 from safetensors.torch import load_file, save_file
 from small_training import images, network, numbers, same
 
-from sosie.train import Attached, Augment, fit
+from sosie.train import Attached, Augment, Recipe, fit
 
 torch.set_num_threads(1)
 EPOCHS = 8
@@ -34,11 +34,8 @@ def train(seed: int, checkpoint: Path | None) -> dict[str, torch.Tensor]:
             model,
             x,
             y,
-            epochs=EPOCHS,
+            recipe=Recipe(epochs=EPOCHS, batch=40, average=0.9, augment=Augment(pad=1)),
             seed=0,
-            batch=40,
-            augment=Augment(pad=1),
-            average=0.9,
             penalty=penalty,
             checkpoint=checkpoint,
         )

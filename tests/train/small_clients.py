@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sosie.models import AtomConv2d
+from sosie.train import Recipe
 from sosie.train.federated import Clients
 from sosie.train.together import State
 
@@ -28,7 +29,8 @@ def some_clients(count: int = 4, n: int = 12, t: int = 5, noise: float = 0.3) ->
     return Clients(images, labels, numbers[:, :n], numbers[:, n:], torch.arange(count) // 2)
 
 
-WAY: dict[str, Any] = {"rounds": 2, "epochs": 2, "share": 1.0, "batch": 5, "rate": 0.05, "seed": 4}
+RECIPE = Recipe(epochs=2, batch=5, rate=0.05, optimiser="sgd", schedule="constant")
+WAY: dict[str, Any] = {"recipe": RECIPE, "rounds": 2, "share": 1.0, "seed": 4}
 
 
 def started(seed: int = 4) -> nn.Module:

@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said() -> None:
         Clients(images, y, train, test + 2 - (test < 5) * 1, tasks)
     with pytest.raises(ValueError, match="image 3 is used for training and for testing"):
         Clients(images, y, train, test - 1, tasks)
-    with pytest.raises(ValueError, match="one label an image, got 9 images and 8"):
+    with pytest.raises(ValueError, match="one label per image, got 9 images and 8"):
         Clients(images, y[:8], train, test, tasks)
     with pytest.raises(ValueError, match="whole numbers"):
         Clients(images, y.float(), train, test, tasks)

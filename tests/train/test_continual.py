@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,11 @@ from torch import nn
 
 from sosie.linalg import most_similar
 from sosie.models import small_cnn, with_atoms
-from sosie.train import accuracy
+from sosie.train import Recipe, accuracy
 from sosie.train.continual import Continual, Task, ensemble, learn_tasks
 
-GIVEN = {"epochs": 40, "seed": 0, "batch": 32, "rate": 1e-2}
+RECIPE = Recipe(epochs=28, batch=32, rate=1e-2)
+GIVEN: dict[str, Any] = {"recipe": RECIPE, "seed": 0}
 
 
 def make() -> nn.Module:
@@ -78,7 +81,7 @@ def test_running_statistics_are_each_tasks_own(tasks: list[Task]) -> None:
         convolution, norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
         return with_atoms(nn.Sequential(convolution, norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), 3)
 
-    given = {**GIVEN, "epochs": 1}
+    given = {**GIVEN, "recipe": replace(RECIPE, epochs=1)}
     long, short = learn_tasks(normed, tasks[::2], **given), learn_tasks(normed, tasks[:1], **given)
     one, two, alone = long.model(0)[1], long.model(1)[1], short.model(0)[1]
     assert torch.equal(one.running_mean, alone.running_mean)
@@ -125,7 +128,10 @@ def test_forgetting_is_the_best_before_less_the_final(found: Continual) -> None:
 
 def test_the_nearest_earlier_task_is_where_atoms_may_start(tasks: list[Task]) -> None:
     again = [tasks[0], tasks[1], tasks[1]]
-    given = {**GIVEN, "epochs": [8, 8, 1]}  # so short at last that the start shows
+    given = {
+        **GIVEN,
+        "recipe": [replace(RECIPE, epochs=count) for count in (8, 8, 1)],
+    }  # so short at last that the start shows
     near, first = (learn_tasks(make, again, start=start, **given) for start in ("nearest", "first"))
     assert float(near.atoms().cosines()[2, 1]) > float(near.atoms().cosines()[2, 0])
     assert float(first.atoms().cosines()[2, 1]) < float(first.atoms().cosines()[2, 0])
@@ -133,15 +139,15 @@ def test_the_nearest_earlier_task_is_where_atoms_may_start(tasks: list[Task]) ->
 
 def test_an_ensemble_of_members(found: Continual, tasks: list[Task]) -> None:
     members = most_similar(found.atoms().cosines(), 2)
-    helped = ensemble(found, tasks, members, epochs=20, rate=1e-2)
+    helped = ensemble(found, tasks, members, recipe=Recipe(epochs=20, batch=50, rate=1e-2))
     assert helped.alone.tolist() == found.accuracy[2].tolist()
     assert float(helped.accuracy.min()) > 0.8
     assert (
         repr(found) == f"<Continual by atoms: 3 tasks, mean accuracy {float(helped.alone.mean()):.3f} after the last>"
     )
     assert repr(helped).startswith("<Ensemble of 2 members for 3 tasks: mean accuracy")
-    untrained = learn_tasks(make, tasks, **{**GIVEN, "epochs": 1, "rate": 1e-8})
-    better = ensemble(untrained, tasks, members, epochs=60, rate=1e-2)
+    untrained = learn_tasks(make, tasks, **{**GIVEN, "recipe": replace(RECIPE, epochs=1, rate=1e-8)})
+    better = ensemble(untrained, tasks, members, recipe=Recipe(epochs=60, batch=50, rate=1e-2))
     assert float(better.accuracy.mean()) > float(better.alone.mean()) + 0.2  # the members' layers were fitted
     with pytest.raises(ValueError, match="numbers of other tasks"):
         ensemble(found, tasks, torch.tensor([[0], [0], [0]]))
@@ -150,7 +156,7 @@ def test_an_ensemble_of_members(found: Continual, tasks: list[Task]) -> None:
 
 
 def test_the_global_generator_is_left_alone_and_seeds_decide(tasks: list[Task]) -> None:
-    given = {**GIVEN, "epochs": 1}
+    given = {**GIVEN, "recipe": replace(RECIPE, epochs=1)}
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -173,9 +179,9 @@ def test_bad_input_is_told_in_words(tasks: list[Task]) -> None:
             learn_tasks(make, [tasks[0], wrong], **GIVEN)
     with pytest.raises(ValueError, match="no layer of atoms"):
         learn_tasks(lambda: small_cnn(size=8), tasks, **GIVEN)
-    with pytest.raises(ValueError, match="there are atoms, fine_tune, separate"):
+    with pytest.raises(ValueError, match="one of 'atoms', 'fine_tune', 'separate'"):
         learn_tasks(make, tasks, method="replay", **GIVEN)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 for 3 tasks"):
-        learn_tasks(make, tasks, **{**GIVEN, "epochs": [1, 2]})
+        learn_tasks(make, tasks, **{**GIVEN, "recipe": [RECIPE, RECIPE]})
     with pytest.raises(ValueError, match="no tasks"):
         learn_tasks(make, [], **GIVEN)

@@ -11,7 +11,7 @@ from torch import nn
 
 from sosie.capture import SilentSite, UnknownSite
 from sosie.models import small_cnn
-from sosie.train import Attached, Decorrelation, decorrelation, fit
+from sosie.train import Attached, Decorrelation, Recipe, decorrelation, fit
 
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -122,7 +122,7 @@ def test_sites_by_glob_and_type_and_training_with_it() -> None:
         torch.manual_seed(0)
         model = small_cnn(classes=4, width=4)
         with Decorrelation(model, "conv*", weight, normalised=True) as penalty:
-            fit(model, x, y, epochs=3, seed=0, batch=32, penalty=penalty)
+            fit(model, x, y, recipe=Recipe(epochs=3, batch=32), seed=0, penalty=penalty)
         with Decorrelation(model, nn.Conv2d, 1.0, normalised=True) as penalty, torch.no_grad():
             model(x)
             values[weight] = float(penalty())

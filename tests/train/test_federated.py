@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from forged import save_file
-from small_clients import WAY, apart, make, some_clients, started
+from small_clients import RECIPE, WAY, apart, make, some_clients, started
 from torch import nn
 from torch.nn import functional
 
@@ -16,14 +17,14 @@ from sosie.files import DamagedFile
 from sosie.models import freeze
 from sosie.train import fit
 from sosie.train.federated import METHODS, Federated, Method, Phase, simulate
-from sosie.train.federated.clients import order_seed
+from sosie.train.federated.simulation import order_seed
 from sosie.train.together import State, state_of
 
 
 def test_one_full_step_of_fedavg_is_gradient_descent_on_all_images() -> None:
     clients = some_clients()
-    way = {**WAY, "rounds": 3, "epochs": 1, "batch": 12, "momentum": 0.0}
-    found = simulate(make, clients, "fedavg", **way, last_epochs=0)
+    way = {**WAY, "rounds": 3, "recipe": replace(RECIPE, epochs=1, batch=12, momentum=0.0)}
+    found = simulate(make, clients, "fedavg(last_epochs=0)", **way)
     model, every = started(), clients.train.flatten()
     for _ in range(3):
         gradients = torch.autograd.grad(
@@ -45,10 +46,7 @@ def test_local_is_the_ordinary_loop_of_each_client_alone(at_once: int | None) ->
         model, own = started(), clients.train[client]
         for turn in range(3):  # two rounds and the last training
             seed = order_seed(4, turn, 0, client)
-            fit(
-                model, clients.images[own], clients.labels[own], epochs=2, seed=seed, batch=5, rate=0.05,
-                optimiser="sgd", schedule="constant",
-            )  # fmt: skip
+            fit(model, clients.images[own], clients.labels[own], recipe=RECIPE, seed=seed)  # fmt: skip
         assert apart(state_of(found.model(client)), state_of(model)) < 1e-12
         answers = model(clients.images[clients.test[client]]).argmax(1)
         assert found.accuracy[client] == (answers == clients.labels[clients.test[client]]).float().mean()
@@ -80,11 +78,15 @@ def test_a_strong_pull_keeps_ditto_near_the_servers_model() -> None:
 def test_the_server_averages_coefficients_and_leaves_atoms_alone() -> None:
     clients = some_clients()
     seen: dict[int, State] = {}
-    way = {**WAY, "rounds": 1, "last_epochs": 0}
+    way = {**WAY, "rounds": 1}
     found = simulate(
-        make, clients, "atoms", **way, after_round=lambda turn, state: seen.update({turn: copy.deepcopy(state)})
+        make,
+        clients,
+        "atoms(last_epochs=0)",
+        **way,
+        after_round=lambda turn, state: seen.update({turn: copy.deepcopy(state)}),
     )
-    alone = simulate(make, clients, "local", **way)
+    alone = simulate(make, clients, "local(last_epochs=0)", **way)
     assert set(found.shared) == {"0.coefficients"}
     assert torch.allclose(found.shared["0.coefficients"], alone.state["0.coefficients"].mean(0), atol=1e-15)
     for name in set(found.state) - {"0.coefficients"}:
@@ -92,7 +94,7 @@ def test_the_server_averages_coefficients_and_leaves_atoms_alone() -> None:
     assert float((found.state["0.atoms"][0] - found.state["0.atoms"][1]).abs().max()) > 1e-4
     assert torch.equal(seen[-1]["0.atoms"][0], seen[-1]["0.atoms"][3])
     assert torch.equal(seen[0]["0.atoms"], found.state["0.atoms"])
-    after = simulate(make, clients, "atoms", **{**way, "last_epochs": 2})
+    after = simulate(make, clients, "atoms(last_epochs=2)", **way)
     assert torch.equal(after.shared["0.coefficients"], found.shared["0.coefficients"])
     assert torch.equal(after.state["0.coefficients"][1], found.shared["0.coefficients"])
     cosines = after.atoms().cosines()
@@ -102,21 +104,23 @@ def test_the_server_averages_coefficients_and_leaves_atoms_alone() -> None:
 
 def test_clients_may_start_from_atoms_of_their_own() -> None:
     clients = some_clients()
-    way = {**WAY, "rounds": 0, "last_epochs": 0, "same_atoms": False}
-    found = simulate(make, clients, "atoms", **way)
+    way = {**WAY, "rounds": 0}
+    found = simulate(make, clients, "atoms(last_epochs=0, same_atoms=False)", **way)
     first = started()[0].atoms
     assert found.state["0.atoms"].square().mean() == pytest.approx(float(first.detach().square().mean()), rel=0.6)
     assert abs(float(found.atoms().cosines()[0, 1])) < 0.9
     with pytest.raises(ValueError, match=r"0\.atoms is shared by all clients"):
-        simulate(make, clients, "fedavg", **way)
+        simulate(make, clients, "fedavg(same_atoms=False)", **way)
     with pytest.raises(ValueError, match="no layer of atoms"):
-        simulate(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double(), clients, "local", **way)
+        simulate(
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double(), clients, "local(same_atoms=False)", **way
+        )
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep"])
 def test_heads_are_the_clients_own(method: str) -> None:
     clients = some_clients()
-    way = {**WAY, "rounds": 1, "epochs": 3}
+    way = {**WAY, "rounds": 1, "recipe": replace(RECIPE, epochs=3)}
     found = simulate(make, clients, method, **way)
     assert found.head == ("5",)
     assert set(found.state) - set(found.shared) == {"5.weight", "5.bias"}
@@ -128,15 +132,23 @@ def test_heads_are_the_clients_own(method: str) -> None:
 
 def test_fedrep_trains_the_head_then_the_body() -> None:
     clients = some_clients(count=1)
-    found = simulate(make, clients, "fedrep(body_epochs=2)", **{**WAY, "rounds": 1, "epochs": 3, "last_epochs": 0})
+    found = simulate(
+        make,
+        clients,
+        "fedrep(body_epochs=2, last_epochs=0)",
+        **{**WAY, "rounds": 1, "recipe": replace(RECIPE, epochs=3)},
+    )
     model, own = started(), clients.train[0]
     for phase, (trained, epochs) in enumerate([("5.", 1), ("", 2)]):
         for name, p in model.named_parameters():
             p.requires_grad_(name.startswith("5.") == bool(trained))
         fit(
-            model, clients.images[own], clients.labels[own], epochs=epochs, seed=order_seed(4, 0, phase, 0), batch=5,
-            rate=0.05, optimiser="sgd", schedule="constant",
-        )  # fmt: skip
+            model,
+            clients.images[own],
+            clients.labels[own],
+            recipe=replace(RECIPE, epochs=epochs),
+            seed=order_seed(4, 0, phase, 0),
+        )
     assert apart(state_of(found.model(0)), state_of(model)) < 1e-12
     with pytest.raises(ValueError, match="fedrep leaves -1 of 2 epochs to train the head"):
         simulate(make, clients, "fedrep(body_epochs=3)", **WAY)
@@ -182,7 +194,7 @@ def test_atoms_on_coefficients_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="coefficients differ"):
         found.atoms()
     assert found.atoms(require_shared=False).rows.shape == (4, 36)
-    shared = simulate(make, clients, "fedavg", **WAY, last="own")
+    shared = simulate(make, clients, "fedavg(last='own')", **WAY)
     assert shared.atoms().rows.shape == (4, 36)
     assert torch.equal(shared.state["0.coefficients"][1], shared.shared["0.coefficients"])
 
@@ -205,7 +217,7 @@ def test_save_and_load(tmp_path: Any) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     clients = some_clients()
-    with pytest.raises(ValueError, match="no method is called 'fedavgg'; near it: fedavg"):
+    with pytest.raises(ValueError, match="did you mean 'fedavg'"):
         simulate(make, clients, "fedavgg", **WAY)
     with pytest.raises(ValueError, match="fedprox has no option 'lam'; it has mu"):
         simulate(make, clients, "fedprox(lam=1)", **WAY)
@@ -213,8 +225,8 @@ def test_what_is_wrong_is_said() -> None:
         simulate(make, clients, "fedavg", **{**WAY, "share": 0.1})
     with pytest.raises(ValueError, match="at most 1"):
         simulate(make, clients, "fedavg", **{**WAY, "share": 1.5})
-    with pytest.raises(ValueError, match="epochs=0: a whole number of at least 1"):
-        simulate(make, clients, "fedavg", **{**WAY, "epochs": 0})
+    with pytest.raises(ValueError, match="simulate cannot train with clip=1"):
+        simulate(make, clients, "fedavg", **{**WAY, "recipe": replace(RECIPE, clip=1.0)})
     plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()  # noqa: E731
     with pytest.raises(ValueError, match="made of atoms, and this one has none"):
         simulate(plain, clients, "atoms", **WAY)
@@ -225,9 +237,9 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="no linear layer to be its head"):
         simulate(lambda: nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()).double(), clients, "fedper", **WAY)
     with pytest.raises(ValueError, match="no part of a model is called 'tail'"):
-        simulate(make, clients, "fedavg", **WAY, last="tail")  # type: ignore[arg-type]
+        simulate(make, clients, "fedavg(last='tail')", **WAY)
     with pytest.raises(IndexError, match="client 4 of 4"):
-        simulate(make, clients, "fedavg", **{**WAY, "rounds": 0}, last_epochs=0).model(4)
+        simulate(make, clients, "fedavg(last_epochs=0)", **{**WAY, "rounds": 0}).model(4)
 
 
 @pytest.mark.parametrize("text", [{}, {"about": "["}, {"about": "{}"}, {"about": "[]"}])

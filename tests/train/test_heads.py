@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from sosie.models import alexnet, small_cnn
+from sosie.train import Recipe
 from sosie.train.heads import Heads, features, find_head, refit_head
 
 
@@ -22,7 +23,7 @@ def problem(heads: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 def test_it_finds_what_another_solver_finds() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     x, y = problem()
-    found = refit_head(x, y, 3, epochs=300, rate=2e-2)
+    found = refit_head(x, y, 3, recipe=Recipe(epochs=300, batch=50, rate=2e-2))
     for k in range(len(x)):
         other = linear.LogisticRegression(C=1e8, max_iter=2000, tol=1e-10).fit(x[k].numpy(), y.numpy())
         theirs = functional.cross_entropy(torch.tensor(other.decision_function(x[k].numpy())), y)
@@ -34,10 +35,10 @@ def test_it_finds_what_another_solver_finds() -> None:
 def test_each_head_is_fitted_as_if_it_were_alone(optimiser: str) -> None:
     x, y = problem()
     labels = torch.stack([y, y.flip(0), y])
-    given = {"epochs": 5, "batch": 32, "seed": 1, "optimiser": optimiser}
-    together = refit_head(x, labels, 3, **given)
+    recipe = Recipe(epochs=5, batch=32, rate=1e-3, optimiser=optimiser)  # type: ignore[arg-type]
+    together = refit_head(x, labels, 3, recipe=recipe, seed=1)
     for k in range(3):
-        alone = refit_head(x[k : k + 1], labels[k], 3, **given)
+        alone = refit_head(x[k : k + 1], labels[k], 3, recipe=recipe, seed=1)
         assert torch.allclose(together.weight[k], alone.weight[0], atol=1e-6)
         assert torch.allclose(together.bias[k], alone.bias[0], atol=1e-6)
     assert not together.weight.requires_grad

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sosie.capture import SiteError, UnknownSite, watch
 from sosie.measures import MEASURES
 from sosie.models import AtomConv2d, cifar_resnet, share_coefficients, vgg11, vit
-from sosie.train import Penalty, fit
+from sosie.train import Penalty, Recipe, fit
 
 
 def inputs(*shape: int) -> Tensor:
@@ -385,11 +385,11 @@ def test_bad_arguments() -> None:
     for match, options in {
         "needs 3 at least": {"rows": 2},
         "needs 4 at least": {"measure": "debiased_cka", "rows": 3},
-        "rows=0": {"rows": 0},
-        "every=0": {"every": 0},
+        "rows must be .* got 0": {"rows": 0},
+        "every must be .* got 0": {"every": 0},
         "weight=-1": {"weight": -1.0},
         "weight=nan": {"weight": float("nan")},
-        "reduce='max'": {"reduce": "max"},
+        "reduce must be one of": {"reduce": "max"},
         "pairs='near'": {"pairs": "near"},
         "pairs='same' compares": {"pairs": "same"},
         "no row rule": {"rule": "sum"},
@@ -457,7 +457,7 @@ def test_training_with_it_lowers_similarity() -> None:
         torch.manual_seed(0)
         model = cifar_resnet(depth=8, classes=3, width=0.5)
         with Penalty(model, "debiased_cka", weight=weight, every=1, rows=None) as penalty:
-            fit(model, x, y, epochs=4, seed=0, batch=32, penalty=penalty)
+            fit(model, x, y, recipe=Recipe(epochs=4, batch=32), seed=0, penalty=penalty)
         with Penalty(model, "debiased_cka", weight=1.0, rows=None) as look, torch.no_grad():
             model(x)
             seen[weight] = float(look())

@@ -70,8 +70,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("rows", [5, None])
+@pytest.mark.parametrize(("backend", "rows"), [("aot_eager", None), ("eager", 5)])
 def test_compiled_code_stays_compiled(backend: str, rows: int | None) -> None:
     model = Net()
     expected = steps(model, model, rows=rows)

@@ -18,7 +18,7 @@ from torch import nn
 
 from sosie.files import DamagedFile, _process_space, read_nested, write_nested
 from sosie.history import Recorder, open_run
-from sosie.train import Attached, Augment, Penalty, fit
+from sosie.train import Attached, Augment, Penalty, Recipe, fit
 from sosie.train.loop import KIND, VERSION
 from sosie.train.sparse import Masks, Regrow
 
@@ -49,7 +49,8 @@ def train(*, start: int = 0, stop: int | None = None, moving: bool = False, pena
         if epoch == stop:
             raise Interrupted
 
-    given = {"epochs": 5, "seed": 0, "batch": 30, "after_epoch": after_epoch} | how
+    kept = {"checkpoint": how.pop("checkpoint")} if "checkpoint" in how else {}
+    given = {"recipe": Recipe(**{"epochs": 5, "batch": 30} | how), "seed": 0, "after_epoch": after_epoch} | kept
     given |= {"masks": MovingMasks(model)} if moving else {}
     with Attached(model, ["0", "5"], energy, every=3, weight=1.0 if penalised else 0.0) as penalty:
         given |= {"penalty": penalty} if penalised else {}
@@ -116,8 +117,9 @@ def test_a_file_of_another_training_is_refused_with_what_differs(tmp_path: Path)
     path = tmp_path / "c.safetensors"
 
     def begin(model: nn.Module | None = None, x: torch.Tensor = x, y: torch.Tensor = y, **how: Any) -> None:
-        given = {"epochs": 1, "seed": 0, "augment": Augment(pad=1), "checkpoint": path} | how
-        fit(model or network(), x, y, **given)
+        settings = {name: how.pop(name) for name in list(how) if name in Recipe.__dataclass_fields__}
+        recipe = Recipe(**{"epochs": 1, "augment": Augment(pad=1)} | settings)
+        fit(model or network(), x, y, recipe=recipe, **{"seed": 0, "checkpoint": path} | how)
 
     begin()
     before = path.read_bytes()
@@ -151,7 +153,7 @@ def test_penalties_and_moving_masks_of_other_settings_are_others(tmp_path: Path)
         model = network()
         with Penalty(model, **({"sites": ["0", "5"], "pairs": "all", "rows": None} | penalty)) as term:
             masks = Regrow(Masks.of(model), **({"steps": 9, "every": 2} | grow))
-            fit(model, x, y, epochs=1, seed=0, penalty=term, masks=masks, checkpoint=path)
+            fit(model, x, y, recipe=Recipe(epochs=1), seed=0, penalty=term, masks=masks, checkpoint=path)
 
     begin({}, {})
     for other, words in [
@@ -176,7 +178,7 @@ def test_penalties_and_moving_masks_of_other_settings_are_others(tmp_path: Path)
 def test_files_that_are_no_checkpoints_are_refused_and_left(tmp_path: Path) -> None:
     x, y = images()
     path = tmp_path / "c.safetensors"
-    fit(network(), x, y, epochs=1, seed=0, checkpoint=path)
+    fit(network(), x, y, recipe=Recipe(epochs=1), seed=0, checkpoint=path)
     whole = path.read_bytes()
     for content, words in [(b"nothing", "cannot be read"), (whole[:-1000], "cannot be read"), (None, "no training")]:
         if content is None:
@@ -184,16 +186,16 @@ def test_files_that_are_no_checkpoints_are_refused_and_left(tmp_path: Path) -> N
             content = path.read_bytes()
         path.write_bytes(content)
         with pytest.raises(DamagedFile, match=words):
-            fit(network(), x, y, epochs=1, seed=0, checkpoint=path)
+            fit(network(), x, y, recipe=Recipe(epochs=1), seed=0, checkpoint=path)
         assert path.read_bytes() == content
     with pytest.raises(IsADirectoryError):
-        fit(network(), x, y, epochs=1, seed=0, checkpoint=tmp_path)
+        fit(network(), x, y, recipe=Recipe(epochs=1), seed=0, checkpoint=tmp_path)
 
 
 def test_the_file_is_tensors_and_json(tmp_path: Path) -> None:
     x, y = images()
     path = tmp_path / "c.safetensors"
-    model = fit(network(), x, y, epochs=2, seed=0, checkpoint=path)
+    model = fit(network(), x, y, recipe=Recipe(epochs=2), seed=0, checkpoint=path)
     tensors = load_file(path)
     assert all(torch.equal(tensors[f"model/{name}"], value) for name, value in model.state_dict().items())
     with safe_open(path, framework="pt") as opened:
@@ -210,7 +212,7 @@ def test_it_is_written_after_every_so_many_epochs_and_the_last(tmp_path: Path) -
         seen.append(read_nested(path, KIND, VERSION)[1]["epoch"] if path.exists() else None)
 
     (tmp_path / f".c.safetensors.{_process_space()}-{2**31 - 1}-abc.part").write_bytes(b"left by a kill")
-    fit(network(), x, y, epochs=5, seed=0, checkpoint=path, save_every=2, after_epoch=look)
+    fit(network(), x, y, recipe=Recipe(epochs=5), seed=0, checkpoint=path, save_every=2, after_epoch=look)
     assert seen == [None, None, None, 2, 2, 4]
     assert read_nested(path, KIND, VERSION)[1]["epoch"] == 5
     assert [item.name for item in tmp_path.iterdir()] == ["c.safetensors"]
@@ -218,7 +220,8 @@ def test_it_is_written_after_every_so_many_epochs_and_the_last(tmp_path: Path) -
 
 def test_a_recorder_goes_back_with_the_training(tmp_path: Path) -> None:
     x, y = images()
-    given = {"epochs": 5, "seed": 0, "checkpoint": tmp_path / "c.safetensors", "save_every": 2}
+    given: dict[str, Any] = {"recipe": Recipe(epochs=5), "seed": 0, "save_every": 2}
+    given["checkpoint"] = tmp_path / "c.safetensors"
     model = network()
     with Recorder(tmp_path / "killed", model, "weights") as recorder:
 
@@ -249,7 +252,7 @@ def test_a_penalty_goes_on_with_what_is_due() -> None:
         assert penalty.state_dict() == {"step": 3}
         model(x)
         assert float(penalty().detach()) > 0
-        with pytest.raises(ValueError, match="step=-1"):
+        with pytest.raises(ValueError, match=r"step must be .* got -1"):
             penalty.load_state_dict({"step": -1})
         penalty.load_state_dict({"step": 6})  # due: the next forward is kept
         model(x)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from sosie.train.step import optimiser_of, schedule_of
+from sosie.train import Recipe
 
 
 def rates(name: str, steps: int, warmup: int = 0, **how: bool) -> list[float]:
-    weight = torch.nn.Parameter(torch.ones(1))
-    stepper = optimiser_of([weight], "sgd", 0.2, 0.0, 0.9, **how)
-    plan, found = schedule_of(stepper, name, 0.2, steps, warmup), []
+    # An epoch is a step.
+    recipe = Recipe(steps, rate=0.2, optimiser="sgd", schedule=name, warmup=warmup)  # type: ignore[arg-type]
+    stepper = recipe.make_optimiser([torch.nn.Parameter(torch.ones(1))], **how)
+    plan, found = recipe.make_schedule(stepper, 1), []
     for _ in range(steps):
         found.append(float(stepper.param_groups[0]["lr"]))
         stepper.step()
@@ -47,9 +48,10 @@ def test_steps_are_a_tenth_from_the_middle_and_a_hundredth_in_the_last_quarter()
 
 def test_a_rate_that_is_a_tensor_is_written_in_place_and_goes_the_same_way() -> None:
     assert rates("cosine", 20, 3, capturable=True) == pytest.approx(rates("cosine", 20, 3), rel=1e-6)
-    stepper = optimiser_of([torch.nn.Parameter(torch.ones(1))], "sgd", 0.2, 0.0, 0.9, capturable=True)
+    recipe = Recipe(10, rate=0.2, optimiser="sgd", schedule="cosine")
+    stepper = recipe.make_optimiser([torch.nn.Parameter(torch.ones(1))], capturable=True)
     rate = stepper.param_groups[0]["lr"]
-    plan = schedule_of(stepper, "cosine", 0.2, 10)
+    plan = recipe.make_schedule(stepper, 1)
     assert all(isinstance(base, float) for base in plan.base_lrs)  # a tensor would be read back at every step
     stepper.step()
     plan.step()
@@ -58,7 +60,7 @@ def test_a_rate_that_is_a_tensor_is_written_in_place_and_goes_the_same_way() -> 
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="'one_cycle', 'cosine', 'steps' and 'constant'"):
+    with pytest.raises(ValueError, match="'one_cycle', 'cosine', 'steps', 'constant'"):
         rates("linear", 10)
     with pytest.raises(ValueError, match="a rise of its own"):
         rates("one_cycle", 10, 2)

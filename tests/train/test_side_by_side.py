@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sosie.models import small_cnn
-from sosie.train import Augment, Penalty, fit, fit_side_by_side
+from sosie.train import Augment, Penalty, Recipe, fit, fit_side_by_side
 from sosie.train.sparse import random_masks
-from sosie.train.step import optimiser_of, rates_of, schedule_of
 
 on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 DEVICES = ["cpu", on_gpu]
@@ -40,16 +40,16 @@ def distance(a: nn.Module, b: nn.Module) -> float:
     )
 
 
-RECIPE: dict[str, Any] = {
-    "epochs": 3,
-    "batch": 64,  # the last batch has 22 images
-    "rate": 0.02,
-    "optimiser": "sgd",
-    "decay": 1e-3,
-    "schedule": "cosine",
-    "warmup": 1,
-    "augment": Augment(pad=2),
-}
+RECIPE = Recipe(
+    epochs=3,
+    batch=64,  # the last batch has 22 images
+    rate=0.02,
+    optimiser="sgd",
+    decay=1e-3,
+    schedule="cosine",
+    warmup=1,
+    augment=Augment(pad=2),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +66,10 @@ def test_each_is_trained_as_fit_trains_it(device: str, optimiser: str) -> None:
     images, labels = lesson(device)
     started = nets(device)
     alone, beside = copy.deepcopy(started), copy.deepcopy(started)
-    recipe = RECIPE | {"optimiser": optimiser, "rate": 0.02 if optimiser == "sgd" else 1e-3}
+    recipe = replace(RECIPE, optimiser=optimiser, rate=0.02 if optimiser == "sgd" else 1e-3)  # type: ignore[arg-type]
     for k, model in enumerate(alone):
-        fit(model, images, labels, seed=k + 5, **recipe)
-    found = fit_side_by_side(beside, images, labels, seeds=[5, 6, 7], at_once=2, **recipe)
+        fit(model, images, labels, seed=k + 5, recipe=recipe)
+    found = fit_side_by_side(beside, images, labels, seeds=[5, 6, 7], at_once=2, recipe=recipe)
     for a, b, first in zip(alone, found, started, strict=True):
         assert distance(a, first) > 3e-3
         assert distance(a, b) < 1e-4
@@ -84,11 +84,11 @@ def test_penalties_are_due_when_they_are_for_fit(device: str, measure: str, rows
     options: dict[str, Any] = {"rows": rows, "every": 2, "weight": 0.3, "pairs": [("conv1", "conv2")], "rule": "mean"}
     for k, model in enumerate(alone):
         with Penalty(model, measure, **options) as penalty:
-            fit(model, images, labels, seed=k, penalty=penalty, **RECIPE)
+            fit(model, images, labels, seed=k, penalty=penalty, recipe=RECIPE)
     with Penalty(beside[0], measure, **options) as first, Penalty(beside[1], measure, **options) as second:
-        fit_side_by_side(beside, images, labels, seeds=[0, 1], penalties=[first, second], **RECIPE)
+        fit_side_by_side(beside, images, labels, seeds=[0, 1], penalties=[first, second], recipe=RECIPE)
         assert first.step == second.step == 9
-    without = fit_side_by_side(nets(device, 1), images, labels, seeds=[0], **RECIPE)
+    without = fit_side_by_side(nets(device, 1), images, labels, seeds=[0], recipe=RECIPE)
     assert distance(without[0], beside[0]) > 1e-3
     for a, b in zip(alone, beside, strict=True):
         assert distance(a, b) < 1e-3
@@ -100,8 +100,8 @@ def test_masks_hold(device: str) -> None:
     alone, beside = nets(device, 1), nets(device, 2)
     masks = random_masks(beside[0], 0.8, seed=3)
     kept = {name: mask.clone() for name, mask in masks.items()}
-    fit(alone[0], images, labels, seed=0, masks=random_masks(alone[0], 0.8, seed=3), **RECIPE)
-    fit_side_by_side(beside, images, labels, seeds=[0, 1], masks=[masks, None], **RECIPE)
+    fit(alone[0], images, labels, seed=0, masks=random_masks(alone[0], 0.8, seed=3), recipe=RECIPE)
+    fit_side_by_side(beside, images, labels, seeds=[0, 1], masks=[masks, None], recipe=RECIPE)
     for name, mask in masks.items():
         weight = beside[0].get_submodule(name).weight
         assert torch.equal(mask, kept[name])
@@ -114,7 +114,7 @@ def test_epochs_are_told(device: str) -> None:
     images, labels = lesson(device)
     told: list[tuple[int, int]] = []
     models = nets(device, 2)
-    fit_side_by_side(models, images, labels, seeds=[0, 1], after_epoch=lambda k, e: told.append((k, e)), **RECIPE)
+    fit_side_by_side(models, images, labels, seeds=[0, 1], after_epoch=lambda k, e: told.append((k, e)), recipe=RECIPE)
     assert sorted(told) == [(k, epoch) for k in (0, 1) for epoch in range(4)]
 
 
@@ -126,18 +126,18 @@ def test_a_loss_that_is_no_number_is_told_with_its_network(device: str) -> None:
     with torch.no_grad():
         next(models[1].parameters())[0] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinite"):
-        fit_side_by_side(models, images, labels, seeds=[0, 1], **RECIPE | {"augment": None})
+        fit_side_by_side(models, images, labels, seeds=[0, 1], recipe=replace(RECIPE, augment=None))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_training_of_a_single_step(device: str) -> None:
     images, labels = lesson(device)
     alone, beside = nets(device, 1), nets(device, 1)
-    recipe = RECIPE | {"epochs": 1, "batch": 150, "warmup": 0}
+    recipe = replace(RECIPE, epochs=1, batch=150, warmup=0)
     with Penalty(alone[0], every=3, weight=0.1, pairs="all") as penalty:
-        fit(alone[0], images, labels, seed=4, penalty=penalty, **recipe)
+        fit(alone[0], images, labels, seed=4, penalty=penalty, recipe=recipe)
     with Penalty(beside[0], every=3, weight=0.1, pairs="all") as penalty:
-        fit_side_by_side(beside, images, labels, seeds=[4], penalties=[penalty], **recipe)
+        fit_side_by_side(beside, images, labels, seeds=[4], penalties=[penalty], recipe=recipe)
     assert distance(nets(device, 1)[0], alone[0]) > 1e-3
     assert distance(alone[0], beside[0]) < 1e-4
 
@@ -146,26 +146,26 @@ def test_bad_input() -> None:
     images, labels = lesson("cpu")
     models = nets("cpu", 2)
     with pytest.raises(ValueError, match="2 models, 1 seeds"):
-        fit_side_by_side(models, images, labels, seeds=[0], **RECIPE)
+        fit_side_by_side(models, images, labels, seeds=[0], recipe=RECIPE)
     with pytest.raises(ValueError, match="given twice"):
-        fit_side_by_side([models[0], models[0]], images, labels, seeds=[0, 1], **RECIPE)
+        fit_side_by_side([models[0], models[0]], images, labels, seeds=[0, 1], recipe=RECIPE)
     with pytest.raises(ValueError, match="penalties: need one for each of 2 models"):
-        fit_side_by_side(models, images, labels, seeds=[0, 1], penalties=[None], **RECIPE)
-    with pytest.raises(ValueError, match="batch=0"):
-        fit_side_by_side(models, images, labels, seeds=[0, 1], **(RECIPE | {"batch": 0}))
+        fit_side_by_side(models, images, labels, seeds=[0, 1], penalties=[None], recipe=RECIPE)
+    with pytest.raises(ValueError, match="cannot train with average"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], recipe=replace(RECIPE, average=0.9))
     stem = nets("cpu", 1)[0][0]
     sharing = [nn.Sequential(stem, *own[1:]) for own in nets("cpu", 2)]
     with pytest.raises(ValueError, match=r"networks 0 and 1 share '0\.weight'"):
-        fit_side_by_side(sharing, images, labels, seeds=[0, 1], **RECIPE)
-    with pytest.raises(ValueError, match="at_once=0"):
-        fit_side_by_side(models, images, labels, seeds=[0, 1], at_once=0, **RECIPE)
+        fit_side_by_side(sharing, images, labels, seeds=[0, 1], recipe=RECIPE)
+    with pytest.raises(ValueError, match="at_once must be"):
+        fit_side_by_side(models, images, labels, seeds=[0, 1], at_once=0, recipe=RECIPE)
 
 
 @pytest.mark.parametrize("name", ["cosine", "constant"])
 def test_the_table_of_rates_is_the_schedule(name: str) -> None:
-    stepper = optimiser_of([torch.zeros(1, requires_grad=True)], "sgd", 0.1, 0.0, 0.9)
-    plan = schedule_of(stepper, name, 0.1, 20, 4)
-    found = rates_of(name, 0.1, 20, 4, momentum=0.9)
+    recipe = Recipe(epochs=5, rate=0.1, optimiser="sgd", schedule=name, warmup=1)  # type: ignore[arg-type]
+    stepper = recipe.make_optimiser([torch.zeros(1, requires_grad=True)])
+    plan, found = recipe.make_schedule(stepper, 4), recipe.rates(4)
     for step in range(20):
         assert float(found[step]) == pytest.approx(stepper.param_groups[0]["lr"], rel=1e-6)
         stepper.step()
@@ -175,4 +175,4 @@ def test_the_table_of_rates_is_the_schedule(name: str) -> None:
 
 def test_a_schedule_that_moves_the_momentum_cannot_be_recorded() -> None:
     with pytest.raises(ValueError, match="moves the momentum"):
-        rates_of("one_cycle", 0.1, 20, momentum=0.9)
+        Recipe(epochs=20, optimiser="sgd").rates(1)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.models import AtomConv2d
-from sosie.train.step import optimiser_of
+from sosie.train import Recipe
 from sosie.train.together import Stack, network, stacked_state, state_of, without_numbers
+
+RECIPE = Recipe(epochs=1, rate=0.1, optimiser="sgd")
 
 
 def model(seed: int, *, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -35,7 +37,7 @@ def alone(start: nn.Module, x: Tensor, y: Tensor, trains: set[str], pull: Any = 
     one = copy.deepcopy(start).train()
     for name, p in one.named_parameters():
         p.requires_grad_(name in trains)
-    stepper = optimiser_of([p for p in one.parameters() if p.requires_grad], "sgd", 0.1, 0.0, 0.9)
+    stepper = RECIPE.make_optimiser([p for p in one.parameters() if p.requires_grad])
     for _ in range(steps):
         loss = functional.cross_entropy(one(x), y)
         if pull is not None:
@@ -50,7 +52,7 @@ def alone(start: nn.Module, x: Tensor, y: Tensor, trains: set[str], pull: Any = 
 
 
 def learnt(stack: Stack, x: Tensor, y: Tensor, pull: Any = None, steps: int = 3) -> None:
-    stepper = optimiser_of(stack.trained.values(), "sgd", 0.1, 0.0, 0.9, fused=True)
+    stepper = RECIPE.make_optimiser(stack.trained.values(), fused=True)
     for _ in range(steps):
         stack.learn(x, y, stepper, pull)
 
@@ -67,7 +69,7 @@ def test_networks_with_batches_of_their_own_are_trained_as_if_alone(trains: str,
     x, y = batches()
     wanted = {name for name, _ in models[0].named_parameters()} if trains == "all" else {trains}
     given = stacked_state(models)
-    stack = Stack.of(without_numbers(models[0]), given, trains=wanted)
+    stack = Stack(without_numbers(models[0]), given, trains=wanted)
     learnt(stack, x, y)
     assert all(torch.equal(given[name], stacked) for name, stacked in stacked_state(models).items())
     for k, start in enumerate(models):
@@ -84,11 +86,11 @@ def test_what_is_in_common_is_neither_copied_nor_trained_unless_asked() -> None:
     common = state_of(models[0])
     own = {name: stacked for name, stacked in stacked_state(models).items() if name.startswith("6")}
     x, y = batches()
-    stack = Stack.of(
+    stack = Stack(
         without_numbers(models[0]), own, {n: t for n, t in common.items() if n not in own}, trains={"6.weight"}
     )
     assert stack.shared["0.atoms"].data_ptr() == common["0.atoms"].data_ptr()
-    wide = Stack.of(without_numbers(models[0]), {}, common, count=3, trains={"0.atoms", "6.bias"})
+    wide = Stack(without_numbers(models[0]), {}, common, count=3, trains={"0.atoms", "6.bias"})
     learnt(stack, x, y)
     learnt(wide, x, y)
     assert set(stack.state()) == {"6.weight", "6.bias"}
@@ -107,7 +109,7 @@ def test_a_pull_is_the_square_of_the_distance_in_the_loss() -> None:
     models, towards = [model(seed) for seed in range(3)], state_of(model(7))
     x, y = batches()
     names = {name for name, _ in models[0].named_parameters()}
-    stack = Stack.of(without_numbers(models[0]), stacked_state(models))
+    stack = Stack(without_numbers(models[0]), stacked_state(models))
     learnt(stack, x, y, (0.3, towards))
     for k, start in enumerate(models):
         pulled = alone(start, x[k], y[k], names, (0.3, towards))
@@ -118,7 +120,7 @@ def test_a_pull_is_the_square_of_the_distance_in_the_loss() -> None:
 def test_parameters_that_need_no_gradient_stay() -> None:
     start = model(0)
     start[0].coefficients.requires_grad_(False)
-    stack = Stack.of(without_numbers(start), stacked_state([start, start]))
+    stack = Stack(without_numbers(start), stacked_state([start, start]))
     assert "0.coefficients" in stack.held
     assert "0.atoms" in stack.trained
 
@@ -126,8 +128,8 @@ def test_parameters_that_need_no_gradient_stay() -> None:
 def test_in_bfloat16_the_weights_stay_float32() -> None:
     models = [model(seed, dtype=torch.float32) for seed in range(3)]
     x, y = batches(torch.float32)
-    low = Stack.of(without_numbers(models[0]), stacked_state(models), mixed=True)
-    full = Stack.of(without_numbers(models[0]), stacked_state(models))
+    low = Stack(without_numbers(models[0]), stacked_state(models), mixed=True)
+    full = Stack(without_numbers(models[0]), stacked_state(models))
     assert low(x).dtype == torch.float32
     gap = float((low.answers(x) - full.answers(x)).abs().max())
     assert 0 < gap < 0.05
@@ -138,13 +140,13 @@ def test_in_bfloat16_the_weights_stay_float32() -> None:
         assert torch.allclose(stacked.float(), full.state()[name].float(), atol=0.03)
     assert not torch.equal(low.state()["0.atoms"], stacked_state(models)["0.atoms"])
     with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) has averages in float32"):
-        Stack.of(without_numbers(model(0, norm=True)), stacked_state([model(0, norm=True)]), mixed=True)
+        Stack(without_numbers(model(0, norm=True)), stacked_state([model(0, norm=True)]), mixed=True)
 
 
 def test_dropout_draws_for_each_network_from_the_seed() -> None:
     start = model(0, dropout=0.5)
     x = batches()[0][:1].expand(3, -1, -1, -1, -1)
-    stack = Stack.of(without_numbers(start), stacked_state([start] * 3))
+    stack = Stack(without_numbers(start), stacked_state([start] * 3))
 
     def drawn(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -154,6 +156,6 @@ def test_dropout_draws_for_each_network_from_the_seed() -> None:
     assert not torch.allclose(drawn(1), drawn(2))
     assert not torch.allclose(drawn(1)[0], drawn(1)[1])
     assert torch.allclose(stack.answers(x)[0], stack.answers(x)[1])
-    strict = Stack.of(without_numbers(start), stacked_state([start] * 3), draws=False)
+    strict = Stack(without_numbers(start), stacked_state([start] * 3), draws=False)
     with pytest.raises(RuntimeError, match="randomness"):
         strict(x)

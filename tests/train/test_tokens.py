@@ -16,7 +16,7 @@ import sosie
 from sosie.data import open_images
 from sosie.models import DynamicViT, dynamic_vit, open_model, vit, with_dynamic_tokens
 from sosie.models.vit import mean_of_others, token_cka
-from sosie.train import Penalty, TokenPenalty, accuracy, calibrate_tokens, fit
+from sosie.train import Penalty, Recipe, TokenPenalty, accuracy, calibrate_tokens, fit
 from sosie.train.tokens import answer_loss, ratio_loss, token_loss
 
 SMALL: dict[str, Any] = {"classes": 3, "size": 16, "patch": 4, "depth": 4, "width": 24, "heads": 3, "channels": 1}
@@ -175,11 +175,11 @@ def test_a_small_one_from_start_to_end(tmp_path: Path) -> None:
     demo = open_images("demo")
     x, y = demo.images[:400], demo.labels[:400]
     plain = vit(size=28, patch=7, channels=1, depth=3, width=32, heads=2)
-    fit(plain, x, y, epochs=6, seed=0, rate=3e-3)
+    fit(plain, x, y, recipe=Recipe(epochs=6, rate=3e-3), seed=0)
     model = with_dynamic_tokens(plain, keep=0.6, stages=(1, 2))
     untrained = functional.cross_entropy(model(x / 255), y)
     with TokenPenalty(model, plain) as penalty:
-        fit(model, x, y, epochs=4, seed=0, rate=2e-3, penalty=penalty)
+        fit(model, x, y, recipe=Recipe(epochs=4, rate=2e-3), seed=0, penalty=penalty)
     assert functional.cross_entropy(model(x / 255), y) < untrained
     assert accuracy(model, x, y) > 0.3
     assert float((penalty.last["kept"] - torch.tensor([9, 5]) / 16).abs().max()) < 0.2

@@ -75,7 +75,7 @@ def test_a_step_of_a_stack_in_bfloat16_is_near_that_in_float32() -> None:
     moved: dict[tuple[str, bool], Tensor] = {}
     for device, mixed in (("cpu", False), (DEVICE, False), (DEVICE, True)):
         own = {name: tensor.to(device) for name, tensor in start.items()}
-        stack = Stack.of(without_numbers(network()), own, mixed=mixed)
+        stack = Stack(without_numbers(network()), own, mixed=mixed)
         answers = stack(x.to(device))
         assert answers.dtype == torch.float32
         stack.learn(x.to(device), y.to(device), torch.optim.SGD(stack.trained.values(), 0.1))

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sosie.train import Attached, Augment, Training, fit
-from sosie.train.step import optimiser_of, trained
+from sosie.train import Attached, Augment, Recipe, Training, fit
+from sosie.train.recipe import trained
 
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_to_copy"}
 DRAWS = {"rand", "randn", "randint", "randperm", "bernoulli", "bernoulli_", "uniform_", "normal_", "random_"}
@@ -35,12 +35,10 @@ def quiet() -> nn.Sequential:
     return model
 
 
-def begun(model: nn.Sequential, **given: Any) -> Training:
+def begun(model: nn.Sequential, clip: float | None = None, masks: Any = None) -> Training:
     x, y = images()
-    augment = Augment(pad=1)
-    x = augment.padded(x).float() / 255
-    stepper = optimiser_of(trained(model), "sgd", 0.1, 0.0, 0.0)
-    return Training(model.train(), x, y, stepper=stepper, augment=augment, **given)
+    recipe = Recipe(1, rate=0.1, optimiser="sgd", momentum=0.0, clip=clip, augment=Augment(pad=1))
+    return Training(model.train(), recipe.padded(x).float() / 255, y, recipe, masks=masks)
 
 
 def test_nothing_in_a_step_waits_or_draws() -> None:
@@ -117,7 +115,7 @@ def test_compiled_training_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
     for how in (False, True):
         model = quiet()
         with Attached(model, "0", lambda shown: sum(z.square().mean() for z in shown.values()), weight=0.1) as penalty:
-            fit(model, x, y, epochs=2, seed=0, batch=50, penalty=penalty, compiled=how)
+            fit(model, x, y, recipe=Recipe(epochs=2, batch=50, compiled=how), seed=0, penalty=penalty)
         found.append(numbers(model))
     assert len(compiled) == 1
     assert all(torch.allclose(found[0][name], found[1][name], atol=1e-5) for name in found[0])
@@ -127,14 +125,17 @@ def test_compiled_training_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_that_make_no_sense_are_refused() -> None:
     x, y = images()
     for wrong, words in [
-        ({"clip": 0.0}, "clip=0.0"),
+        ({"clip": 0.0}, "clip must be a number above 0"),
         ({"average": 1.0}, "average=1.0"),
-        ({"save_every": 0}, "save_every=0"),
+        ({"rate": 0.0}, "rate must be a number above 0"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
     ]:
         with pytest.raises(ValueError, match=words):
-            fit(quiet(), x, y, epochs=1, seed=0, **wrong)
+            Recipe(epochs=1, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="save_every must be"):
+        fit(quiet(), x, y, recipe=Recipe(epochs=1), seed=0, save_every=0)
     with pytest.raises(ValueError, match="100 images and 99 labels"):
-        fit(quiet(), x, y[:99], epochs=1, seed=0)
+        fit(quiet(), x, y[:99], recipe=Recipe(epochs=1), seed=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -144,10 +145,11 @@ def test_a_step_can_be_recorded_and_replayed() -> None:
         model = quiet().cuda()
         x, y = (part.cuda() for part in images())
         augment = Augment(pad=1)
-        stepper = optimiser_of(trained(model), "sgd", 0.1, 0.0, 0.9, fused=True, capturable=True)
-        given = {"stepper": stepper, "augment": augment, "masks": MovingMasks(model, every=0), "clip": 1.0}
+        recipe = Recipe(1, rate=0.1, optimiser="sgd", clip=1.0, augment=augment)
+        stepper = recipe.make_optimiser(trained(model), fused=True, capturable=True)
+        masks = MovingMasks(model, every=0)
         index, draws = torch.arange(20, device="cuda"), augment.draws(20, 0, 0, "cuda")
-        with Training(model.train(), augment.padded(x), y, **given) as training:
+        with Training(model.train(), augment.padded(x), y, recipe, stepper=stepper, masks=masks) as training:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):

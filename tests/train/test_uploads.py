@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_clients import WAY, apart, make, some_clients, started
+from small_clients import RECIPE, WAY, apart, make, some_clients, started
 
 from sosie.train.federated import simulate
 from sosie.train.federated.simulation import arrived
@@ -36,7 +36,7 @@ def test_bad_uploads_are_dropped_and_named_and_the_round_goes_on() -> None:
     }
     assert found.history[1]["dropped"] == {0: "5.bias is missing", 3: "more is not something that the server shares"}
     assert all(torch.isfinite(stacked).all() for stacked in found.state.values())
-    one = simulate(make, clients, "fedavg", **{**WAY, "rounds": 1, "last_epochs": 0})
+    one = simulate(make, clients, "fedavg(last_epochs=0)", **{**WAY, "rounds": 1})
     assert one.history[0]["dropped"] == {}
     untouched = simulate(make, clients, "fedavg", **WAY, receive=lambda turn, client, upload: upload)
     assert apart(untouched.shared, simulate(make, clients, "fedavg", **WAY).shared) == 0
@@ -44,13 +44,13 @@ def test_bad_uploads_are_dropped_and_named_and_the_round_goes_on() -> None:
 
 def test_the_mean_is_of_those_that_are_left() -> None:
     clients = some_clients()
-    way = {**WAY, "rounds": 1, "last_epochs": 0}
-    alone = simulate(make, clients, "local", **way)
+    way = {**WAY, "rounds": 1}
+    alone = simulate(make, clients, "local(last_epochs=0)", **way)
 
     def receive(turn: int, client: int, upload: State) -> State:
         return {name: t * (torch.inf if client == 2 else 1) for name, t in upload.items()}
 
-    found = simulate(make, clients, "fedper", **way, receive=receive)
+    found = simulate(make, clients, "fedper(last_epochs=0)", **way, receive=receive)
     left = [0, 1, 3]
     assert torch.allclose(found.shared["3.weight"], alone.state["3.weight"][left].mean(0), atol=1e-15)
     assert torch.equal(found.state["5.weight"][left], alone.state["5.weight"][left])
@@ -61,18 +61,18 @@ def test_a_round_in_which_all_are_dropped_keeps_what_was() -> None:
     def receive(turn: int, client: int, upload: State) -> State:
         return {name: t * torch.nan for name, t in upload.items()}
 
-    found = simulate(make, some_clients(), "fedavg", **WAY, receive=receive, last_epochs=0)
+    found = simulate(make, some_clients(), "fedavg(last_epochs=0)", **WAY, receive=receive)
     assert apart(found.shared, state_of(started())) == 0
     assert len(found.history[0]["dropped"]) == 4
     assert "every client was dropped" in found.history[0]["note"]
 
 
 def test_clients_that_diverge_are_dropped() -> None:
-    found = simulate(make, some_clients(), "local", **{**WAY, "rate": 1e200})
+    found = simulate(make, some_clients(), "local", **{**WAY, "recipe": replace(RECIPE, rate=1e200)})
     assert apart(state_of(found.model(0)), state_of(started())) == 0
     assert len(found.history[-1]["dropped"]) == 4
     assert found.history[-1]["last"]
-    together = simulate(make, some_clients(), "fedavg", **{**WAY, "rate": 1e200})
+    together = simulate(make, some_clients(), "fedavg", **{**WAY, "recipe": replace(RECIPE, rate=1e200)})
     assert apart(together.shared, state_of(started())) == 0
     assert "every client was dropped" in together.history[1]["note"]
 

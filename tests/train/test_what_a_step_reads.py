@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sosie.models import cifar_resnet
-from sosie.train import Augment, Penalty, Training, random_masks
-from sosie.train.step import optimiser_of
+from sosie.train import Augment, Penalty, Recipe, Training, random_masks
 
 
 class Reads(TorchDispatchMode):
@@ -50,10 +49,8 @@ def test_nothing_it_reads_is_lost(rows: int | None, pairs: str) -> None:
     images, labels = torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8), torch.arange(24) % 10
     augment = Augment(pad=2)
     draws = augment.draws(24, 0, 0)
-    stepper = optimiser_of(model.parameters(), "sgd", 0.1, 5e-4, 0.9)
-    training = Training(
-        model, augment.padded(images), labels, stepper=stepper, augment=augment, masks=random_masks(model, 0.5)
-    )
+    recipe = Recipe(epochs=1, rate=0.1, optimiser="sgd", decay=5e-4, augment=augment)
+    training = Training(model, recipe.padded(images), labels, recipe, masks=random_masks(model, 0.5))
     with ExitStack() as stack:
         training.penalty = stack.enter_context(Penalty(model, rows=rows, every=1, pairs=pairs))
         stack.enter_context(training)

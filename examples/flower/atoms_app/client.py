@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sosie.train import accuracy, fit
+from sosie.train import Recipe, accuracy, fit
 from sosie.train.federated.flower import keep, recall, receive, upload
 
 from .task import client_data, make_model
@@ -20,7 +20,7 @@ def train(message: Message, context: Context) -> Message:
     model = make_model()
     recall(model, context)
     receive(model, message.content["arrays"])
-    fit(model, images, labels, epochs=context.run_config.get("epochs", 3), seed=config["server-round"])
+    fit(model, images, labels, recipe=Recipe(epochs=context.run_config.get("epochs", 3)), seed=config["server-round"])
     keep(model, context)
     content = RecordDict(
         {

@@ -1,4 +1,4 @@
-"""What is put to the test: one of sosie's measures, a function in a file, or any callable."""
+"""What is put to the test (sosie's measures, functions in files, any callable), and its values over many pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,17 +40,13 @@ class Candidate:
     rows: int | None = None  # images at most
     notes: tuple[str, ...] = ()
 
-    @property
-    def own(self) -> bool:
-        """Whether it is one of sosie's."""
-        return isinstance(self.run, Measure)
-
     def value(self, x: Any, y: Any) -> float:
         """Of a user's function: one number for two (n, p) arrays, or for two networks."""
         assert not isinstance(self.run, Measure)
-        if isinstance(x, Tensor) and _takes(self.run) == "numpy":
+        if isinstance(x, Tensor) and _declared(self.run, "takes") in (None, "numpy"):
             x, y = (side.cpu().numpy() for side in (x, y))
-        found = np.asarray(_plain(self.run(x, y)), dtype=np.float64)
+        given = self.run(x, y)
+        found = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given, dtype=np.float64)
         if found.size != 1:
             raise ValueError(f"{self.name} gave an array of shape {found.shape}, not one number")
         value = float(found.reshape(()))
@@ -83,20 +79,22 @@ def open_candidates(
 
 def _open(given: Any, scale: Scale, of: Of | None, closer: Closer | None, rows: int | None) -> Candidate:
     if isinstance(given, str) and is_factory(given):
-        candidate = _of_function(load_function(given), given.rpartition(":")[2], _file_digest(given))
+        function, name = load_function(given), given.rpartition(":")[2]
+        path = Path(given[: given.index(".py:") + 3]).expanduser()
+        digest = hashlib.sha256(path.read_bytes() + given.encode()).hexdigest()
     elif isinstance(given, (str, Measure)):
         return _of_measure(find(given), scale, rows)
     elif callable(given):
-        candidate = _of_function(given, getattr(given, "__name__", type(given).__name__), _source_digest(given))
+        function, name, digest = given, getattr(given, "__name__", type(given).__name__), _source_digest(given)
     else:
         raise TypeError(f"a measure is a name, file.py:function or a callable f(x, y), not {given!r}")
-    chosen = of or candidate.of
-    if chosen not in ("activations", "models"):
-        raise ValueError(f"a measure is of 'activations' or of 'models', not of {chosen!r}")
-    way = closer or candidate.closer
+    kind = of or _declared(function, "of") or "activations"
+    if kind not in ("activations", "models"):
+        raise ValueError(f"a measure is of 'activations' or of 'models', not of {kind!r}")
+    way = closer or _declared(function, "closer")
     if way not in ("up", "down", None):
         raise ValueError(f"closer is 'up' (larger is more alike) or 'down', not {way!r}")
-    return replace(candidate, of=chosen, closer=way, rows=rows or scale.test)
+    return Candidate(name, kind, way, function, digest, rows or scale.test)
 
 
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
@@ -117,25 +115,9 @@ def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     return Candidate(measure.name, of, measure.closer, measure, "sosie", most, notes)
 
 
-def _of_function(function: Callable[..., Any], name: str, digest: str) -> Candidate:
-    told = function.func if isinstance(function, functools.partial) else function
-    of: Of = getattr(told, "of", "activations")
-    closer: Closer | None = getattr(told, "closer", None)
-    return Candidate(name, of, closer, function, digest)
-
-
-def _takes(function: Callable[..., Any]) -> str:
-    told = function.func if isinstance(function, functools.partial) else function
-    return str(getattr(told, "takes", "numpy"))
-
-
-def _plain(found: Any) -> Any:
-    return found.detach().cpu().numpy() if isinstance(found, Tensor) else found
-
-
-def _file_digest(spec: str) -> str:
-    path = Path(spec[: spec.index(".py:") + 3]).expanduser()
-    return hashlib.sha256(path.read_bytes() + spec.encode()).hexdigest()
+def _declared(function: Callable[..., Any], name: str) -> Any:
+    """What a function says of itself: `f.of`, `f.closer`, `f.takes`."""
+    return getattr(function.func if isinstance(function, functools.partial) else function, name, None)
 
 
 def _source_digest(function: Callable[..., Any]) -> str:
@@ -242,17 +224,14 @@ def _one_by_one(
             reasons[f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)] += 1
             return np.nan
 
-    with closing(_in_turn(of_pair, pairs, threads)) as in_turn:
-        values = np.array(list(in_turn), dtype=np.float64)
+    if threads and len(pairs) > 1:
+        with closing(side_by_side(of_pair, pairs)) as in_turn:
+            values = np.array(list(in_turn), dtype=np.float64)
+    else:
+        values = np.array([of_pair(pair) for pair in pairs], dtype=np.float64)
     if errors and len(errors) == len(pairs) and not isinstance(errors[0], ValueError):
         raise errors[0]
     return CandidateValues(values, reasons)
-
-
-def _in_turn(function: Callable[[tuple[int, int]], float], pairs: Pairs, threads: bool) -> Any:
-    if threads and len(pairs) > 1:
-        return side_by_side(function, pairs)
-    return (function(pair) for pair in pairs)
 
 
 def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> CandidateValues:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..results import Closer
 from .candidates import Candidate, CandidateValues, Clock, values_of
-from .population import GROUPS, Agreement, Block, Population, Scale, last_hidden
+from .population import GROUPS, Agreement, Block, Population, Scale, last_hidden, pairs_of
 
 # Correlations between a measure and what models do: intervals, and tests of the difference between two of them
 
@@ -37,7 +37,12 @@ class Correlation:
 def pearson(x: Array, y: Array) -> Correlation:
     """Pearson's r with the interval and the two-sided p of Fisher's z: atanh(r) with standard error 1/√(n − 3)."""
     x, y = _checked(x, y)
-    return _with_fisher(float(weighted_pearson(x, y, np.ones((1, len(x))))[0]), len(x))
+    r, n = float(weighted_pearson(x, y, np.ones((1, len(x))))[0]), len(x)
+    if abs(r) == 1:
+        return Correlation(r, r, r, 0.0, n)
+    z, error = math.atanh(r), 1 / math.sqrt(n - 3)
+    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * error
+    return Correlation(r, math.tanh(z - reach), math.tanh(z + reach), 2 * float(stats.norm.sf(abs(z) / error)), n)
 
 
 def spearman(x: Array, y: Array) -> Correlation:
@@ -107,53 +112,24 @@ def _weighted_ranks(x: Array, weights: Array) -> Array:
     return (before + (of_group + 1) / 2)[:, group]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A test of whether two measures correlate equally with the same thing: statistic and two-sided p."""
+def meng(first: float, second: float, between: float, n: int) -> tuple[float, float]:
+    """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, and its p.
 
-    statistic: float
-    p: float
-
-
-def meng(first: float, second: float, between: float, n: int) -> Difference:
-    """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, in one sample.
-
-    `between` is the correlation of the two variables. It rests on Fisher's z, as the intervals do, and is what the
-    leaderboard quotes. Pairs are taken for independent: the bootstrap over models says what sharing them does.
+    `between` is the correlation of the two variables, all of one sample. The test rests on Fisher's z, as the intervals
+    do, and its two-sided p is what the leaderboard quotes. Pairs are taken for independent: the bootstrap over models
+    says what sharing them does.
     """
-    _check_three(first, second, between, n)
-    mean_square = (first**2 + second**2) / 2
-    f = min((1 - between) / (2 * (1 - mean_square)), 1.0)  # the paper's own ceiling
-    h = (1 - f * mean_square) / (1 - mean_square)
-    z = (math.atanh(first) - math.atanh(second)) * math.sqrt((n - 3) / (2 * (1 - between) * h))
-    return Difference(z, 2 * float(stats.norm.sf(abs(z))))
-
-
-def williams(first: float, second: float, between: float, n: int) -> Difference:
-    """Williams's t with n − 3 degrees of freedom, as Steiger (1980, eq. 7) recommends it, for the same question."""
-    _check_three(first, second, between, n)
-    determinant = 1 - first**2 - second**2 - between**2 + 2 * first * second * between
-    mean = (first + second) / 2
-    below = 2 * (n - 1) / (n - 3) * determinant + mean**2 * (1 - between) ** 3
-    t = (first - second) * math.sqrt((n - 1) * (1 + between) / below)
-    return Difference(t, 2 * float(stats.t.sf(abs(t), n - 3)))
-
-
-def _check_three(first: float, second: float, between: float, n: int) -> None:
     if n < 4:
         raise ValueError(f"comparing two correlations needs at least 4 pairs, got {n}")
     if not all(abs(r) < 1 for r in (first, second, between)):
         raise ValueError(f"no test for perfect correlations: got {first}, {second} and {between} between them")
     if 1 - first**2 - second**2 - between**2 + 2 * first * second * between < -1e-9:
         raise ValueError(f"no three variables correlate by {first}, {second} and {between}: check the signs")
-
-
-def _with_fisher(r: float, n: int) -> Correlation:
-    if abs(r) == 1:
-        return Correlation(r, r, r, 0.0, n)
-    z, error = math.atanh(r), 1 / math.sqrt(n - 3)
-    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * error
-    return Correlation(r, math.tanh(z - reach), math.tanh(z + reach), 2 * float(stats.norm.sf(abs(z) / error)), n)
+    mean_square = (first**2 + second**2) / 2
+    f = min((1 - between) / (2 * (1 - mean_square)), 1.0)  # the paper's own ceiling
+    h = (1 - f * mean_square) / (1 - mean_square)
+    z = (math.atanh(first) - math.atanh(second)) * math.sqrt((n - 3) / (2 * (1 - between) * h))
+    return z, 2 * float(stats.norm.sf(abs(z)))
 
 
 def _checked(x: Array, y: Array) -> tuple[Array, Array]:
@@ -190,30 +166,26 @@ class Ground:
 
     def pairs(self, kind: str) -> np.ndarray:
         """(pairs, 2) numbers of networks."""
-        return np.array([pair for block in self.population.blocks[kind] for pair in block.pairs]).reshape(-1, 2)
+        return np.array([pair for block in self.population.blocks[kind] for pair in pairs_of(block)]).reshape(-1, 2)
 
     def values(self, candidate: Candidate, kind: str) -> CandidateValues:
         """In lots of blocks, in a seeded order: what a budget that runs out leaves done is a fair share."""
         blocks, clock = self.population.blocks[kind], Clock(self.scale.budget)
-        order = np.random.default_rng(self.seed).permutation(len(blocks)).tolist()
+        ends = np.cumsum([len(pairs_of(block)) for block in blocks])
         values = np.full(len(self.pairs(kind)), np.nan)
         reasons: Counter[str] = Counter()
-        ends = np.cumsum([len(block.pairs) for block in blocks])
-        for lot in _lots(order, [len(block.members) for block in blocks]):
-            found = self._of_blocks(candidate, [blocks[k] for k in lot], clock)
-            places = np.concatenate([np.arange(ends[k] - len(blocks[k].pairs), ends[k]) for k in lot])
-            values[places] = found.values
+        for lot in _lots(np.random.default_rng(self.seed).permutation(len(blocks)).tolist(), blocks):
+            members = [member for k in lot for member in blocks[k]]
+            place = {member: number for number, member in enumerate(members)}
+            pairs = [(place[a], place[b]) for k in lot for a, b in pairs_of(blocks[k])]
+            if candidate.of == "models":
+                found = values_of(candidate, [self.population.models[m] for m in members], pairs, clock=clock)
+            else:
+                things, inputs = [self.activations[m][: candidate.rows] for m in members], self.inputs[: candidate.rows]
+                found = values_of(candidate, things, pairs, inputs=inputs, clock=clock)
+            values[np.concatenate([np.arange(ends[k] - len(pairs_of(blocks[k])), ends[k]) for k in lot])] = found.values
             reasons += found.reasons
         return CandidateValues(values, reasons)
-
-    def _of_blocks(self, candidate: Candidate, blocks: Sequence[Block], clock: Clock) -> CandidateValues:
-        members = [member for block in blocks for member in block.members]
-        place = {member: number for number, member in enumerate(members)}
-        pairs = [(place[a], place[b]) for block in blocks for a, b in block.pairs]
-        if candidate.of == "models":
-            return values_of(candidate, [self.population.models[m] for m in members], pairs, clock=clock)
-        things = [self.activations[m][: candidate.rows] for m in members]
-        return values_of(candidate, things, pairs, inputs=self.inputs[: candidate.rows], clock=clock)
 
     def runs(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """The training runs that the networks of each pair are from: what the bootstrap draws."""
@@ -225,11 +197,11 @@ class Ground:
         return self.agreement[condition][pairs[:, 0], pairs[:, 1]]
 
 
-def _lots(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
     """Blocks in this order, together as long as they are few networks: what is kept of each takes memory."""
     lot: list[int] = []
     for k in order:
-        if lot and sum(sizes[one] for one in lot) + sizes[k] > TOGETHER:
+        if lot and sum(len(blocks[one]) for one in lot) + len(blocks[k]) > TOGETHER:
             yield lot
             lot = []
         lot.append(k)
@@ -298,7 +270,7 @@ def difference(
             bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed) for v in (x, other)
         ]
         reach = percentile_interval(drawn[0] - drawn[1])
-        p = 1.0 if own == against else meng(own, against, between, len(x)).p
+        p = 1.0 if own == against else meng(own, against, between, len(x))[1]
     except ValueError as error:
         return {"why": str(error)}
     return {"value": own - against, "p": p, "over_models": None if reach is None else list(reach), "n": len(x)}

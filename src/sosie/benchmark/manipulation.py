@@ -24,22 +24,36 @@ STEPS = 200  # of the search for a self-map
 
 
 @dataclass(frozen=True)
-class Manipulation:
-    """What is done, whether the function is meant to stay, and how."""
-
-    name: str
-    keeps: bool
-    about: str
-    make: Callable[[nn.Sequential, Tensor, torch.Generator], list[Changed] | None]  # None: it cannot be done here
-
-
-@dataclass(frozen=True)
 class Changed:
     """A network after manipulation: itself, or only its activations where no network of the kind gives them."""
 
     rows: Tensor  # (n, p) at the last hidden layer
     answers: Tensor  # (n,)
     model: nn.Module | None
+
+
+Make = Callable[[nn.Sequential, Tensor, torch.Generator], list[Changed] | None]  # None: it cannot be done here
+
+
+@dataclass(frozen=True)
+class Manipulation:
+    """What is done, whether the function is meant to stay, and how."""
+
+    name: str
+    keeps: bool
+    about: str
+    make: Make
+
+
+MANIPULATIONS: list[Manipulation] = []
+
+
+def _manipulation(name: str, about: str, *, keeps: bool) -> Callable[[Make], Make]:
+    def declare(make: Make) -> Make:
+        MANIPULATIONS.append(Manipulation(name, keeps, about, make))
+        return make
+
+    return declare
 
 
 def _of_model(model: nn.Sequential, images: Tensor) -> Changed:
@@ -51,6 +65,18 @@ def _layers(model: nn.Sequential) -> list[nn.Linear]:
     return [part for part in model if isinstance(part, nn.Linear)]
 
 
+@_manipulation("permuted", "the neurons of every hidden layer in another order", keeps=True)
+def _permuted(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
+    changed = copy.deepcopy(model)
+    for layer, after in itertools.pairwise(_layers(changed)):
+        order = torch.randperm(layer.out_features, generator=random).to(layer.weight.device)
+        layer.weight.copy_(layer.weight[order])
+        layer.bias.copy_(layer.bias[order])
+        after.weight.copy_(after.weight[:, order])
+    return [_of_model(changed, images)]
+
+
+@_manipulation("rescaled", f"every neuron times 1/{FACTORS:g} to {FACTORS:g}, its readers by the inverse", keeps=True)
 def _rescaled(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
     changed = copy.deepcopy(model).double()
     for layer, after in itertools.pairwise(_layers(changed)):
@@ -62,16 +88,7 @@ def _rescaled(model: nn.Sequential, images: Tensor, random: torch.Generator) -> 
     return [_of_model(changed.float(), images)]
 
 
-def _permuted(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
-    changed = copy.deepcopy(model)
-    for layer, after in itertools.pairwise(_layers(changed)):
-        order = torch.randperm(layer.out_features, generator=random).to(layer.weight.device)
-        layer.weight.copy_(layer.weight[order])
-        layer.bias.copy_(layer.bias[order])
-        after.weight.copy_(after.weight[:, order])
-    return [_of_model(changed, images)]
-
-
+@_manipulation("dark pixels", "random weights, as large as the rest, on pixels that are 0 in all images", keeps=True)
 def _dark_pixels(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed] | None:
     """Weights on inputs that are 0 in every image may be anything."""
     dark = (images.flatten(1) == 0).all(0)
@@ -92,6 +109,12 @@ def _unread(model: nn.Sequential) -> Tensor | None:
     return torch.linalg.svd(weight).Vh[weight.shape[0] :].T if k > 0 else None
 
 
+@_manipulation(
+    "translated rows",
+    f"{SHARE:.0%} of the rows moved along a direction that the output layer does not read, by {DISTANCES[0]:g} to "
+    f"{DISTANCES[-1]:g} times their length",
+    keeps=True,
+)
 def _translated(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed] | None:
     """Davari et al. 2023: a subset of the rows moved away, here along a direction that the output does not read."""
     unread, before = _unread(model), _of_model(model, images)
@@ -107,6 +130,7 @@ def _translated(model: nn.Sequential, images: Tensor, random: torch.Generator) -
     return found
 
 
+@_manipulation("self-map", "a linear map, unread by the output layer, sought so that linear CKA is least", keeps=True)
 def _self_map(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed] | None:
     """A linear map of the last hidden layer, x + N Bᵀx with N unread, B sought so that linear CKA with x is least."""
     unread, rows = _unread(model), last_hidden(model, images)
@@ -123,6 +147,7 @@ def _self_map(model: nn.Sequential, images: Tensor, random: torch.Generator) -> 
     return [_of_model(_with_map(model, torch.eye(rows.shape[1]).to(rows) + b.detach() @ unread.T), images)]
 
 
+@_manipulation("classes rolled", "the output layer names the next class", keeps=False)
 def _rolled(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
     changed = copy.deepcopy(model)
     last = _layers(changed)[-1]
@@ -131,6 +156,7 @@ def _rolled(model: nn.Sequential, images: Tensor, random: torch.Generator) -> li
     return [_of_model(changed, images)]
 
 
+@_manipulation("biased", "the output layer's bias names one class always", keeps=False)
 def _biased(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
     changed = copy.deepcopy(model)
     spread = model(images).amax() - model(images).amin()
@@ -138,12 +164,14 @@ def _biased(model: nn.Sequential, images: Tensor, random: torch.Generator) -> li
     return [_of_model(changed, images)]
 
 
+@_manipulation("rotated", "the last hidden layer rotated at random, the output layer as before", keeps=False)
 def _rotated(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
     width = _layers(model)[-1].in_features
     turn = torch.linalg.qr(torch.randn(width, width, generator=random, dtype=torch.float64)).Q
     return [_of_model(_with_map(model, turn.to(images.device)), images)]
 
 
+@_manipulation("one direction", "all but the first principal component of the last hidden layer deleted", keeps=False)
 def _one_direction(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Changed]:
     """Ding et al. 2021 delete principal components; all but the first are deleted here, about the mean."""
     rows = last_hidden(model, images)
@@ -167,33 +195,6 @@ def _with_map(model: nn.Sequential, matrix: Tensor, bias: Tensor | None = None) 
 def _read_out(model: nn.Sequential, rows: Tensor) -> Tensor:
     last = _layers(model)[-1]
     return (rows @ last.weight.double().T + last.bias.double()).argmax(1)
-
-
-MANIPULATIONS = (
-    Manipulation("permuted", True, "the neurons of every hidden layer in another order", _permuted),
-    Manipulation(
-        "rescaled", True, f"every neuron times 1/{FACTORS:g} to {FACTORS:g}, its readers by the inverse", _rescaled
-    ),
-    Manipulation(
-        "dark pixels", True, "random weights, as large as the rest, on pixels that are 0 in all images", _dark_pixels
-    ),
-    Manipulation(
-        "translated rows",
-        True,
-        f"{SHARE:.0%} of the rows moved along a direction that the output layer does not read, by {DISTANCES[0]:g} to "
-        f"{DISTANCES[-1]:g} times their length",
-        _translated,
-    ),
-    Manipulation(
-        "self-map", True, "a linear map, unread by the output layer, sought so that linear CKA is least", _self_map
-    ),
-    Manipulation("classes rolled", False, "the output layer names the next class", _rolled),
-    Manipulation("biased", False, "the output layer's bias names one class always", _biased),
-    Manipulation("rotated", False, "the last hidden layer rotated at random, the output layer as before", _rotated),
-    Manipulation(
-        "one direction", False, "all but the first principal component of the last hidden layer deleted", _one_direction
-    ),
-)
 
 
 class Bench:

@@ -1,7 +1,8 @@
-"""The networks of a benchmark: trained once, kept, and paired so that two differ in one respect only."""
+"""A benchmark's scale, its folder, its networks in pairs that differ in one respect only, and how far they agree."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -19,14 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checks import one_of
 from ..data import CORRUPTIONS, ImageData, ImageFolder, attack, corrupt, open_images
 from ..files import DamagedFile, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
-from ..train import fit_together
+from ..train import Recipe, fit_together
 
 # How large a benchmark is: which networks, which images, which shifts
 
 Architecture = tuple[int, int]  # hidden layers, neurons in each
+Block = tuple[int, ...]  # numbers of networks, every two of which differ in one respect
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,7 @@ SLOW = {
 
 
 def open_scale(scale: str | Scale) -> Scale:
-    if isinstance(scale, Scale):
-        return scale
-    if scale not in SCALES:
-        raise ValueError(f"no scale is called {scale!r}; there are {', '.join(SCALES)}")
-    return SCALES[scale]
+    return scale if isinstance(scale, Scale) else SCALES[one_of(scale, "scale", SCALES)]
 
 
 # The folder of a benchmark: every unit of work is a file, written whole, and not done again
@@ -271,18 +270,6 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Networks every two of which differ in one respect."""
-
-    kind: str
-    members: tuple[int, ...]
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        return list(itertools.combinations(self.members, 2))
-
-
-@dataclass(frozen=True)
 class Population:
     """All networks, trained ones and those for calibration."""
 
@@ -293,7 +280,7 @@ class Population:
 
     @cached_property
     def blocks(self) -> dict[str, list[Block]]:
-        return {kind: [b for b in blocks_of(self.members, kind) if len(b.members) > 1] for kind in KINDS}
+        return {kind: [block for block in blocks_of(self.members, kind) if len(block) > 1] for kind in KINDS}
 
     @cached_property
     def runs(self) -> list[int]:
@@ -303,11 +290,15 @@ class Population:
 
 
 def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
-    """Members that are alike in all but `kind`."""
+    """The numbers of members that are alike in all but `kind`."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for k, member in enumerate(members):
         alike[tuple(getattr(member, other) for other in KINDS if other != kind)].append(k)
-    return [Block(kind, tuple(numbers)) for numbers in alike.values()]
+    return [tuple(numbers) for numbers in alike.values()]
+
+
+def pairs_of(block: Block) -> list[tuple[int, int]]:
+    return list(itertools.combinations(block, 2))
 
 
 def make_population(
@@ -325,20 +316,24 @@ def make_population(
     device = images.train.device
     members: list[Member] = []
     models: list[nn.Sequential] = []
+    of = make or (lambda architecture: perceptron(architecture, images.inputs, images.classes))
     recipes = list(itertools.product(scale.architectures, scale.strategies))
     for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
-        own_make = _maker(architecture, images, make)
+        own_make = functools.partial(of, architecture)
         seeds = [seed + k for k in range(scale.seeds)]
         found = store.tensors(
             f"networks/{architecture[0]}x{architecture[1]}-{strategy.partition('(')[0]}",
-            lambda a=own_make, s=seeds, t=strategy: _trained(a, images, scale, s, scale.epochs, t),  # type: ignore[misc]
+            functools.partial(_trained, own_make, images, scale, seeds, scale.epochs, strategy),
         )
         for epoch, own in itertools.product(scale.epochs, range(scale.seeds)):
             members.append(Member(architecture, strategy, seeds[own], epoch))
             models.append(_restored(own_make, found, epoch, own, device))
-    calibrated = _maker(scale.calibrated, images, make)
+    calibrated = functools.partial(of, scale.calibrated)
+    untrained = []
     with torch.random.fork_rng(devices=[]):
-        untrained = [_seeded(calibrated, seed + UNTRAINED_SEED + k).to(device).eval() for k in range(scale.random)]
+        for k in range(scale.random):
+            torch.manual_seed(seed + UNTRAINED_SEED + k)
+            untrained.append(calibrated().requires_grad_(False).to(device).eval())
     last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
     seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
     kept = {}
@@ -346,14 +341,6 @@ def make_population(
         kept = store.tensors("networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard"))
     converged = [[_restored(calibrated, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
     return Population(tuple(members), tuple(models), tuple(untrained), tuple(map(tuple, converged)))
-
-
-def _maker(
-    architecture: Architecture, images: Images, make: Callable[[Architecture], nn.Sequential] | None
-) -> Callable[[], nn.Sequential]:
-    if make is not None:
-        return lambda: make(architecture)
-    return lambda: perceptron(architecture, images.inputs, images.classes)
 
 
 def _trained(
@@ -364,9 +351,11 @@ def _trained(
     epochs: Sequence[int],
     strategy: str,
 ) -> dict[str, Tensor]:
+    attack = None if strategy == "standard" else strategy
+    recipe = Recipe(max(epochs), scale.batch, scale.rate, schedule="constant", attack=attack)
     found = fit_together(
-        make, len(seeds), images.train, images.train_labels, epochs=max(epochs), seeds=seeds, strategy=strategy,
-        keep=epochs, batch=scale.batch, rate=scale.rate, task=f"training {len(seeds)} networks, {strategy}",
+        make, len(seeds), images.train, images.train_labels, recipe=recipe, seeds=seeds, keep=epochs,
+        task=f"training {len(seeds)} networks, {strategy}",
     )  # fmt: skip
     return {f"{checkpoint.epoch}/{key}": value for checkpoint in found for key, value in checkpoint.state.items()}
 
@@ -381,11 +370,6 @@ def _restored(
     return model.to(device).eval().requires_grad_(False)
 
 
-def _seeded(make: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return make().requires_grad_(False)
-
-
 # What networks do: the share of images on which two of them agree, under each condition
 
 CLEAN, CORRUPTED, ATTACKED, ALL = "clean", "corrupted", "attacked", "all"
@@ -396,7 +380,7 @@ Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two 
 def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
     """For each condition how far two networks agree; the mean of a group of conditions under the group's name."""
     found: Agreement = {}
-    pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in block.pairs})
+    pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in pairs_of(block)})
     conditions = [CLEAN, *scale.corruptions, *(f"attack: {a}" for a in scale.attacks)]
     for condition in track(conditions, "agreement of networks", len(conditions), "conditions"):
         values = store.json(
@@ -421,28 +405,24 @@ def groups(scale: Scale) -> dict[str, list[str]]:
 def _agreement(
     condition: str, images: Images, population: Population, pairs: Sequence[tuple[int, int]], seed: int
 ) -> list[float]:
-    if condition.startswith("attack: "):
-        return _under_attack(condition.removeprefix("attack: "), images, population.models, pairs, seed)
-    x = probing_images(condition, images, seed)
-    answers = torch.stack([predictions(model, x) for model in population.models])
-    return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
-
-
-def _under_attack(
-    kind: str, images: Images, models: Sequence[nn.Module], pairs: Sequence[tuple[int, int]], seed: int
-) -> list[float]:
-    """Attack A and ask both, attack B and ask both; the mean."""
-    partners: dict[int, list[int]] = {}
+    models = population.models
+    if not condition.startswith("attack: "):
+        x = probing_images(condition, images, seed)
+        answers = [predictions(model, x) for model in models]
+        return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
+    # Attack A and ask both, attack B and ask both; the mean.
+    kind = condition.removeprefix("attack: ")
+    partners: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
-        partners.setdefault(a, []).append(b)
-        partners.setdefault(b, []).append(a)
-    found: dict[tuple[int, int], Tensor] = {}
+        partners[a].append(b)
+        partners[b].append(a)
+    agreed: dict[tuple[int, int], Tensor] = {}
     for a in track(partners, f"attacking by {kind}", len(partners), "networks"):
         x = attack(models[a], images.test, images.test_labels, kind, seed=seed)
         own = predictions(models[a], x)
         for b in partners[a]:
-            found[a, b] = (own == predictions(models[b], x)).double().mean()
-    return [float(found[a, b] + found[b, a]) / 2 for a, b in pairs]
+            agreed[a, b] = (own == predictions(models[b], x)).double().mean()
+    return [float(agreed[a, b] + agreed[b, a]) / 2 for a, b in pairs]
 
 
 def probing_images(kind: str, images: Images, seed: int) -> Tensor:

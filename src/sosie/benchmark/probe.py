@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..capture import Rule
+from ..checks import positive
 from ..process_state import products
 from ..sketching import Sketch, sketch
-from ..train import accuracy, fit
+from ..train import Recipe, accuracy, fit
 
 STEPS = 1000  # of L-BFGS until it must have converged
 SETTLED = 1e-5  # largest gradient of the mean loss at which it has, for columns of unit variance
@@ -24,10 +25,8 @@ def linear_probe(
     test: Any,
     *,
     sites: str | Sequence[str],
-    epochs: int | None = None,
+    recipe: Recipe | None = None,
     penalty: float = 1.0,
-    rate: float = 1e-2,
-    batch: int = 64,
     seed: int = 0,
     rows: Rule = "flatten",
     prepare: Callable[[Any], Any] | None = None,
@@ -39,15 +38,12 @@ def linear_probe(
 
     The model runs once over the data and once over the test set, and its rows are kept (`memory`: the budget). Their
     columns are brought to mean 0 and variance 1, by the training rows; weights begin at 0.
-    `epochs`: so many by Adam with a one-cycle rate, in batches, from an order of its own `seed`; None until the
-    gradient is nil, by L-BFGS over all rows, of the summed loss plus penalty ‖W‖²/2 (without a penalty, classes that a
-    plane separates have no optimum; epochs have none). `rate` and `batch` are for epochs.
+    `recipe`: how it is trained, in batches whose order comes from `seed`; None: until the gradient is nil, by L-BFGS
+    over all rows, of the summed loss plus penalty ‖W‖²/2 (without a penalty, classes that a plane separates have no
+    optimum; a recipe has none).
     A ridge probe, in closed form: `classify(sketch(model, data, size=None, kernels="features"), "features")`.
     """
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs must be at least 1, or None until it has converged, got {epochs}")
-    if not penalty > 0:
-        raise ValueError(f"penalty must be above 0, got {penalty}")
+    positive(penalty, "penalty")
     seen, new = (
         sketch(
             model,
@@ -74,11 +70,11 @@ def linear_probe(
             head = nn.utils.skip_init(nn.Linear, train.shape[1], classes, dtype=train.dtype, device=train.device)
             for weights in head.parameters():
                 nn.init.zeros_(weights)  # the loss is convex: no draw is needed, and none is made
-            if epochs is None:
+            if recipe is None:
                 train, held = train.double(), held.double()  # a line search ends too early in float32
                 _converge(head.double(), train, labels, penalty, site)
             else:
-                fit(head, train, labels, epochs=epochs, seed=seed, batch=batch, rate=rate, task=f"probing {site}")
+                fit(head, train, labels, recipe=recipe, seed=seed, task=f"probing {site}")
             found[site] = accuracy(head, held, asked)
     return found
 
@@ -91,7 +87,9 @@ def _rows(of: Sketch, site: str) -> Tensor:
 
 def _labels(of: Sketch, which: str) -> Tensor:
     if of.labels is None:
-        raise ValueError(f"{which} has no labels: give batches of (inputs, labels), under a rule with one row an input")
+        raise ValueError(
+            f"{which} has no labels: give batches of (inputs, labels), under a rule with one row per input"
+        )
     return of.labels.argmax(1)
 
 
@@ -128,5 +126,5 @@ def _converge(head: nn.Linear, rows: Tensor, labels: Tensor, penalty: float, sit
     if not largest <= SETTLED:
         raise RuntimeError(
             f"the probe of {site} has not converged after {STEPS} steps, its gradient is {largest:.1g}: give a larger "
-            "penalty, or a number of epochs"
+            "penalty, or a recipe"
         )

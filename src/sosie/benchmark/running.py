@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ from .manipulation import Bench, manipulate
 from .population import (
     ALL,
     KINDS,
-    Images,
-    Population,
     Scale,
     Store,
     agreements,
@@ -71,15 +70,22 @@ def run_benchmark(
     at = Ground(chosen, population, agreement, images.test, seed=seed)
     probes = Probes(chosen, images, population, seed=seed)
     bench = Bench([run[-1] for run in population.converged[:TRIED]], images.test, seed=seed)
-    trial = Trial(store, at, probes, bench)
     with Progress("testing measures", len(candidates), "measures") as bar:
         for candidate in candidates:
-            trial.run(candidate)
+            put_to_the_test(candidate, store, at, probes, bench)
             bar.advance(note=candidate.name)
     entries = [Entry(**{**kept, "notes": tuple(kept["notes"])}) for kept in store.of_measures()]
     found = Leaderboard(
         scale=chosen.facts(),
-        data=_facts(images, population),
+        data={
+            "name": images.name,
+            "train": len(images.train),
+            "test": len(images.test),
+            "networks": len(population.models),
+            "runs": len(set(population.runs)),
+            "untrained": len(population.untrained),
+            "consecutive_pairs": sum(len(run) - 1 for run in population.converged),
+        },
         pairs={kind: len(at.pairs(kind)) for kind in KINDS},
         conditions=groups(chosen),
         entries=tuple(entries),
@@ -92,69 +98,66 @@ def run_benchmark(
     return found
 
 
-class Trial:
-    """Everything a measure goes through, each stage a unit of work."""
+def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
+    """All stages that can be done, each a unit of work; a stage that fails says why, and the others go on."""
+    home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
+    failures: dict[str, str] = {}
+    undefined: dict[str, str] = {}
 
-    def __init__(self, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
-        self.store, self.at, self.probes, self.bench = store, at, probes, bench
+    def stage(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            return store.json(f"{home}/{name}", make, made_of=f"{made_of} {candidate.closer}")
+        except Undefined as error:
+            undefined[name.removeprefix("grounding-")] = str(error)
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+        return None
 
-    def run(self, candidate: Candidate) -> None:
-        """All stages that can be done; a stage that fails says why, and the others go on."""
-        home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
-        failures: dict[str, str] = {}
-        undefined: dict[str, str] = {}
+    closer, notes = candidate.closer, list(candidate.notes)
+    if closer is None and (told := stage("direction", lambda: {"closer": _direction(candidate, at)})) is not None:
+        closer = told["closer"]
+        notes.append(f"closer={closer!r} found out by comparing networks with themselves")
+    calibration = manipulation = None
+    grounding: dict[str, dict[str, Any]] = {}
+    if closer is not None:
+        calibration = stage("calibration", partial(calibrate, candidate, closer, probes))
+        for kind in KINDS:
+            found = stage(f"grounding-{kind}", partial(ground, candidate, closer, at, kind))
+            grounding |= {} if found is None else {kind: found}
+        unlike = None if calibration is None else calibration["clean"]["unlike"]
+        far = None if unlike is None else unlike["mean"]
+        manipulation = stage("manipulation", partial(manipulate, candidate, far, bench))
+    gaps = [
+        f"undefined for {found['pairs'] - found['defined']} of {found['pairs']} pairs that differ in {kind}: "
+        f"{next(iter(found['undefined']), 'no reason given')}"
+        for kind, found in grounding.items()
+        if found["defined"] < found["pairs"]
+    ]
+    entry = Entry(candidate.name, candidate.of, closer, (*notes, *gaps), failures, undefined, calibration, grounding,
+                  {}, manipulation)  # fmt: skip
+    store.write(f"{home}/about", asdict(entry))  # last: it is what the leaderboard is made from
 
-        def stage(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-            try:
-                return self.store.json(f"{home}/{name}", make, made_of=f"{made_of} {candidate.closer}")
-            except Undefined as error:
-                undefined[name.removeprefix("grounding-")] = str(error)
-                return None
-            except Exception as error:
-                failures[name] = f"{type(error).__name__}: {error}"
-                return None
 
-        closer, notes = candidate.closer, list(candidate.notes)
-        if closer is None:
-            told = stage("direction", lambda: {"closer": self._direction(candidate)})
-            closer = None if told is None else told["closer"]
-            notes += [f"closer={closer!r} found out by comparing networks with themselves"] if closer else []
-        calibration = manipulation = None
-        grounding: dict[str, dict[str, Any]] = {}
-        if closer is not None:
-            way: Closer = closer
-            calibration = stage("calibration", lambda: calibrate(candidate, way, self.probes))
-            for kind in KINDS:
-                found = stage(f"grounding-{kind}", lambda k=kind: ground(candidate, way, self.at, k))  # type: ignore[misc]
-                grounding |= {} if found is None else {kind: found}
-            unlike = None if calibration is None else calibration["clean"]["unlike"]
-            far = None if unlike is None else unlike["mean"]
-            manipulation = stage("manipulation", lambda: manipulate(candidate, far, self.bench))
-        entry = Entry(candidate.name, candidate.of, closer, (*notes, *_gaps(grounding)), failures, undefined,
-                      calibration, grounding, {}, manipulation)  # fmt: skip
-        self.store.write(f"{home}/about", asdict(entry))  # last: it is what the leaderboard is made from
-
-    def _direction(self, candidate: Candidate) -> Closer:
-        """Which way is closer: networks with themselves against networks with others."""
-        few = self.at.activations[: 2 * TRIED] if candidate.of == "activations" else []
-        things: Any = [x[: candidate.rows] for x in few] or self.at.population.models[: 2 * TRIED]
-        count = len(things)
-        own = values_of(candidate, things, [(k, k) for k in range(count)])
-        other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)])
-        both = own.defined & other.defined
-        if not both.any():
-            reasons = own.reasons + other.reasons
-            raise ValueError(f"no value to tell the direction from: {next(iter(reasons))}")
-        gap = own.values[both] - other.values[both]
-        if (gap >= 0).all() and (gap > 0).any():
-            return "up"
-        if (gap <= 0).all() and (gap < 0).any():
-            return "down"
-        raise ValueError(
-            f"networks compared with themselves have values of {own.values[both].min():.4g} to "
-            f"{own.values[both].max():.4g}, with others of {other.values[both].min():.4g} to "
-            f"{other.values[both].max():.4g}: declare closer='up' or 'down'"
-        )
+def _direction(candidate: Candidate, at: Ground) -> Closer:
+    """Which way is closer: networks with themselves against networks with others."""
+    few = at.activations[: 2 * TRIED] if candidate.of == "activations" else []
+    things: Any = [x[: candidate.rows] for x in few] or at.population.models[: 2 * TRIED]
+    count = len(things)
+    own = values_of(candidate, things, [(k, k) for k in range(count)])
+    other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)])
+    both = own.defined & other.defined
+    if not both.any():
+        raise ValueError(f"no value to tell the direction from: {next(iter(own.reasons + other.reasons))}")
+    gap = own.values[both] - other.values[both]
+    if (gap >= 0).all() and (gap > 0).any():
+        return "up"
+    if (gap <= 0).all() and (gap < 0).any():
+        return "down"
+    raise ValueError(
+        f"networks compared with themselves have values of {own.values[both].min():.4g} to "
+        f"{own.values[both].max():.4g}, with others of {other.values[both].min():.4g} to "
+        f"{other.values[both].max():.4g}: declare closer='up' or 'down'"
+    )
 
 
 def against_the_leader(found: Leaderboard, at: Ground) -> Leaderboard:
@@ -176,25 +179,3 @@ def against_the_leader(found: Leaderboard, at: Ground) -> Leaderboard:
 def _oriented(entry: Entry, kind: str) -> np.ndarray:
     values = np.array([np.nan if v is None else v for v in entry.grounding[kind]["values"]], dtype=np.float64)
     return values if entry.closer == "up" else -values
-
-
-def _gaps(grounding: dict[str, dict[str, Any]]) -> list[str]:
-    """What is undefined, in words."""
-    return [
-        f"undefined for {found['pairs'] - found['defined']} of {found['pairs']} pairs that differ in {kind}: "
-        f"{next(iter(found['undefined']), 'no reason given')}"
-        for kind, found in grounding.items()
-        if found["defined"] < found["pairs"]
-    ]
-
-
-def _facts(images: Images, population: Population) -> dict[str, Any]:
-    return {
-        "name": images.name,
-        "train": len(images.train),
-        "test": len(images.test),
-        "networks": len(population.models),
-        "runs": len(set(population.runs)),
-        "untrained": len(population.untrained),
-        "consecutive_pairs": sum(len(run) - 1 for run in population.converged),
-    }

@@ -23,7 +23,7 @@ def demo(
     from ..models import open_model
     from ..report import print_comparison, write_report
     from ..stitching import stitch_sites
-    from ..train import accuracy, fit
+    from ..train import Recipe, accuracy, fit
 
     train, test = (open_images("demo", split=split) for split in ("train", "test"))
     images, labels = train.read(0, len(train))
@@ -32,7 +32,7 @@ def demo(
     networks = []
     for k in (seed, seed + 1):
         network = open_model(f"small_cnn(seed={k})")
-        fit(network.model, images, labels, epochs=epochs, seed=k, task=f"training {network.name}")
+        fit(network.model, images, labels, recipe=Recipe(epochs=epochs), seed=k, task=f"training {network.name}")
         typer.echo(
             f"  {network.name}: {accuracy(network.model, test_images, test_labels):.1%} of {len(test)} test images"
         )

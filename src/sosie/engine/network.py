@@ -78,7 +78,7 @@ class Network:
     ) -> Self:
         """From a module or a specification; a specification brings a name and a normalisation of its own.
 
-        `otherwise` by_input the error for anything else: what could be given instead.
+        `otherwise` ends the error for anything else: what could be given instead.
         """
         if isinstance(thing, (str, os.PathLike)):
             thing = open_model(str(thing))

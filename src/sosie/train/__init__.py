@@ -1,11 +1,11 @@
 """Training, as far as comparing models needs it."""
 
-from .loop import accuracy, fit
+from .loop import Training, accuracy, fit
 from .penalties import Decorrelation, Penalty, decorrelation
+from .recipe import Augment, Recipe
 from .side_by_side import fit_side_by_side
 from .sparse.making import Regrow, pruned_masks, random_masks
 from .sparse.masks import Masks
-from .step import Augment, Training
 from .taps import Attached
 from .together import Checkpoint, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
@@ -17,6 +17,7 @@ __all__ = [
     "Decorrelation",
     "Masks",
     "Penalty",
+    "Recipe",
     "Regrow",
     "TokenPenalty",
     "Training",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,13 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from ..capture.restore import evaluating
+from ..checks import one_of
 from ..models import atom_layers, freeze
 from ..stats import AtomTable
-from .heads import features, find_head, refit_head
+from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
-from .step import Prepare, floats
-
-# What learning tasks one after another came to
-
-State = dict[str, Tensor]
+from .recipe import Prepare, Recipe, floats
+from .together import State, made, seeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +27,9 @@ class Continual:
     """The networks of all tasks, and how well they did after each.
 
     Row i of `accuracy` is what was found once task i was learnt, column j the test images of task j, NaN where j was
-    not learnt yet (it has no last layer). `accuracy` is told the task of an image (task-incremental);
-    `class_accuracy` is not (class-incremental): every task's network answers, and the one that is surest, by the odds
-    of its largest softmax output, has its way.
+    not learnt yet (it has no last layer). `accuracy` knows the task of an image (task-incremental);
+    `class_accuracy` does not (class-incremental): every task's network answers, and the surest one, by the odds of its
+    largest softmax output, decides.
     """
 
     method: str
@@ -63,7 +60,7 @@ class Continual:
         return made.eval()
 
     def atoms(self) -> AtomTable:
-        """The atoms of every task, one row a task: `.cosines()` says how alike the tasks are."""
+        """The atoms of every task, one row per task: `.cosines()` says how alike the tasks are."""
         self._check_atoms()
         return AtomTable.of([{n: s[f"{n}.atoms"].cpu() for n in atom_layers(self.template)} for s in self.own])
 
@@ -84,7 +81,7 @@ class Continual:
 
     @property
     def class_forgetting(self) -> float:
-        """The same where the task of an image is not told; not 0 with atoms either, since more networks compete."""
+        """The same where the task of an image is not known; not 0 with atoms either, since more networks compete."""
         return _forgetting(self.class_accuracy)
 
 
@@ -110,22 +107,18 @@ def replace_head(model: nn.Module, name: str, classes: int) -> nn.Linear:
 Task = tuple[Tensor, Tensor, Tensor, Tensor]  # images, labels 0 … k-1, test images, test labels
 Method = Literal["atoms", "fine_tune", "separate"]
 Start = Literal["first", "nearest"]
-METHODS = ("atoms", "fine_tune", "separate")
-STARTS = ("first", "nearest")
-TRIAL = 50  # epochs that a last layer is fitted for to find the nearest earlier task
+TRIAL = Recipe(epochs=50, batch=50, rate=3e-2)  # by which a last layer is fitted to find the nearest earlier task
 
 
 def learn_tasks(
     make: Callable[[], nn.Module],
     tasks: Sequence[Task],
     *,
-    epochs: int | Sequence[int],
+    recipe: Recipe | Sequence[Recipe],
     seed: int,
     method: Method = "atoms",
     start: Start = "first",
     head: str | None = None,
-    prepare: Prepare | None = None,
-    **options: Any,
 ) -> Continual:
     """Learn tasks in their order, each with a last layer of its own, and test on all so far after each.
 
@@ -138,25 +131,24 @@ def learn_tasks(
     the "first" task, or of the "nearest" earlier one, on whose features a last layer fits the new task's images best.
     "fine_tune" goes on training one network, and forgets; "separate" starts each task from the same untrained network.
 
-    `epochs`: of every task, or one number a task. Other options are those of `fit`.
+    `recipe`: of every task, or one per task, all with the same `prepare`.
     """
     checked = _checked(tasks, method, start)
-    each = [epochs] * len(tasks) if isinstance(epochs, int) else list(epochs)
-    if len(each) != len(tasks):
-        raise ValueError(f"epochs: one number, or one a task; got {len(each)} for {len(tasks)} tasks")
-    device = tasks[0][0].device
-    with _drawing(seed, device):
-        template = make().to(device)
+    recipes = [recipe] * len(tasks) if isinstance(recipe, Recipe) else list(recipe)
+    if len(recipes) != len(tasks):
+        raise ValueError(f"recipe: one, or one per task; got {len(recipes)} for {len(tasks)} tasks")
+    device, prepare = tasks[0][0].device, recipes[0].prepare
+    template = made(make, seed, device)
     name = find_head(template, head)
     if method == "atoms" and not atom_layers(template):
         raise ValueError("make() has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
     missing = torch.full((len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
     found = Continual(method, template, name, {}, (), missing, missing.clone())
     for number, (task, classes) in enumerate(zip(tasks, checked, strict=True)):
-        with _drawing(seed + number, device):
+        with seeded(seed + number, device):
             model = _started(found, task, start, prepare)
             replace_head(model, name, classes).reset_parameters()
-            fit(model, *task[:2], epochs=each[number], seed=seed + number, prepare=prepare, **options)
+            fit(model, *task[:2], recipe=recipes[number], seed=seed + number)
         found = _with(found, model)
         _test(found, tasks, prepare)
     return found
@@ -178,29 +170,23 @@ def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
     images, labels = task[:2]
     seen = torch.stack([features(found.model(t), images, head=found.head, prepare=prepare) for t in range(len(found))])
     seen = seen / seen.square().mean((1, 2), keepdim=True).sqrt()  # large features are learnt faster, not better
-    logits = refit_head(seen, labels, int(labels.max()) + 1, epochs=TRIAL, rate=3e-2)(seen)
+    logits = refit_head(seen, labels, int(labels.max()) + 1, recipe=TRIAL)(seen)
     losses = [float(functional.cross_entropy(each, labels)) for each in logits]
     return losses.index(min(losses))
 
 
 def _with(found: Continual, model: nn.Module) -> Continual:
     """One task more: what of the model is its own is kept, what is shared is replaced where that was trained."""
-    own_names = _own_names(found, model)
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    own = {name: value for name, value in state.items() if name in own_names}
-    keeps = found.method == "atoms" and len(found) > 0
-    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in own_names}
-    return replace(found, shared=shared, own=(*found.own, own))
-
-
-def _own_names(found: Continual, model: nn.Module) -> set[str]:
     if found.method == "separate":
-        return set(model.state_dict())
-    names = {name for name in model.state_dict() if name.startswith(f"{found.head}.")}
+        return replace(found, own=(*found.own, state))
+    names = {name for name in state if name.startswith(f"{found.head}.")}
     if found.method == "atoms":
-        names |= {f"{name}.atoms" for name in atom_layers(model)}
-        names |= {name for name, _ in model.named_buffers()} & set(model.state_dict())
-    return names
+        names |= {f"{name}.atoms" for name in atom_layers(model)} | {name for name, _ in model.named_buffers()}
+    own = {name: value for name, value in state.items() if name in names}
+    keeps = found.method == "atoms" and len(found) > 0
+    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in names}
+    return replace(found, shared=shared, own=(*found.own, own))
 
 
 @torch.no_grad()
@@ -211,48 +197,29 @@ def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> N
     for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
         logits = [answers(model, images, prepare=prepare) for model in models]
         right = logits[j].argmax(1) == labels
-        surest = torch.stack([_odds(each) for each in logits]).argmax(0)
+        # The odds p / (1 − p) of the largest softmax output tell answers apart whose p rounds to 1.
+        ordered = [each.double().sort(1, descending=True).values for each in logits]
+        surest = torch.stack([each[:, 0] - each[:, 1:].logsumexp(1) for each in ordered]).argmax(0)
         found.accuracy[now, j] = right.double().mean().cpu()
         found.class_accuracy[now, j] = (right & (surest == j)).double().mean().cpu()
-
-
-def _odds(logits: Tensor) -> Tensor:
-    """Logarithm of p / (1 − p) of the largest softmax output: tells answers apart whose p rounds to 1."""
-    ordered = logits.double().sort(1, descending=True).values
-    return ordered[:, 0] - ordered[:, 1:].logsumexp(1)
 
 
 @torch.no_grad()
 def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
     """What a model in evaluation mode answers, (images, classes)."""
     with evaluating(model):
-        parts = (floats(part) for part in images.split(batch))
-        return torch.cat([model(x if prepare is None else prepare(x)) for x in parts])
-
-
-@contextmanager
-def _drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+        return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
 def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     """Classes of each task."""
-    for what, asked, known in (("method", method, METHODS), ("start", start, STARTS)):
-        if asked not in known:
-            raise ValueError(f"no {what} is called {asked!r}; there are {', '.join(known)}")
+    one_of(method, "method", get_args(Method))
+    one_of(start, "start", get_args(Start))
     if not tasks:
         raise ValueError("no tasks to learn")
     found = []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
-        if (
-            len(images) != len(labels)
-            or len(test_images) != len(test_labels)
-            or not len(images)
-            or not len(test_images)
-        ):
+        if not 0 < len(images) == len(labels) or not 0 < len(test_images) == len(test_labels):
             counts = f"{len(images)} and {len(labels)}, tested {len(test_images)} and {len(test_labels)}"
             raise ValueError(f"task {k} needs as many labels as images, and some of both; got {counts}")
         classes = int(labels.max()) + 1
@@ -287,13 +254,18 @@ class Ensemble:
 
 
 def ensemble(
-    found: Continual, tasks: Sequence[Task], members: Tensor, *, prepare: Prepare | None = None, **options: Any
+    found: Continual,
+    tasks: Sequence[Task],
+    members: Tensor,
+    *,
+    recipe: Recipe = RECIPE,
+    seed: int = 0,
+    prepare: Prepare | None = None,
 ) -> Ensemble:
     """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
 
     `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
-    features of the task's training images, once, and a last layer is fitted on them; other options are those of
-    `refit_head`.
+    features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
     """
     count = len(found)
     own = torch.arange(count)[:, None]
@@ -307,7 +279,7 @@ def ensemble(
         models = [found.model(int(member)) for member in members[k]]
         given: dict[str, Any] = {"head": found.head, "prepare": prepare}
         seen = torch.stack([features(model, images, **given) for model in models])
-        heads = refit_head(seen, labels, int(labels.max()) + 1, **options)
+        heads = refit_head(seen, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
         theirs = heads(torch.stack([features(model, test_images, **given) for model in models])).softmax(-1)
         ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
         mean = torch.cat([ours[None], theirs]).mean(0)

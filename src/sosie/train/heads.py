@@ -1,18 +1,20 @@
-"""Last layers: found, given features once, and fitted anew for many networks at a time."""
+"""Last layers: which one it is, what reaches it, and fitting it again for many networks at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..capture.restore import evaluating
-from .step import Prepare, Schedule, floats, optimiser_of, schedule_of
+from .recipe import Prepare, Recipe, floats
 from .together import orders
+
+RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
@@ -32,32 +34,29 @@ def features(
     model: nn.Module, images: Tensor, *, head: str | None = None, prepare: Prepare | None = None, batch: int = 500
 ) -> Tensor:
     """What reaches the last layer, (images, features), with the model in evaluation mode."""
-    layer = model.get_submodule(find_head(model, head))
-    found: list[Tensor] = []
+    name = find_head(model, head)
+    seen: list[Tensor] = []
     answers: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], answer: Tensor) -> None:
-        found.append(args[0].detach())
+        seen.append(args[0].detach())
         answers.append(answer)
 
-    handle = layer.register_forward_hook(keep)
+    handle = model.get_submodule(name).register_forward_hook(keep)
+    parts = images.split(batch)
     try:
         with evaluating(model):
-            for part in images.split(batch):
-                x = floats(part)
-                answer = model(x if prepare is None else prepare(x))
-                if len(answers) == 1:
-                    _check_answer(answer, answers[0], find_head(model, head))
-            if len(answers) != len(images.split(batch)):
-                raise ValueError(f"{find_head(model, head)!r} was called {len(answers)} times, not once a batch")
+            for part in parts:
+                answer = model(floats(part, prepare))
+                if len(answers) == 1 and not (answer.shape == answers[0].shape and torch.equal(answer, answers[0])):
+                    raise ValueError(
+                        f"the model answers something else than its linear layer {name!r}: head= names the one"
+                    )
     finally:
         handle.remove()
-    return torch.cat(found)
-
-
-def _check_answer(answer: Tensor, of_head: Tensor, name: str) -> None:
-    if answer.shape != of_head.shape or not torch.equal(answer, of_head):
-        raise ValueError(f"the model answers something else than its linear layer {name!r}: head= names the one")
+    if len(answers) != len(parts):
+        raise ValueError(f"{name!r} was called {len(answers)} times, not once per batch")
+    return torch.cat(seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +76,16 @@ def refit_head(
     labels: Tensor,
     classes: int,
     *,
+    recipe: Recipe = RECIPE,
     start: Heads | None = None,
-    epochs: int = 100,
     seed: int | Sequence[int] = 0,
-    batch: int = 50,
-    rate: float = 1e-3,
-    optimiser: Literal["adam", "sgd"] = "adam",
-    momentum: float = 0.9,
-    decay: float = 0.0,
-    schedule: Schedule = "one_cycle",
 ) -> Heads:
     """A linear layer for each of many sets of features, by cross-entropy; each as if it were alone.
 
     features (heads, rows, features) with labels (heads, rows), or (rows,) where all have the same. Heads start from
     zero, or from `start`. All see the rows in one order, which comes from `seed`, or each in its own, from one of many.
     """
+    recipe.refuse("refit_head", "clip", "average", "attack", "augment", "prepare", "mixed", "compiled")
     if features.ndim != 3 or labels.shape not in (features.shape[:2], features.shape[1:2]):
         raise ValueError(
             "need features (heads, rows, features) and labels (heads, rows) or (rows,), got "
@@ -106,13 +100,13 @@ def refit_head(
     if start.weight.shape != (count, classes, width):
         raise ValueError(f"heads of {tuple(start.weight.shape)} to start from, not {(count, classes, width)}")
     heads = Heads(*(part.detach().clone().requires_grad_() for part in (start.weight, start.bias)))
-    stepper = optimiser_of([heads.weight, heads.bias], optimiser, rate, decay, momentum)
-    plan = schedule_of(stepper, schedule, rate, epochs * -(-rows // batch))
+    stepper = recipe.make_optimiser([heads.weight, heads.bias])
+    plan = recipe.make_schedule(stepper, recipe.steps(rows))
     seeds = [seed] if isinstance(seed, int) else list(seed)
     if len(seeds) not in (1, count):
-        raise ValueError(f"need one seed, or one a head: {len(seeds)} seeds for {count} heads")
+        raise ValueError(f"need one seed, or one per head: {len(seeds)} seeds for {count} heads")
     each = torch.arange(count, device=features.device)[:, None]
-    for index in orders(seeds, rows, epochs, batch, features.device):  # (1 or heads, batch)
+    for index in orders(seeds, rows, recipe.epochs, recipe.batch, features.device):  # (1 or heads, batch)
         logits = heads(features[each, index])
         # The sum over heads: none sees the others.
         right = labels[each, index].flatten()

@@ -1,9 +1,12 @@
-"""Columns: the layers that are compared, one an activation, and which two of them make a pair."""
+"""How alike layers are, with gradients: which two make a pair, their Gram matrices, and what a measure makes of them.
+
+A column is what a site showed: one layer of one model, or what goes into a stage of it.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -12,50 +15,18 @@ import torch
 from torch import Tensor
 
 from ..capture import Rule, SiteError, nearest, to_rows
+from ..engine.evaluate import view_of
 from ..linalg import centred_rows, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure
 from ..process_state import without_autocast
-from ..stats import Alignment, Covariances, DebiasedAlignment, Differences, Neurons, Sample, UncentredAlignment
+from ..stats import Alignment, DebiasedAlignment, Differences, Sample, UncentredAlignment
 from ..stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
 from .taps import Shown
 
 Pairs = str | Sequence[tuple[str, str]] | None
 KINDS = ("stage", "all", "same")
 Pair = tuple[int, int]  # places among the columns
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One layer of one model, or what goes into a stage of it."""
-
-    label: str
-    model: int  # which of the models; −1 is the target
-    shown: Shown
-
-
-Choose = Callable[[Sequence[Sequence[Shown]]], tuple[list[Column], list[Pair]]]
-
-
-class Plan:
-    """What was chosen in the last step: worked out anew only where other sites are shown, or others share a value."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._places: list[tuple[str, int, int]] = []
-        self._pairs: Sequence[Pair] = ()
-
-    def columns(self, sides: Sequence[Sequence[Shown]], choose: Choose) -> tuple[list[Column], Sequence[Pair]]:
-        shown = [each for side in sides for each in side]
-        first: dict[int, int] = {}
-        values = [(each.site, each.is_input, first.setdefault(id(each.value), k)) for k, each in enumerate(shown)]
-        key = [len(side) for side in sides], values
-        if key != self._key:
-            columns, self._pairs = choose(sides)
-            place = {id(each): k for k, each in enumerate(shown)}
-            self._places = [(column.label, column.model, place[id(column.shown)]) for column in columns]
-            self._key = key
-        return [Column(label, model, shown[k]) for label, model, k in self._places], self._pairs
 
 
 def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
@@ -99,17 +70,16 @@ def stages(shown: Sequence[Shown]) -> list[list[Shown]]:
     return found
 
 
-def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
+def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Shown], list[Pair]]:
     """The columns of one model, and each two that are compared, once."""
     if pairs == "stage":
-        columns: list[Column] = []
+        columns: list[Shown] = []
         chosen: list[Pair] = []
         for stage in stages(shown):
-            start = len(columns)
-            columns += [Column(each.label, 0, each) for each in stage]
-            chosen += combinations(range(start, len(columns)), 2)
+            chosen += combinations(range(len(columns), len(columns) + len(stage)), 2)
+            columns += stage
     else:
-        columns = [Column(each.label, 0, each) for each in shown if not each.is_input]
+        columns = [each for each in shown if not each.is_input]
         chosen = list(combinations(range(len(columns)), 2)) if pairs == "all" else _listed(columns, columns, pairs)
     if not chosen:
         raise SiteError(
@@ -119,75 +89,62 @@ def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[Pai
     return columns, chosen
 
 
-def of_several(shown: Sequence[Sequence[Shown]], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
-    """The columns of several models, and each two of different models that are compared, once."""
-    models = [
-        [Column(f"{each.label} of model {k}", k, each) for each in model if not each.is_input]
-        for k, model in enumerate(shown)
-    ]
-    columns = [column for model in models for column in model]
+def across(models: Sequence[Sequence[Shown]], names: Sequence[str], pairs: Pairs) -> tuple[list[Shown], list[Pair]]:
+    """The columns of several models, labelled "site of name", and each two of different models that are compared, once.
+
+    A model without a name has the labels of its sites.
+    """
+    sides: list[list[Shown]] = []
+    for model, name in zip(models, names, strict=True):
+        outputs = [each for each in model if not each.is_input]
+        sides.append([replace(each, label=f"{each.label} of {name}") if name else each for each in outputs])
+    columns = [column for side in sides for column in side]
+    starts = [sum(map(len, sides[:k])) for k in range(len(sides))]
+    both = list(combinations(range(len(sides)), 2))
     if pairs != "same":
-        chosen = [
-            pair
-            for a, b in combinations(models, 2)
-            for pair in _listed(a, b, pairs, start_a=columns.index(a[0]), start_b=columns.index(b[0]))
-        ]
+        chosen = [(starts[a] + i, starts[b] + j) for a, b in both for i, j in _listed(sides[a], sides[b], pairs)]
         return columns, chosen
-    by_label = [{column.shown.label: columns.index(column) for column in model} for model in models]
-    for k, labels in enumerate(by_label[1:], 1):
-        _same_labels(by_label[0], labels, f"model {k}")
-    return columns, [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
+    places = [
+        {each.site.label: start + k for k, each in enumerate(side)} for side, start in zip(sides, starts, strict=True)
+    ]
+    for name, there in zip(names[1:], places[1:], strict=True):
+        if missing := [label for label in places[0] if label not in there]:
+            raise SiteError(
+                f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; say which belongs to which: "
+                "pairs=[(site, site), …]"
+            )
+    return columns, [(places[a][label], places[b][label]) for label in places[0] for a, b in both]
 
 
-def with_target(shown: Sequence[Shown], target: Sequence[Shown], pairs: Pairs) -> tuple[list[Column], list[Pair]]:
-    """The columns of a model and of what it is to become like, and which belongs to which."""
-    own = [Column(each.label, 0, each) for each in shown if not each.is_input]
-    theirs = [Column(f"{each.label} of the target", -1, each) for each in target]
-    if pairs != "same":
-        return own + theirs, _listed(own, theirs, pairs, start_b=len(own))
-    ours, there = ({column.shown.label: k for k, column in enumerate(side)} for side in (own, theirs))
-    _same_labels(ours, there, "the target")
-    return own + theirs, [(k, len(own) + there[label]) for label, k in ours.items()]
-
-
-def used(columns: Sequence[Column], pairs: Sequence[Pair]) -> tuple[list[Column], list[Pair]]:
+def used(columns: Sequence[Shown], pairs: Sequence[Pair]) -> tuple[list[Shown], list[Pair]]:
     """Without the columns that are in no pair; what goes into a stage is the column of the layer that gave it."""
-    order = sorted({k for pair in pairs for k in pair})
     index: dict[int, int] = {}
-    kept: list[Column] = []
+    kept: list[Shown] = []
     at: dict[int, int] = {}
-    for k in order:
+    for k in sorted({k for pair in pairs for k in pair}):
         column = columns[k]
-        same = at.setdefault(id(column.shown.value), len(kept))
-        if same == len(kept) or not (column.shown.is_input or kept[same].shown.is_input):
+        same = at.setdefault(id(column.value), len(kept))
+        if same == len(kept) or not (column.is_input or kept[same].is_input):
             same = len(kept)  # also of a layer that passes on what it got: it keeps its name
-            kept.append(replace(column))
+            kept.append(column)
         index[k] = same
     return kept, [(index[a], index[b]) for a, b in pairs]
 
 
-def _listed(a: Sequence[Column], b: Sequence[Column], pairs: Any, *, start_a: int = 0, start_b: int = 0) -> list[Pair]:
+def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
+    """Places among the columns of each side; a pair of one and the same column is refused."""
     found = []
-    for left, right in pairs:
+    for pair in pairs:
         ends = []
-        for label, side, start in ((left, a, start_a), (right, b, start_b)):
-            known = [column.shown.label for column in side]
+        for label, side in zip(pair, (a, b), strict=True):
+            known = [column.site.label for column in side]
             if label not in known:
                 raise SiteError(f"pairs names {label!r}, which is none of the sites{nearest(label, known)}")
-            ends.append(start + known.index(label))
-        if ends[0] == ends[1]:
-            raise SiteError(f"pairs has {left!r} with itself, which is always the same")
+            ends.append(known.index(label))
+        if a is b and ends[0] == ends[1]:
+            raise SiteError(f"pairs has {pair[0]!r} with itself, which is always the same")
         found.append((ends[0], ends[1]))
     return found
-
-
-def _same_labels(a: Mapping[str, int], b: Mapping[str, int], who: str) -> None:
-    missing = [label for label in a if label not in b]
-    if missing:
-        raise SiteError(
-            f"{who} has no site {missing[0]!r}{nearest(missing[0], b)}; say which belongs to which: "
-            "pairs=[(site, site), …]"
-        )
 
 
 # Gram matrices of many layers at once, and their inner products, for gradients to flow through
@@ -379,15 +336,15 @@ def flat(activation: Tensor) -> Tensor:
     return activation.flatten(1)
 
 
-def rows_of(column: Column, rule: Rule, *, any_order: bool) -> Tensor:
-    activation = column.shown.value
+def rows_of(column: Shown, rule: Rule, *, any_order: bool) -> Tensor:
+    activation = column.value
     if any_order and rule == "flatten":
         return flat(activation)
-    return to_rows(activation, rule, site=column.shown.site, inputs=len(activation))
+    return to_rows(activation, rule, site=column.site, inputs=len(activation))
 
 
 def values(
-    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
+    measure: Measure, columns: Sequence[Shown], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
 ) -> PenaltyValues:
     """Of each pair, which counts so many times; a measure that is not symmetric is the mean of both directions, unless
     a pair is directed.
@@ -407,7 +364,7 @@ def values(
 
 
 def _all_at_once(
-    measure: Measure, columns: Sequence[Column], pairs: Sequence[Pair], rule: Rule, times: float
+    measure: Measure, columns: Sequence[Shown], pairs: Sequence[Pair], rule: Rule, times: float
 ) -> PenaltyValues:
     products, still = _products(measure, columns, rule)
     places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
@@ -431,12 +388,12 @@ def _places(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.d
         return places.to(device), sides.to(device), counts.to(device)
 
 
-def _products(measure: Measure, columns: Sequence[Column], rule: Rule) -> tuple[Tensor, Tensor]:
+def _products(measure: Measure, columns: Sequence[Shown], rule: Rule) -> tuple[Tensor, Tensor]:
     """The inner products of the Gram matrices of all columns, and which columns are constant."""
     kind = measure.reads
     centre, unbiased = kind is not UncentredAlignment, kind is DebiasedAlignment
-    if isinstance(columns[0].shown.value, tuple):
-        stacks, sizes = (list(part) for part in zip(*(column.shown.value for column in columns), strict=True))
+    if isinstance(columns[0].value, tuple):
+        stacks, sizes = (list(part) for part in zip(*(column.value for column in columns), strict=True))
         _check_counts(measure, columns, [stack[0] for stack in stacks])
         digits = _common([stack.dtype for stack in stacks])
     else:
@@ -496,7 +453,7 @@ def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignm
 
 def _one_by_one(
     measure: Measure,
-    columns: Sequence[Column],
+    columns: Sequence[Shown],
     rows: Sequence[Tensor],
     pairs: Sequence[Pair],
     directed: bool,
@@ -510,19 +467,12 @@ def _one_by_one(
 
     def of(i: int, j: int) -> Tensor:
         try:
-            return of_rows(i, j)
+            if measure.reads_outputs:
+                kind = "regression" if issubclass(measure.reads, Differences) else "logits"
+                return measure.of(rows[i], rows[j], kind=kind)
+            return measure(view_of(measure.reads, sample, i, j))
         except ValueError as error:
             raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
-
-    def of_rows(i: int, j: int) -> Tensor:
-        if issubclass(measure.reads, Covariances):
-            return measure(sample.covariances(i, j))
-        if issubclass(measure.reads, Neurons):
-            return measure(sample.neurons(i, j))
-        if measure.reads_outputs:
-            kind = "regression" if issubclass(measure.reads, Differences) else "logits"
-            return measure.of(rows[i], rows[j], kind=kind)
-        return measure(sample.paired(i, j))
 
     for i, j in pairs:
         if not (alive[i] and alive[j]):
@@ -535,7 +485,7 @@ def _one_by_one(
     return PenaltyValues(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
 
 
-def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor]) -> None:
+def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor]) -> None:
     for column, each in zip(columns, rows, strict=True):
         if len(each) != len(rows[0]):
             raise ValueError(
@@ -548,7 +498,7 @@ def _check_counts(measure: Measure, columns: Sequence[Column], rows: Sequence[Te
         )
 
 
-def _check_rows(measure: Measure, columns: Sequence[Column], rows: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
+def _check_rows(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
     _check_counts(measure, columns, rows)
     count = len(rows[0])
     for i, j in pairs:

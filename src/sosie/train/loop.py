@@ -5,215 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.nn import functional
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..data import Attack
-from ..data.attacks import open_attack
+from ..checks import whole_number
+from ..data.draws import derived
 from ..files import DamagedFile, check_writable, read_nested, write_nested
 from ..progress import track
-from .step import (
-    Attacked,
-    Augment,
-    MaskHolder,
-    Prepare,
-    Schedule,
-    Training,
-    check_data,
-    check_epochs,
-    check_types,
-    optimiser_of,
-    prepared,
-    schedule_of,
-    trained,
-)
+from .recipe import Augment, Prepare, Recipe, check_data, check_types, floats, trained
 
-# A running average of a model's numbers while it is trained
-
-
-class Average:
-    """average ← decay × average + (1 − decay) × model after each step, starting with the model after the first.
-
-    Of every number that is floating point: parameters, and the running statistics of batch norms with them. Counts and
-    masks are not averaged.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"average={decay!r}: how much of the average stays at a step, between 0 and 1, or None")
-        self._live = _Floats(model)
-        self._kept = AveragedModel(self._live, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-    def update(self) -> None:
-        self._kept.update_parameters(self._live)
-
-    @torch.no_grad()
-    def put_into(self, model: nn.Module, *, masked: bool = False) -> None:
-        """Make the model the average; `masked`: a weight that its mask leaves out is 0, also if it was not always."""
-        for live, kept in zip(self._live.buffers(), self._kept.module.buffers(), strict=True):
-            live.copy_(kept)
-        for module in model.modules() if masked else ():
-            mask, weight = getattr(module, "weight_mask", None), module._parameters.get("weight")
-            if isinstance(mask, Tensor) and weight is not None:
-                weight.mul_(mask)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._kept.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kept.load_state_dict(state)
-
-
-class _Floats(nn.Module):
-    """The floating-point numbers of a model, in the same memory: a copy of this has none of the model's hooks."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        for k, number in enumerate([*model.parameters(), *model.buffers()]):
-            if number.is_floating_point():
-                self.register_buffer(str(k), number.detach())
-
-
-# A training that goes on where it was interrupted: everything the next step depends on, in one file
-
-KIND, VERSION = "training", 2
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """What has a past that a checkpoint keeps."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
-
-
-@runtime_checkable
-class Settled(Protocol):
-    """What tells its settings, so that a training with others is known as another."""
-
-    def settings(self) -> dict[str, Any]: ...
-
-
-class Saved:
-    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file anew.
-
-    `parts`: optimiser, schedule, penalty …; those without a `state_dict` have no past to keep. The numbers of the
-    model, masks among them, are kept whole, and so is the state of torch's random numbers (dropout). `settings` must
-    be those of the file.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str], model: nn.Module, parts: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> None:
-        self.path = Path(path)
-        check_writable(self.path)
-        self._model = model
-        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
-        shapes = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in _numbers(model).items()}
-        learnt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        kept = {"model": shapes, "trained": learnt, "with a state": sorted(self._parts), **settings}
-        self._about: dict[str, Any] = json.loads(json.dumps(kept))
-
-    def save(self, epoch: int) -> None:
-        state = {name: part.state_dict() for name, part in self._parts.items()}
-        whole = {"epoch": epoch, "model": _numbers(self._model), "random": self._random(), **state}
-        write_nested(self.path, KIND, VERSION, self._about, whole)
-
-    @torch.no_grad()
-    def load(self) -> int:
-        """The epochs done, 0 where there is no file; model, parts and random numbers are then as they were."""
-        if not self.path.exists():
-            return 0
-        about, state = read_nested(self.path, KIND, VERSION)
-        self._check(about)
-        try:
-            for name, number in _numbers(self._model).items():
-                number.copy_(state["model"][name])
-            for name, part in self._parts.items():
-                part.load_state_dict(state[name])
-            torch.set_rng_state(state["random"]["cpu"])
-            if "cuda" in state["random"]:
-                torch.cuda.set_rng_state(state["random"]["cuda"], self._device)
-            return int(state["epoch"])
-        except KeyError as error:
-            raise DamagedFile(f"{self.path} is damaged: it has no {error}") from error
-
-    def _check(self, about: Mapping[str, Any]) -> None:
-        different = [
-            line
-            for name in {**about, **self._about}
-            for line in _differences(name, about.get(name), self._about.get(name))
-        ]
-        if different:
-            more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
-            raise ValueError(
-                f"{self.path} is the checkpoint of another training: {'; '.join(different[:5])}{more}. Name another "
-                "file, or give what it was begun with"
-            )
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(_numbers(self._model).values())).device
-
-    def _random(self) -> dict[str, Tensor]:
-        found = {"cpu": torch.get_rng_state()}
-        return {**found, "cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else found
-
-
-def named(thing: Any) -> Any:
-    """What can be compared of an object that shapes the training: its name, and its settings where it tells them."""
-    if thing is None or isinstance(thing, str):
-        return thing
-    if isinstance(thing, Settled):
-        return {"kind": type(thing).__name__, **thing.settings()}
-    return getattr(thing, "__qualname__", type(thing).__qualname__)
-
-
-def digest(tensor: Tensor) -> str:
-    """Type, shape and numbers in a few letters."""
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def rewind(after_epoch: Callable[[int], None] | None, epoch: int) -> None:
-    """A recorder may have written epochs that are now trained again."""
-    owner = getattr(after_epoch, "__self__", None)
-    if callable(resume := getattr(owner, "resume", None)):
-        resume(epoch)
-
-
-def _numbers(model: nn.Module) -> dict[str, Tensor]:
-    """Each parameter and buffer once, also those that a state dict leaves out."""
-    return dict([*model.named_parameters(), *model.named_buffers()])
-
-
-def _differences(name: str, there: Any, here: Any) -> list[str]:
-    if there == here:
-        return []
-    if isinstance(there, dict) and isinstance(here, dict):
-        return [
-            line for key in {**there, **here} for line in _differences(f"{name} {key}", there.get(key), here.get(key))
-        ]
-    return [f"{name} is {_setting_text(there)} in the file and {_setting_text(here)} now"]
-
-
-def _setting_text(value: Any) -> str:
-    if isinstance(value, dict) and "kind" in value:
-        return f"{value['kind']}({', '.join(f'{name}={each!r}' for name, each in value.items() if name != 'kind')})"
-    return "not there" if value is None else str(value)
-
-
-PLAIN = (  # settings that are numbers or text
-    *("epochs", "seed", "batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip"),
-    *("mixed", "compiled"),
-)
+KIND, VERSION = "training", 2  # of the checkpoint
 LOOKS = 50  # steps between looks at the losses: each look waits for the device
 
 
@@ -222,99 +32,71 @@ def fit(
     images: Tensor,
     labels: Tensor,
     *,
-    epochs: int,
+    recipe: Recipe,
     seed: int,
-    batch: int = 64,
-    rate: float = 5e-3,
-    optimiser: Literal["adam", "sgd"] = "adam",
-    momentum: float = 0.9,
-    decay: float = 0.0,
-    schedule: Schedule = "one_cycle",
-    warmup: float = 0.0,
-    average: float | None = None,
-    clip: float | None = None,
-    attack: str | Attack | None = None,
-    augment: Augment | None = None,
-    prepare: Prepare | None = None,
-    mixed: bool = False,
-    compiled: bool = False,
     penalty: Callable[[], Tensor] | None = None,
-    masks: MaskHolder | None = None,
+    masks: Any = None,
     after_epoch: Callable[[int], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int = 1,
     task: str = "training",
 ) -> nn.Module:
-    """Train what requires gradients; the order of the images, and how they are changed, come from `seed` alone.
+    """Train what requires gradients by a recipe; the order of the images, and how they are changed, come from `seed`.
 
-    Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch and go through
-    `prepare` (a normalisation). Model and images are on one device. `decay` is the weight decay (with Adam, apart
-    from the gradient); SGD has Nesterov `momentum` (0: plain). `schedule`: the rate rises and falls once ("one_cycle"),
-    falls by half a "cosine" to 0, or is "constant"; with `warmup` it first rises, over so many epochs. `clip` shortens
-    gradients to this length. `average` (0.999) returns the running average of the weights, and of the statistics of
-    batch norms, in place of the last ones.
-
-    `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, on the model as it is then and before
-    `prepare`; the clean images are not shown. `mixed` computes in bfloat16 with channels last: much faster on a recent
-    GPU, and the weights stay float32. `compiled` trains through torch.compile. `penalty()` is called after each forward
-    and added to the loss. `masks`: those that `masks.hold(optimiser)` makes the steps respect.
+    Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch. Model and images
+    are on one device. `penalty()` is called after each forward and added to the loss. `masks`: `Masks`, or a `Regrow`
+    that moves them, which the steps respect.
 
     `after_epoch` is called with 0 before training and with each epoch's number after it; it may look at the model
     in any mode, and must leave its weights. `checkpoint`: a .safetensors file, written after every `save_every` epochs
-    and the last; where it is there already, training goes on from it. A loss that is no number ends the training.
+    and the last; where it is there already, training goes on from it. A loss that is NaN or infinite ends the training.
     """
-    given = dict(locals())
-    check_epochs(epochs)
-    check_data(images, labels, batch)
-    check_types(model, images, prepare=prepare, mixed=mixed)
-    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
-        raise ValueError(f"save_every={save_every!r}: 1 for a checkpoint after every epoch, 5 after every fifth")
-    an_epoch = -(-len(images) // batch)
-    stepper = optimiser_of(trained(model), optimiser, rate, decay, momentum)
-    plan = schedule_of(stepper, schedule, rate, epochs * an_epoch, round(warmup * an_epoch))
-    training = Training(
-        model,
-        augment.padded(images) if augment else images,
-        labels,
-        stepper=stepper,
-        augment=augment,
-        prepare=prepare,
-        mixed=mixed,
-        compiled=compiled,
-        attack=None if attack is None else Attacked(model, open_attack(attack), prepare, seed),
-        penalty=penalty,
-        masks=masks,
-        clip=clip,
-    )
-    averaged = None if average is None else Average(model, average)  # of the weights as Training lays them out
+    check_data(images, labels)
+    check_types(model, images, recipe)
+    whole_number(save_every, "save_every", least=1, why="1 for a checkpoint after every epoch, 5 after every fifth")
+    an_epoch = recipe.steps(len(images))
+    training = Training(model, recipe.padded(images), labels, recipe, seed=seed, penalty=penalty, masks=masks)
+    plan = recipe.make_schedule(training.stepper, an_epoch)
+    live = averaged = None
+    if recipe.average is not None:
+        live = _floating_point(model)  # as Training lays the weights out
+        averaged = AveragedModel(live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True)
+
+    def tell(epoch: int) -> None:
+        if after_epoch is not None:
+            after_epoch(epoch)
+            model.train()
+
     with training:
-        saved = (
-            None
-            if checkpoint is None
-            else Saved(checkpoint, model, _parts(training, plan, averaged), _settings_of(given))
-        )
-        first = _begun(training, saved, after_epoch, an_epoch)
-        batches = shuffled(len(images), range(first, epochs), batch, seed, images.device, augment)
-        tracked = track(batches, task, (epochs - first) * an_epoch, "steps")
-        for epoch in _epochs(training, plan, averaged, tracked, first, an_epoch):
-            _tell(after_epoch, epoch, model)
-            if saved is not None and (epoch % save_every == 0 or epoch == epochs):
-                saved.save(epoch)
-    if averaged is not None:
-        averaged.put_into(model, masked=masks is not None)
+        saved, first = None, 0
+        if checkpoint is not None:
+            past = {"optimiser": training.stepper, "schedule": plan, "average": averaged, "attack": training.attack}
+            settings = _settings(recipe, seed, images, labels, penalty, masks)
+            saved = TrainingFile(checkpoint, model, {**past, "penalty": penalty, "masks": masks}, settings)
+            first = saved.load()
+        model.train()
+        training.taken.fill_(first * an_epoch)
+        if not first:
+            tell(0)
+        elif callable(resume := getattr(getattr(after_epoch, "__self__", None), "resume", None)):
+            resume(first)  # a recorder may have written epochs that are now trained again
+        batches = shuffled(len(images), range(first, recipe.epochs), recipe.batch, seed, images.device, recipe.augment)
+        tracked = track(batches, task, (recipe.epochs - first) * an_epoch, "steps")
+        for step, (index, draws) in enumerate(tracked, first * an_epoch + 1):
+            training.step(index, draws)
+            plan.step()
+            if live is not None and averaged is not None:
+                averaged.update_parameters(live)
+            epoch, rest = divmod(step, an_epoch)
+            if step % LOOKS == 0 or not rest:
+                training.look(an_epoch)
+            if not rest:
+                tell(epoch)
+                if saved is not None and (epoch % save_every == 0 or epoch == recipe.epochs):
+                    saved.save(epoch)
+    if live is not None and averaged is not None:
+        _put_back(model, live, averaged, masked=masks is not None)
     return model.eval()
-
-
-@torch.no_grad()
-def accuracy(
-    model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500, prepare: Prepare | None = None
-) -> float:
-    """Share of images whose largest output is their label."""
-    right = sum(
-        int((model(prepared(x, prepare)).argmax(1) == y).sum())
-        for x, y in zip(images.split(batch), labels.split(batch), strict=True)
-    )
-    return right / len(images)
 
 
 def shuffled(
@@ -333,65 +115,265 @@ def shuffled(
             yield from zip(batches, augment.draws(count, seed, epoch, device).split(batch), strict=True)
 
 
-def _begun(training: Training, saved: Saved | None, after_epoch: Callable[[int], None] | None, an_epoch: int) -> int:
-    """The epochs done before, which are not told again."""
-    first = 0 if saved is None else saved.load()
-    training.model.train()
-    training.taken.fill_(first * an_epoch)
-    if first:
-        rewind(after_epoch, first)
-    else:
-        _tell(after_epoch, 0, training.model)
-    return first
+def _floating_point(model: nn.Module) -> nn.Module:
+    """Parameters and running statistics in the same memory; counts and masks are not averaged.
+
+    A copy of this, which the average is, has none of the model's hooks.
+    """
+    numbers = nn.Module()
+    for k, number in enumerate([*model.parameters(), *model.buffers()]):
+        if number.is_floating_point():
+            numbers.register_buffer(str(k), number.detach())
+    return numbers
 
 
-def _epochs(
-    training: Training,
-    plan: LRScheduler,
-    averaged: Average | None,
-    batches: Iterable[tuple[Tensor, Tensor | None]],
-    first: int,
-    an_epoch: int,
-) -> Iterator[int]:
-    """Train, and stop after each epoch with its number."""
-    for step, (index, draws) in enumerate(batches, first * an_epoch + 1):
-        training.step(index, draws)
-        plan.step()
-        if averaged is not None:
-            averaged.update()
-        if step % LOOKS == 0 or step % an_epoch == 0:
-            training.look(an_epoch)
-        if step % an_epoch == 0:
-            yield step // an_epoch
+@torch.no_grad()
+def _put_back(model: nn.Module, live: nn.Module, averaged: AveragedModel, *, masked: bool) -> None:
+    """Make the model the average; `masked`: a weight that its mask leaves out is 0, also if it was not always."""
+    for number, average in zip(live.buffers(), averaged.module.buffers(), strict=True):
+        number.copy_(average)
+    for module in model.modules() if masked else ():
+        mask, weight = getattr(module, "weight_mask", None), module._parameters.get("weight")
+        if isinstance(mask, Tensor) and weight is not None:
+            weight.mul_(mask)
 
 
-def _tell(after_epoch: Callable[[int], None] | None, epoch: int, model: nn.Module) -> None:
-    if after_epoch is not None:
-        after_epoch(epoch)
-        model.train()
+@torch.no_grad()
+def accuracy(
+    model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500, prepare: Prepare | None = None
+) -> float:
+    """Share of images whose largest output is their label."""
+    right = sum(
+        int((model(floats(x, prepare)).argmax(1) == y).sum())
+        for x, y in zip(images.split(batch), labels.split(batch), strict=True)
+    )
+    return right / len(images)
 
 
-def _parts(training: Training, plan: LRScheduler, averaged: Average | None) -> dict[str, Any]:
-    """What else than the model has a past on which the next step depends."""
+# One step
+
+
+class Attacked:
+    """Batches as an attack changes them; the random starts of each step come from the seed and the step alone."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, seed: int) -> None:
+        self.model, self.attack, self.prepare, self.seed = model, recipe.opened_attack(), recipe.prepare, seed
+        self._steps = 0
+
+    def __call__(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        assert self.attack is not None
+        seed = derived(self.seed, self._steps)
+        self._steps += 1
+        training = self.model.training
+        self.model.eval()  # a training batch-norm would learn from the steps of the attack
+        try:
+            return self.attack(lambda z: self.model(floats(z, self.prepare)), floats(x), y, seed=seed, index=index)
+        finally:
+            self.model.train(training)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._steps = state["steps"]
+
+
+class Training(AbstractContextManager["Training"]):
+    """A model, its optimiser and the images it learns: `with Training(…) as training: training.step(index, draws)`.
+
+    `images` are padded (`recipe.padded`). Nothing in a step waits for the device, draws random numbers of its own (an
+    attack does both) or depends on its number, but for what `penalty` does. `stepper`: another optimiser than the
+    recipe's; its rate is the caller's, who steps the schedule (`recipe.make_schedule`). Gradients are clipped as masks
+    leave them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        recipe: Recipe,
+        *,
+        seed: int = 0,
+        stepper: Optimizer | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+        masks: Any = None,
+    ) -> None:
+        check_data(images, labels)
+        if masks is not None and not callable(getattr(masks, "hold", None)):
+            raise TypeError(
+                f"masks={masks!r}: the masks themselves, such as random_masks(model, 0.9), or a Regrow that moves them"
+            )
+        if recipe.mixed:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model, self.images, self.labels, self.recipe = model, images, labels, recipe
+        self.stepper = recipe.make_optimiser(trained(model)) if stepper is None else stepper
+        self.attack = None if recipe.attack is None else Attacked(model, recipe, seed)
+        self.penalty, self.masks = penalty, masks
+        self._answer: Callable[[Tensor], Tensor] = torch.compile(model) if recipe.compiled else model
+        self._held = ExitStack()
+        self.taken = torch.zeros((), dtype=torch.long, device=images.device)  # steps so far
+        self.failed = torch.zeros_like(self.taken)  # the first step whose loss is NaN or infinite; 0: none yet
+
+    def __enter__(self) -> Self:
+        if self.masks is not None:
+            self._held.enter_context(self.masks.hold(self.stepper))
+        if self.recipe.clip is not None:
+            # After that of the masks: what they take away should not count.
+            self._held.callback(self.stepper.register_step_pre_hook(self._shorten).remove)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.__exit__(kind, error, trace)
+
+    def step(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Learn from the images of these numbers, changed as drawn; the loss, of which no gradient is left."""
+        return self.learn(self.batch(index, draws), self.labels[index], index)
+
+    def batch(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
+        """The images of these numbers, changed as drawn."""
+        if self.recipe.augment is None:
+            return self.images[index]
+        if draws is None:
+            raise ValueError("the images are to be changed, so a step needs draws: augment.draws gives an epoch's")
+        return self.recipe.augment(self.images, index, draws)
+
+    def learn(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """One step on these images, as `batch` gives them."""
+        with self.recipe.precision(x.device):
+            if self.attack is not None:
+                x = self.attack(x, y, index)
+            loss = functional.cross_entropy(self._answer(self.recipe.prepared(x)), y)
+        if self.penalty is not None:
+            loss = loss + self.penalty()
+        self.stepper.zero_grad()
+        loss.backward()
+        self.stepper.step()
+        loss = loss.detach()
+        self.taken += 1  # in place, so that a recorded step counts as well
+        first = ~torch.isfinite(loss) & (self.failed == 0)
+        self.failed.copy_(torch.where(first, self.taken, self.failed))
+        return loss
+
+    def look(self, an_epoch: int) -> None:
+        """Raise if a loss was NaN or infinite; this waits for the device."""
+        if bad := int(self.failed):
+            raise ValueError(
+                f"the loss of step {bad} (epoch {-(-bad // an_epoch)}) is NaN or infinite: look for such values "
+                "in the images, else take a lower rate or a smaller penalty"
+            )
+
+    def _shorten(self, stepper: Optimizer, *_: Any) -> None:
+        assert self.recipe.clip is not None
+        nn.utils.clip_grad_norm_([p for group in stepper.param_groups for p in group["params"]], self.recipe.clip)
+
+
+# A training that goes on where it was interrupted: everything the next step depends on, in one file
+
+
+class TrainingFile:
+    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file.
+
+    `parts`: optimiser, schedule, penalty …; those without a `state_dict` have no past to keep. The numbers of the
+    model, masks among them, are kept whole, and so is the state of torch's random numbers (dropout). `settings` must
+    be those of the file.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], model: nn.Module, parts: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
+        self.path = Path(path)
+        check_writable(self.path)
+        # Each parameter and buffer once, also those that a state dict leaves out.
+        self._numbers = dict([*model.named_parameters(), *model.named_buffers()])
+        self._device = next(iter(self._numbers.values())).device
+        self._parts = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
+        shapes = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._numbers.items()}
+        learnt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        about = {"model": shapes, "trained": learnt, "with a state": sorted(self._parts), **settings}
+        self._about: dict[str, Any] = json.loads(json.dumps(about))
+
+    def save(self, epoch: int) -> None:
+        random = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self._device)
+        past = {name: part.state_dict() for name, part in self._parts.items()}
+        whole = {"epoch": epoch, "model": self._numbers, "random": random, **past}
+        write_nested(self.path, KIND, VERSION, self._about, whole)
+
+    @torch.no_grad()
+    def load(self) -> int:
+        """The epochs done, 0 where there is no file; model, parts and random numbers are then as they were."""
+        if not self.path.exists():
+            return 0
+        about, state = read_nested(self.path, KIND, VERSION)
+        names = {**about, **self._about}
+        if other := [line for name in names for line in _differences(name, about.get(name), self._about.get(name))]:
+            more = f"; and {len(other) - 5} more" if len(other) > 5 else ""
+            raise ValueError(
+                f"{self.path} is the checkpoint of another training: {'; '.join(other[:5])}{more}. Name another "
+                "file, or give what it was begun with"
+            )
+        try:
+            for name, number in self._numbers.items():
+                number.copy_(state["model"][name])
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+            torch.set_rng_state(state["random"]["cpu"])
+            if "cuda" in state["random"]:
+                torch.cuda.set_rng_state(state["random"]["cuda"], self._device)
+            return int(state["epoch"])
+        except KeyError as error:
+            raise DamagedFile(f"{self.path} is damaged: it has no {error}") from error
+
+
+def _settings(
+    recipe: Recipe, seed: int, images: Tensor, labels: Tensor, penalty: object, masks: object
+) -> dict[str, Any]:
+    """The settings of a training, as a checkpoint keeps them to know its own: files of before have these names."""
+    plain = ("batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip", "mixed",
+             "compiled")  # fmt: skip
+    things = {"prepare": recipe.prepare, "penalty": penalty, "masks": masks}
     return {
-        "optimiser": training.stepper,
-        "schedule": plan,
-        "average": averaged,
-        "attack": training.attack,
-        "penalty": training.penalty,
-        "masks": training.masks,
-    }
-
-
-def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a training, as a checkpoint keeps them to know its own."""
-    images, attack, augment = given["images"], given["attack"], given["augment"]
-    return {
-        **{name: given[name] for name in PLAIN},
-        **{name: named(given[name]) for name in ("prepare", "penalty", "masks")},
-        "attack": None if attack is None else repr(open_attack(attack)),
-        "augment": None if augment is None else repr(augment),
+        "epochs": recipe.epochs,
+        "seed": seed,
+        **{name: getattr(recipe, name) for name in plain},
+        **{name: _named(thing) for name, thing in things.items()},
+        "attack": None if recipe.attack is None else repr(recipe.opened_attack()),
+        "augment": None if recipe.augment is None else repr(recipe.augment),
         "device": images.device.type,
-        "images": digest(images),
-        "labels": digest(given["labels"]),
+        "images": _digest(images),
+        "labels": _digest(labels),
     }
+
+
+def _named(thing: Any) -> Any:
+    """What can be compared of an object that shapes the training: its name, and its settings where it tells them."""
+    if thing is None:
+        return None
+    if hasattr(thing, "settings"):
+        return {"kind": type(thing).__name__, **thing.settings()}
+    return getattr(thing, "__qualname__", type(thing).__qualname__)
+
+
+def _digest(tensor: Tensor) -> str:
+    """Type, shape and numbers in a few letters."""
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _differences(name: str, there: Any, here: Any) -> list[str]:
+    if there == here:
+        return []
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = {**there, **here}
+        return [line for key in names for line in _differences(f"{name} {key}", there.get(key), here.get(key))]
+    return [f"{name} is {_setting_text(there)} in the file and {_setting_text(here)} now"]
+
+
+def _setting_text(value: Any) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        return f"{value['kind']}({', '.join(f'{name}={each!r}' for name, each in value.items() if name != 'kind')})"
+    return "not there" if value is None else str(value)

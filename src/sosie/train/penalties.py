@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
 from ..capture.arguments import explain_types
 from ..capture.sites import Names
+from ..checks import one_of
 from ..linalg import chain_products
 from ..measures import MEASURES, Measure, find
 from ..models import AtomConv2d
@@ -24,10 +25,10 @@ from ..models.atoms import check_shared
 from ..process_state import without_autocast
 from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
 from . import likeness
-from .likeness import Column, Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
+from .likeness import Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
 from .taps import Attached, Shown, Taps
 
-# What cannot be a penalty, told before the first step
+# What cannot be a penalty, refused before the first step
 
 Target = nn.Module | Mapping[str, Tensor]
 
@@ -70,36 +71,45 @@ def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: b
 def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
     """The layers that a measure of weights compares, by name: the chosen ones that have what it reads."""
     names = Names.of(unwrap(model))
-    kind = _kind(measure)
+    kind: type[nn.Module] = nn.Module
+    if issubclass(measure.reads, LinearMaps):
+        kind = nn.Linear
+        others = {name: names.by_name[name] for name in weighted_layers(model) if name != "."}
+        if wrong := [name for name, layer in others.items() if not isinstance(layer, nn.Linear)]:
+            raise SiteError(
+                f"{measure.name} as a penalty takes chains of Linear layers; {wrong[0]!r} is a "
+                f"{type(others[wrong[0]]).__name__}: take weight_cosine, or a measure of activations"
+            )
+        with torch.no_grad():
+            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # refuses those that do not fit
+    elif issubclass(measure.reads, Atoms):
+        kind = AtomConv2d
     chosen = list(names.unique() if sites is None else select(model, sites))
-    found = {name: names.by_name[name] for name in chosen if _fits(names.by_name[name], kind)}
+    found = {
+        name: layer
+        for name in chosen
+        if isinstance(layer := names.by_name[name], kind)
+        and (kind is not nn.Module or getattr(getattr(layer, "weight", None), "ndim", 0) > 1)
+    }
     if not found or (sites is not None and len(found) < len(chosen)):
-        wrong = next((name for name in chosen if name not in found), "") if sites is not None else ""
+        wrong = [name for name in chosen if name not in found] if sites is not None else []
         raise SiteError(
             f"{measure.name} needs layers of type {kind.__name__}; "
-            + (f"site {wrong!r} is none" if wrong else f"there are none in this {type(model).__name__}")
+            + (f"site {wrong[0]!r} is none" if wrong else f"there are none in this {type(model).__name__}")
         )
-    if kind is nn.Linear:
-        _check_chain(model, names, measure)
     return found
 
 
-def check_atoms(models: Sequence[nn.Module], measure: Measure) -> None:
-    """Refuse a cosine of atoms between models whose coefficients differ: it would pull at numbers without meaning."""
-    if issubclass(measure.reads, Atoms) and "linear" not in measure.invariant:
-        check_shared([(f"model {k}", unwrap(model)) for k, model in enumerate(models)])
-
-
-def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
     """What the measure reads of each layer, in float64; gradients flow."""
     if issubclass(measure.reads, LinearMaps):
-        chain = list(_linear_layers(model).values())
+        chain = _linear_layers(model)
         products = chain_products([layer.weight.mT.double() for layer in chain])
         at = {id(layer): product for layer, product in zip(chain, products, strict=True)}
         return {name: at[id(layer)] for name, layer in layers.items()}
     if issubclass(measure.reads, Atoms):
-        return {name: _parameter(layer, "atoms").flatten(1)[None].double() for name, layer in layers.items()}
-    return {name: _parameter(layer, "weight").double() for name, layer in layers.items()}
+        return {name: layer.atoms.flatten(1)[None].double() for name, layer in layers.items()}
+    return {name: layer.weight.double() for name, layer in layers.items()}
 
 
 def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
@@ -111,39 +121,8 @@ def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
     return measure(TensorPair(x, y))
 
 
-def _kind(measure: Measure) -> type[nn.Module]:
-    if issubclass(measure.reads, LinearMaps):
-        return nn.Linear
-    return AtomConv2d if issubclass(measure.reads, Atoms) else nn.Module
-
-
-def _fits(module: nn.Module, kind: type[nn.Module]) -> bool:
-    if kind is not nn.Module:
-        return isinstance(module, kind)
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() > 1
-
-
-def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    names = Names.of(unwrap(model))
-    return {name: layer for name, layer in names.unique().items() if isinstance(layer, nn.Linear)}
-
-
-def _check_chain(model: nn.Module, names: Names, measure: Measure) -> None:
-    others = [name for name in weighted_layers(model) if name != "." and not isinstance(names.by_name[name], nn.Linear)]
-    if others:
-        raise SiteError(
-            f"{measure.name} as a penalty takes chains of Linear layers; {others[0]!r} is a "
-            f"{type(names.by_name[others[0]]).__name__}: take weight_cosine, or a measure of activations"
-        )
-    with torch.no_grad():
-        chain_products([layer.weight.mT for layer in _linear_layers(model).values()])
-
-
-def _parameter(layer: nn.Module, name: str) -> Tensor:
-    found = getattr(layer, name)
-    assert isinstance(found, Tensor)
-    return found
+def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in Names.of(unwrap(model)).unique().values() if isinstance(layer, nn.Linear)]
 
 
 class Penalty(Attached):
@@ -157,7 +136,7 @@ class Penalty(Attached):
     pushes that way, whichever way the measure counts.
 
     `measure`: any that is differentiable. Those that read Gram matrices (`linear_cka`, `debiased_cka`) take one Gram
-    matrix a layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
+    matrix per layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
     `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
 
     `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and
@@ -188,35 +167,30 @@ class Penalty(Attached):
         self.measure, self.target, self.rule = find(measure), target, rule
         check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
         check_rule(rule)
-        if reduce not in ("sum", "mean"):
-            raise ValueError(f"reduce={reduce!r}: 'sum' or 'mean' over pairs")
+        one_of(reduce, "reduce", ("sum", "mean"))
         self.pairs = likeness.check_pairs(pairs, alone=len(models) == 1 and target is None)
         self._listed = not isinstance(self.pairs, str)
         self.reduce = reduce
         self._sites = sites
         self._last: tuple[tuple[str, ...], Sequence[Pair], PenaltyValues] | None = None
-        self._plan = likeness.Plan()
+        self._chosen: tuple[Any, list[tuple[str, int]], Sequence[Pair]] | None = None  # of the last step
         self._still: dict[tuple[str, ...], Tensor] = {}
         if self.measure.reads_weights:
             self._layers = [layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
-            check_atoms([*models, *([target] if isinstance(target, nn.Module) else [])], self.measure)
+            if issubclass(self.measure.reads, Atoms) and "linear" not in self.measure.invariant:
+                # A cosine of atoms between models whose coefficients differ would pull at numbers without meaning.
+                both = [*models, *([target] if isinstance(target, nn.Module) else [])]
+                check_shared([(f"model {k}", unwrap(each)) for k, each in enumerate(both)])
         else:
-            self._taps += [self._tap(each, k) for k, each in enumerate(models)]
-
-    def _tap(self, model: nn.Module, k: int) -> Taps:
-        return Taps(
-            model,
-            self._named(k),
-            rows=self.rows,
-            sink=self._sink if self.rows is None else None,
-            inputs=self.pairs == "stage",
-            calls=k == 0 and isinstance(self.target, nn.Module),
-        )
+            for k, each in enumerate(models):
+                calls = k == 0 and isinstance(target, nn.Module)
+                inputs = self.pairs == "stage"
+                self._taps.append(Taps(each, self._named(k), rows=rows, sink=self._sink, inputs=inputs, calls=calls))
 
     @property
     def _sink(self) -> Any:
         """What is made of whole activations inside the hook: their Gram matrix, where that is all that is read."""
-        if not aligns(self.measure) or self.rule != "flatten":
+        if self.rows is not None or not aligns(self.measure) or self.rule != "flatten":
             return None
         return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
 
@@ -232,7 +206,8 @@ class Penalty(Attached):
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         first = self._first if self.measure.reads_weights else shown[0][0].value
-        with without_autocast("cpu" if first is None else _device(first)):
+        first = first[0] if isinstance(first, tuple) else first  # what a sink made of an activation
+        with without_autocast("cpu" if first is None else first.device.type):
             if self.measure.reads_weights:
                 columns, pairs, found = self._of_weights()
             else:
@@ -251,23 +226,36 @@ class Penalty(Attached):
         times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
         return times if lessen else -times
 
-    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Column], Sequence[Pair]]:
+    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Shown], Sequence[Pair]]:
+        """Worked out anew only where other sites are shown than in the last step, or others share a value."""
         sides = shown if self.target is None else [*shown, self._of_target()]
-        return self._plan.columns(sides, self._choose)
+        every = [each for side in sides for each in side]
+        first: dict[int, int] = {}
+        shares = [(each.site, each.is_input, first.setdefault(id(each.value), k)) for k, each in enumerate(every)]
+        key = [len(side) for side in sides], shares
+        if self._chosen is None or self._chosen[0] != key:
+            columns, pairs = self._choose(sides)
+            place = {(id(each.value), each.site, each.is_input): k for k, each in enumerate(every)}
+            places = [(column.label, place[id(column.value), column.site, column.is_input]) for column in columns]
+            self._chosen = key, places, pairs
+        return [replace(every[k], label=label) for label, k in self._chosen[1]], self._chosen[2]
 
-    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Column], list[Pair]]:
-        if self.target is not None:
-            return likeness.used(*likeness.with_target(sides[0], sides[1], self.pairs))
+    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Shown], list[Pair]]:
         if len(sides) > 1:
-            return likeness.used(*likeness.of_several(sides, self.pairs))
+            return likeness.used(*likeness.across(sides, self._sides, self.pairs))
         if self.pairs == "stage":
             starts = [stage[0] for stage in likeness.stages(sides[0])]
             entered = {start.site.label for start in starts if start.is_input}
             self._taps[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
         return likeness.used(*likeness.of_one(sides[0], self.pairs))
 
+    @property
+    def _sides(self) -> list[str]:
+        """What the models are called in labels."""
+        return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
+
     def _of_target(self) -> list[Shown]:
-        sink = self._sink if self.rows is None else None
+        sink = self._sink
         if isinstance(self.target, nn.Module):
             with as_found(self.target), self._taps[0].as_called():
                 args, kwargs = self._taps[0].called or ((), {})
@@ -281,23 +269,16 @@ class Penalty(Attached):
         else:
             found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
         kept = [(site, value[: self.rows]) for site, value in found]
-        return [Shown(site, False, value if sink is None else sink(value)) for site, value in kept]
+        return [Shown(site, False, value if sink is None else sink(value), site.label) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Column], Sequence[Pair], PenaltyValues]:
-        parts = [
-            columns_of(model, self.measure, layers) for model, layers in zip(self._models, self._layers, strict=True)
-        ]
-        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+    def _of_weights(self) -> tuple[list[Shown], Sequence[Pair], PenaltyValues]:
+        both = zip(self._models, self._layers, strict=True)
+        parts: list[Mapping[str, Tensor]] = [columns_of(model, self.measure, layers) for model, layers in both]
         if self.target is not None:
-            target = self._target_weights()
-            found = likeness.with_target(shown[0], [_weight(*item) for item in target.items()], self.pairs)
-        else:
-            found = likeness.of_several(shown, self.pairs)
-        columns, pairs = likeness.used(*found)
-        each = [
-            value_of(self.measure, columns[a].shown.value, columns[b].shown.value.to(columns[a].shown.value))
-            for a, b in pairs
-        ]
+            parts.append(self._target_weights())
+        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+        columns, pairs = likeness.used(*likeness.across(shown, self._sides, self.pairs))
+        each = [value_of(self.measure, columns[a].value, columns[b].value.to(columns[a].value)) for a, b in pairs]
         stacked = torch.stack(each)
         if torch.is_grad_enabled() and not stacked.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
@@ -331,7 +312,7 @@ class Penalty(Attached):
 
     # What it was
 
-    def _remember(self, columns: list[Column], pairs: Sequence[Pair], found: PenaltyValues) -> None:
+    def _remember(self, columns: list[Shown], pairs: Sequence[Pair], found: PenaltyValues) -> None:
         labels = tuple(column.label for column in columns)
         self._last = labels, pairs, replace(found, each=found.each.detach())
         if labels not in self._still:
@@ -388,13 +369,7 @@ def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
 
 
 def _weight(label: str, value: Tensor) -> Shown:
-    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value)
-
-
-def _device(value: Any) -> str:
-    """Of an activation, or of what a sink made of one."""
-    first: Tensor = value[0] if isinstance(value, tuple) else value
-    return first.device.type
+    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
 
 
 # A penalty on what channels have in common

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import whole_number
 from ..process_state import Shared, switched
 from ..progress import Progress
-from .loop import fit
-from .step import (
-    Augment,
-    MaskHolder,
-    Prepare,
-    Schedule,
-    Training,
-    check_data,
-    check_epochs,
-    check_types,
-    optimiser_of,
-    rates_of,
-    trained,
-)
+from .loop import Training, fit
+from .recipe import Recipe, check_data, check_types, trained
 from .taps import Attached
-
-# A step of training recorded as CUDA graphs: replaying one asks the GPU for hundreds of kernels in a single call
 
 Penalty = Callable[[], Tensor]
 Kind = tuple[int, bool]  # how many images a step takes, and whether the penalty is due
 AHEAD = 50  # steps whose images are made at once: random crops of so many cost hardly more than those of one batch
 WARM = 2  # steps before a recording: libraries choose algorithms and make their workspaces
+LOOKS = 5  # epochs between looks at the losses, for which the GPU is waited for
 
 
-class Recorded:
-    """The steps of one network. Everything that changes from step to step is in tensors that the step itself moves on:
+class StepGraphs:
+    """The steps of one network as CUDA graphs: replaying one asks the GPU for hundreds of kernels in a single call.
 
-    the place among the images made ready, and the rate, read from a table. What differs in kind (the short last batch,
-    a step with or without the penalty) is a graph of its own.
+    Everything that changes from step to step is in tensors that the step itself moves on: the place among the images
+    made ready, and the rate, read from a table. What differs in kind (the short last batch, a step with or without the
+    penalty) is a graph of its own.
     """
 
-    def __init__(
-        self, training: Training, rates: Tensor, seed: int, batch: int, penalty: Penalty | None = None
-    ) -> None:
-        device, count = training.images.device, len(training.images)
-        self.training, self.seed, self.penalty = training, seed, penalty
+    def __init__(self, training: Training, rates: Tensor, seed: int) -> None:
+        device, count, batch = training.images.device, len(training.images), training.recipe.batch
+        self.training, self.seed, self.penalty = training, seed, training.penalty
         self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
         self._stream = torch.cuda.Stream(device)
         self._random = torch.Generator().manual_seed(seed)  # on the CPU: the same order as `fit` takes
@@ -73,13 +61,16 @@ class Recorded:
                     self._rewind()
                     self._step(kind)
             for kind in self._kinds():
-                if self._can_be_recorded(kind):
-                    self._rewind()
-                    graph = torch.cuda.CUDAGraph()
-                    torch.cuda.synchronize()
-                    with torch.cuda.graph(graph, pool=self._pool(), stream=self._stream):
-                        self._step(kind)
-                    self._graphs[kind] = graph
+                if kind[1] and isinstance(self.penalty, Attached) and not self.penalty.recordable:
+                    continue
+                self._rewind()
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                # One pool for all graphs of a network: they never run at the same time.
+                pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                    self._step(kind)
+                self._graphs[kind] = graph
             self._go_back(before)
         torch.cuda.synchronize()
 
@@ -87,13 +78,6 @@ class Recorded:
         every = self.penalty.every if isinstance(self.penalty, Attached) else 1
         due = [False] if self.penalty is None else [True] if every == 1 else [True, False]
         return [(size, each) for size in sorted(set(self._sizes), reverse=True) for each in due]
-
-    def _can_be_recorded(self, kind: Kind) -> bool:
-        return not kind[1] or not isinstance(self.penalty, Attached) or self.penalty.recordable
-
-    def _pool(self) -> Any:
-        """One for all graphs of a network: they never run at the same time."""
-        return next(iter(self._graphs.values())).pool() if self._graphs else None
 
     def _step(self, kind: Kind) -> None:
         size, due = kind
@@ -130,28 +114,24 @@ class Recorded:
 
     def shuffle(self, epoch: int) -> None:
         """The order of the images in this epoch, and how they are changed, as `fit` draws them."""
-        count, augment = len(self._order), self.training.augment
+        count, augment = len(self._order), self.training.recipe.augment
         with torch.cuda.stream(self._stream):
             order = torch.randperm(count, generator=self._random)
             self._order.copy_(order.pin_memory(), non_blocking=True)  # else the host would wait for the epoch before
             if augment is not None:
                 self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
 
-    def _make_ready(self, first: int) -> None:
-        """The images of the steps from this one of the epoch on."""
-        some = slice(first * self._batch, (first + AHEAD) * self._batch)
-        index = self._order[some]
-        self._x[: len(index)] = self.training.batch(index, self._draws[some])
-        self._y[: len(index)] = self.training.labels[index]
-        self._place.zero_()
-
     def replay(self, step: int, in_epoch: int) -> None:
         """The next step, which is this one of the training and of its epoch; nothing is waited for."""
         due = self.penalty is not None and (not isinstance(self.penalty, Attached) or self.penalty.is_due(step))
         kind = (self._sizes[in_epoch], due)
         with torch.cuda.stream(self._stream):
-            if in_epoch % AHEAD == 0:
-                self._make_ready(in_epoch)
+            if in_epoch % AHEAD == 0:  # make the images of the next steps ready
+                some = slice(in_epoch * self._batch, (in_epoch + AHEAD) * self._batch)
+                index = self._order[some]
+                self._x[: len(index)] = self.training.batch(index, self._draws[some])
+                self._y[: len(index)] = self.training.labels[index]
+                self._place.zero_()
             if kind in self._graphs:
                 self._graphs[kind].replay()
             else:
@@ -160,12 +140,14 @@ class Recorded:
         if isinstance(self.penalty, Attached):
             self.penalty.go_to(step + 1)
 
-    def wait(self) -> None:
+    def look(self, k: int, an_epoch: int) -> None:
+        """Wait for the GPU, and raise if a loss of this network, the k-th, was NaN or infinite."""
         self._stream.synchronize()
-
-
-T = TypeVar("T")
-LOOKS = 5  # epochs between looks at the losses, for which the GPU is waited for
+        try:
+            self.training.look(an_epoch)
+        except ValueError as error:
+            error.add_note(f"in network {k} of those trained side by side (seed {self.seed})")
+            raise
 
 
 def fit_side_by_side(
@@ -173,21 +155,10 @@ def fit_side_by_side(
     images: Tensor,
     labels: Tensor,
     *,
-    epochs: int,
+    recipe: Recipe,
     seeds: Sequence[int],
-    batch: int = 128,
-    rate: float = 0.1,
-    optimiser: Literal["adam", "sgd"] = "sgd",
-    momentum: float = 0.9,
-    decay: float = 5e-4,
-    schedule: Schedule = "cosine",
-    warmup: float = 0.0,
-    clip: float | None = None,
-    augment: Augment | None = None,
-    prepare: Prepare | None = None,
-    mixed: bool = False,
     penalties: Sequence[Penalty | None] | None = None,
-    masks: Sequence[MaskHolder | None] | None = None,
+    masks: Sequence[Any] | None = None,
     at_once: int = 10,
     after_epoch: Callable[[int, int], None] | None = None,
     task: str = "training side by side",
@@ -202,101 +173,63 @@ def fit_side_by_side(
     `penalties` and `masks`: one for each model, or None. Penalties are attached by the caller (inside their `with`
     blocks). Masks stay as they are: what moves them (`Regrow`) decides on the host, so use `fit`. A penalty whose
     measure decomposes matrices (`mean_cca`) cannot be recorded: its due steps run as they are, slowly.
-    `after_epoch(k, epoch)` is called for each network after each of its epochs. The rest is as for `fit`.
+    `after_epoch(k, epoch)` is called for each network after each of its epochs.
     """
     count = len(models)
-    own_penalties = _one_each(penalties, count, "penalties")
-    own_masks = _one_each(masks, count, "masks")
+    own_penalties, own_masks = _one_each(penalties, count, "penalties"), _one_each(masks, count, "masks")
     if len(seeds) != count or not count:
-        raise ValueError(f"need one seed a model: {count} models, {len(seeds)} seeds")
-    if len({id(model) for model in models}) < count:
-        raise ValueError("one model is given twice: networks trained side by side are models of their own")
+        raise ValueError(f"need one seed per model: {count} models, {len(seeds)} seeds")
     _check_apart(models)
-    if at_once < 1:
-        raise ValueError(f"at_once={at_once}: how many networks train at a time, 1 at least")
-    check_epochs(epochs)
-    check_data(images, labels, batch)
+    whole_number(at_once, "at_once", least=1, why="how many networks train at a time")
+    check_data(images, labels)
+    recipe.refuse("fit_side_by_side", "average", "attack", "compiled")
+
+    def tell(k: int, epoch: int) -> None:
+        if after_epoch is not None:
+            after_epoch(k, epoch)
+        models[k].train()
+
     if images.device.type != "cuda":
         for k, model in enumerate(models):
             fit(
-                model, images, labels, epochs=epochs, seed=seeds[k], batch=batch, rate=rate, optimiser=optimiser,
-                momentum=momentum, decay=decay, schedule=schedule, warmup=warmup, clip=clip, augment=augment,
-                prepare=prepare, mixed=mixed, penalty=own_penalties[k], masks=own_masks[k],
-                after_epoch=_told(after_epoch, k), task=f"{task}, {k + 1} of {count}",
+                model, images, labels, recipe=recipe, seed=seeds[k], penalty=own_penalties[k], masks=own_masks[k],
+                after_epoch=functools.partial(tell, k), task=f"{task}, {k + 1} of {count}",
             )  # fmt: skip
         return list(models)
     for model in models:
-        check_types(model, images, prepare=prepare, mixed=mixed)
-    an_epoch = -(-len(images) // batch)
-    rates = rates_of(schedule, rate, epochs * an_epoch, round(warmup * an_epoch), momentum=momentum)
-    source = augment.padded(images) if augment else images
-    with Progress(task, epochs * -(-count // at_once), "epochs") as bar, _FASTEST:
+        check_types(model, images, recipe)
+    an_epoch = recipe.steps(len(images))
+    rates, padded = recipe.rates(an_epoch).to(images.device), recipe.padded(images)
+    with Progress(task, recipe.epochs * -(-count // at_once), "epochs") as bar, _FASTEST:
         for start in range(0, count, at_once):
-            group = range(start, min(start + at_once, count))
-            recorded = {
-                k: Recorded(
-                    Training(
-                        models[k], source, labels,
-                        stepper=optimiser_of(
-                            trained(models[k]), optimiser, rate, decay, momentum, fused=True, capturable=True
-                        ),
-                        augment=augment, prepare=prepare, mixed=mixed, penalty=own_penalties[k], masks=own_masks[k],
-                        clip=clip,
-                    ),
-                    rates.to(images.device), seeds[k], batch, own_penalties[k],
-                )
-                for k in group
-            }  # fmt: skip
-            _train(recorded, epochs, an_epoch, after_epoch, bar)
+            group: dict[int, StepGraphs] = {}
+            for k in range(start, min(start + at_once, count)):
+                stepper = recipe.make_optimiser(trained(models[k]), fused=True, capturable=True)
+                given: dict[str, Any] = {"stepper": stepper, "penalty": own_penalties[k], "masks": own_masks[k]}
+                group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **given), rates, seeds[k])
+            for k, each in group.items():
+                tell(k, 0)
+                each.record()
+            for epoch in range(1, recipe.epochs + 1):
+                for each in group.values():
+                    each.shuffle(epoch - 1)
+                for step in range(an_epoch):
+                    for each in group.values():
+                        each.replay((epoch - 1) * an_epoch + step, step)
+                if after_epoch is not None or epoch % LOOKS == 0 or epoch == recipe.epochs:
+                    for k, each in group.items():
+                        each.look(k, an_epoch)
+                        tell(k, epoch)
+                bar.advance()
+            for each in group.values():
+                each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
     return [model.eval() for model in models]
-
-
-def _train(
-    recorded: dict[int, Recorded],
-    epochs: int,
-    an_epoch: int,
-    after_epoch: Callable[[int, int], None] | None,
-    bar: Progress,
-) -> None:
-    for k, each in recorded.items():
-        _tell(after_epoch, k, 0, each)
-        each.record()
-    for epoch in range(1, epochs + 1):
-        for each in recorded.values():
-            each.shuffle(epoch - 1)
-        for step in range(an_epoch):
-            for each in recorded.values():
-                each.replay((epoch - 1) * an_epoch + step, step)
-        if after_epoch is not None or epoch % LOOKS == 0 or epoch == epochs:
-            for k, each in recorded.items():
-                _look(each, k, an_epoch)
-                _tell(after_epoch, k, epoch, each)
-        bar.advance()
-    for each in recorded.values():
-        each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
-
-
-def _look(recorded: Recorded, k: int, an_epoch: int) -> None:
-    recorded.wait()
-    try:
-        recorded.training.look(an_epoch)
-    except ValueError as error:
-        error.add_note(f"in network {k} of those trained side by side (seed {recorded.seed})")
-        raise
-
-
-def _tell(after_epoch: Callable[[int, int], None] | None, k: int, epoch: int, recorded: Recorded) -> None:
-    if after_epoch is not None:
-        after_epoch(k, epoch)
-    recorded.training.model.train()
-
-
-def _told(after_epoch: Callable[[int, int], None] | None, k: int) -> Callable[[int], None] | None:
-    return None if after_epoch is None else lambda epoch: after_epoch(k, epoch)
 
 
 def _check_apart(models: Sequence[nn.Module]) -> None:
     """Networks that share a part would each train it, at the same time."""
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("one model is given twice: networks trained side by side are models of their own")
     owner: dict[int, int] = {}
     for k, model in enumerate(models):
         for name, number in itertools.chain(model.named_parameters(), model.named_buffers()):
@@ -307,11 +240,11 @@ def _check_apart(models: Sequence[nn.Module]) -> None:
                 )
 
 
-def _one_each(given: Sequence[T | None] | None, count: int, name: str) -> Sequence[T | None]:
-    found = [None] * count if given is None else list(given)
-    if len(found) != count:
-        raise ValueError(f"{name}: need one for each of {count} models, or None in its place; got {len(found)}")
-    return found
+def _one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
+    each = [None] * count if given is None else list(given)
+    if len(each) != count:
+        raise ValueError(f"{name}: need one for each of {count} models, or None in its place; got {len(each)}")
+    return each
 
 
 # cuDNN tries its algorithms on the first call of a shape: it pays when a step is replayed ten thousand times.

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +19,18 @@ from ..capture import SilentSite, Site, SiteError, borrowed, select, unwrap
 from ..capture.layout import layout_by_class
 from ..capture.sites import Names, label_of
 from ..capture.structure import first_tensor, rebuild, tensors_in
-
-# Hooks that belong to nobody else: a copy of a model they are attached to has none that do anything
-
-
-class Listens(Protocol):
-    """What hooks report to."""
-
-    def begins(self, args: Any, kwargs: Any) -> None: ...
-
-    def enters(self, site: int, args: Any, kwargs: Any) -> None: ...
-
-    def fires(self, site: int, output: Any) -> None: ...
-
-    def finishes(self) -> None: ...
+from ..checks import whole_number
 
 
-class Hooks:
-    """The hooks of one site, or of the whole model. Those of a copy, and of a pickled model, report to nobody.
+class Hook:
+    """Calls `report` with what a hook is given but the module. That of a copied or pickled model does nothing.
 
     Copies are made while a penalty is attached (an average of the weights, a file of the best model so far), and what
     they show is no business of the penalty's.
     """
 
-    def __init__(self, listener: Listens | None = None, site: int = -1) -> None:
-        self.listener, self.site = listener, site
+    def __init__(self, report: Callable[[Any, Any], None] | None = None) -> None:
+        self.report = report
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()
@@ -51,21 +38,9 @@ class Hooks:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.listener is not None:
-            self.listener.begins(args, kwargs)
-
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.listener is not None:
-            self.listener.enters(self.site, args, kwargs)
-
-    def fire(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.listener is not None:
-            self.listener.fires(self.site, output)
-
-    def finish(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.listener is not None:
-            self.listener.finishes()
+    def __call__(self, module: nn.Module, args: Any, other: Any) -> None:
+        if self.report is not None:
+            self.report(args, other)
 
 
 # Activations that a model overwrites after they were read: copied once that is known, refused where it comes late
@@ -161,17 +136,14 @@ class Shown:
     site: Site
     is_input: bool
     value: Any  # the activation, of as many inputs as were asked for, or what the sink made of it
-
-    @property
-    def label(self) -> str:
-        return f"input of {self.site.label}" if self.is_input else self.site.label
+    label: str  # what it is called among those of other models
 
 
 class Taps:
     """Borrowed hooks on one model. Nothing is done in a forward unless `due` is set before it.
 
     Unlike `watch`, which is for looking, this leaves compiled code on: the hooks are traced with the model, and what
-    they do hangs on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
+    they do depends on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
     the whole activation, itself where nothing overwrites it (learnt from the first forward, which copies) and through
     `sink`, inside the hook: its gradient is then made when the backward comes by, not all sites' at once. `inputs`:
     keep what goes into each site too. `calls`: keep what the model was called with.
@@ -211,14 +183,14 @@ class Taps:
     # The forward
 
     def open(self) -> None:
-        whole = Hooks(self)
-        self._handles.append(self.root.register_forward_pre_hook(whole.begin, prepend=True, with_kwargs=True))
+        begin = self.root.register_forward_pre_hook(Hook(self._begins), prepend=True, with_kwargs=True)
+        self._handles.append(begin)
         for k, wanted in enumerate(self._wanted.values()):
-            own = Hooks(self, k)
             if self._reads_input[k]:
-                self._handles.append(wanted.module.register_forward_pre_hook(own.enter, with_kwargs=True))
-            self._handles.append(wanted.module.register_forward_hook(own.fire))
-        self._handles.append(self.root.register_forward_hook(whole.finish))
+                enter = Hook(partial(self._enters, k))
+                self._handles.append(wanted.module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(wanted.module.register_forward_hook(Hook(partial(self._fires, k))))
+        self._handles.append(self.root.register_forward_hook(Hook(self._finishes)))
 
     def close(self) -> None:
         self.due = False  # compiled code keeps the hooks it was traced with: this makes them do nothing
@@ -235,7 +207,7 @@ class Taps:
         self.called: tuple[Any, Any] | None = None
         self.count = 0
 
-    def begins(self, args: Any, kwargs: Any) -> None:
+    def _begins(self, args: Any, kwargs: Any) -> None:
         if not self.due:
             return
         self.forget()
@@ -261,15 +233,15 @@ class Taps:
             return leaf
         return leaf.detach()[: self._rows].clone()
 
-    def enters(self, site: int, args: Any, kwargs: Any) -> None:
+    def _enters(self, site: int, args: Any, kwargs: Any) -> None:
         if self._active and self._reads_input[site]:
             self._note(site, True, args[0] if args and isinstance(args[0], Tensor) else (args, kwargs))
 
-    def fires(self, site: int, output: Any) -> None:
+    def _fires(self, site: int, args: Any, output: Any) -> None:
         if self._active:
             self._note(site, False, output)
 
-    def finishes(self) -> None:
+    def _finishes(self, args: Any, output: Any) -> None:
         if self._active:
             self._active, self.complete, self._last = False, True, None
 
@@ -310,8 +282,10 @@ class Taps:
 
     def take(self) -> list[Shown]:
         """In execution order; the copies are the caller's from here on."""
+        if not self.complete and self._fired:
+            raise RuntimeError("the last forward did not finish, so there is nothing to read: run it again")
         if not self.complete:
-            raise RuntimeError(self._why_nothing())
+            raise RuntimeError(f"no forward has finished since the last step: call the model first{COMPILED}")
         self._overwritten.check(self.root.training)
         found = list(self._shown())
         outputs = {shown.site.label: shown.site for shown in found if not shown.is_input}
@@ -331,17 +305,15 @@ class Taps:
         """From now on keep what goes into these sites only, and refuse a step that lacks what went into others."""
         passed_by = lacking & self._entered.keys()  # others have no input that could be kept
         self._starts |= labels | passed_by
+        sites = (self._sites or {}).values()
         for k, name in enumerate(self._wanted):
-            calls = self._every_call(name)
-            self._reads_input[k] = any(label_of(self._names, name, call) in self._starts for call in calls)
+            labels_of = {label_of(self._names, name, site.call) for site in sites if site.module_name == name}
+            self._reads_input[k] = not labels_of.isdisjoint(self._starts)
         if passed_by:
             raise SiteError(
                 f"with inputs of this size a stage begins at site {min(passed_by)!r}, as none did before, and what "
                 "goes into it was not kept; run the step again (it will be)"
             )
-
-    def _every_call(self, name: str) -> list[int]:
-        return [site.call for site in (self._sites or {}).values() if site.module_name == name]
 
     def _shown(self) -> Iterator[Shown]:
         names = list(self._wanted)
@@ -358,7 +330,8 @@ class Taps:
                     raise SiteError(f"site {label!r} ({type(wanted.module).__name__}) gave no floating-point tensor")
                 continue
             self._check(label, fired)
-            yield Shown(self._site(label, name, call, fired), fired.is_input, fired.kept)
+            site = self._site(label, name, call, fired)
+            yield Shown(site, fired.is_input, fired.kept, f"input of {label}" if fired.is_input else label)
 
     def _check(self, label: str, fired: _Fired) -> None:
         where = f"the input of site {label!r}" if fired.is_input else f"site {label!r}"
@@ -401,11 +374,6 @@ class Taps:
         if not any(each.kept is not None for each in self._fired if not each.is_input):
             raise SilentSite(f"none of the sites gave an activation: name others{COMPILED}")
 
-    def _why_nothing(self) -> str:
-        if self._fired:
-            return "the last forward did not finish, so there is nothing to read: run it again"
-        return f"no forward has finished since the last step: call the model first{COMPILED}"
-
 
 # A term of the loss that is made of activations: hooks borrowed for as long as a block lasts
 
@@ -437,10 +405,9 @@ class Attached(AbstractContextManager["Attached"]):
 
     def _take_on(self, models: Sequence[nn.Module], rows: int | None, every: int, weight: float) -> None:
         """What every kind of penalty checks and keeps; it makes its taps itself."""
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-            raise ValueError(f"rows={rows!r}: how many inputs of a batch to take, or None for all")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every={every!r}: 1 for every step, 5 for the first of every five")
+        if rows is not None:
+            whole_number(rows, "rows", least=1, why="how many inputs of a batch to take, or None for all")
+        whole_number(every, "every", least=1, why="1 for every step, 5 for the first of every five")
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(
                 f"weight={weight!r}: a number from 0 on; which way it pushes is stated by the penalty, not by a sign"
@@ -451,7 +418,9 @@ class Attached(AbstractContextManager["Attached"]):
         self._taps: list[Taps] = []
         self._attached = False
         self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
-        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was no number, else 0
+        self._bad: Tensor | None = (
+            None  # (LOOKS,) of the last due steps: NaN where the value was NaN or infinite, else 0
+        )
 
     @property
     def due(self) -> bool:
@@ -485,15 +454,12 @@ class Attached(AbstractContextManager["Attached"]):
         return {"weight": self.weight, "rows": self.rows, "every": self.every, "sites": sites}
 
     def state_dict(self) -> dict[str, int]:
-        """The steps so far, on which hangs what is due: the rest is made anew."""
+        """The steps so far, on which depends what is due."""
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on after so many steps, attached already or not."""
-        step = state["step"]
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step={step!r}: the calls of penalty() so far, a whole number from 0 on")
-        self.go_to(step)
+        self.go_to(whole_number(state["step"], "step", least=0, why="the calls of penalty() so far"))
 
     def __enter__(self) -> Self:
         if self._attached:
@@ -501,7 +467,9 @@ class Attached(AbstractContextManager["Attached"]):
         self._hold = borrowed([taps.model for taps in self._taps], refusal=IN_USE)
         self._hold.__enter__()
         self._attached, self._bad = True, None
-        self._first = _first_parameter(self._models)
+        every = [each for model in self._models for each in model.parameters()]
+        # One that is learnt with, which a table of whole numbers is not.
+        self._first = next((each for each in every if each.is_floating_point()), every[0] if every else None)
         for taps in self._taps:
             taps.open()
             taps.due = self.due
@@ -522,7 +490,7 @@ class Attached(AbstractContextManager["Attached"]):
         if not self._attached:
             raise RuntimeError("this penalty is not attached to the model: use it inside its with block")
         if not self.due:
-            found = self._nothing()
+            found = torch.zeros((), device=None if self._first is None else self._first.device)
         else:
             shown = [taps.take() for taps in self._taps]
             self._check_gradients(shown)
@@ -532,7 +500,7 @@ class Attached(AbstractContextManager["Attached"]):
         return found
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
-        found = self._term(*map(_outputs, shown))
+        found = self._term(*({each.site: each.value for each in model if not each.is_input} for model in shown))
         if not isinstance(found, Tensor) or found.dim():
             got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"the term of a penalty is a single number, a tensor of no dimensions; got {got}")
@@ -541,25 +509,26 @@ class Attached(AbstractContextManager["Attached"]):
     def _check_gradients(self, shown: Sequence[Sequence[Shown]]) -> None:
         """Refuse what would be a constant: it looks like a penalty, and nothing learns from it."""
         sites = [each for model in shown for each in model]
-        if sites and torch.is_grad_enabled() and not any(_is_trained(each.value) for each in sites):
+        if (
+            sites
+            and torch.is_grad_enabled()
+            and not any(part.requires_grad for each in sites for part in _tensors(each.value))
+        ):
             named = ", ".join(repr(each.label) for each in sites[:5])
             raise SiteError(
                 f"no gradient flows from {named}: all parameters before them are frozen (requires_grad), so that the "
                 "penalty changes nothing; name later sites, or measure under torch.no_grad()"
             )
 
-    def _nothing(self) -> Tensor:
-        return torch.zeros((), device=None if self._first is None else self._first.device)
-
-    # Values that are no numbers
+    # Values that are NaN or infinite
 
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
-        """Find the first value that is no number; a GPU is not waited for at every step."""
+        """Find the first value that is NaN or infinite; a GPU is not waited for at every step."""
         due = self.step // self.every
         if self._bad is None:
             with torch.inference_mode(False):  # it may be written to outside of it
                 self._bad = torch.zeros(LOOKS, dtype=found.dtype, device=found.device)
-        # One operation, in place as recorded steps are: 0 × what is no number is NaN, and stays so.
+        # One operation, in place as recorded steps are: 0 × NaN and 0 × ∞ are NaN, and stay so.
         self._bad[due % LOOKS].add_(found.detach(), alpha=0)
         if not found.is_cuda or (due + 1) % LOOKS == 0:
             self._look(due, shown)
@@ -570,9 +539,14 @@ class Attached(AbstractContextManager["Attached"]):
         if not wrong:
             return
         assert self._bad is not None
-        self._bad.zero_()  # told once
+        self._bad.zero_()  # said once
         step = (due // LOOKS * LOOKS + wrong[0][0]) * self.every + 1
-        sites = [each.label for model in shown for each in model if not _is_finite(each.value)]
+        sites = [
+            each.label
+            for model in shown
+            for each in model
+            if not all(bool(part.isfinite().all()) for part in _tensors(each.value))
+        ]
         where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else self._where()
         raise ValueError(
             f"the penalty of step {step} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, "
@@ -580,26 +554,8 @@ class Attached(AbstractContextManager["Attached"]):
         )
 
     def _where(self) -> str:
-        """What else there is to say of a value that is no number while the sites of the model are finite."""
+        """What else there is to say of such a value while the sites of the model are finite."""
         return ""
-
-
-def _first_parameter(models: Sequence[nn.Module]) -> Tensor | None:
-    """The first that is learnt with, which a table of whole numbers is not."""
-    every = [each for model in models for each in model.parameters()]
-    return next((each for each in every if each.is_floating_point()), every[0] if every else None)
-
-
-def _outputs(shown: Sequence[Shown]) -> Mapping[Site, Tensor]:
-    return {each.site: each.value for each in shown if not each.is_input}
-
-
-def _is_finite(value: Any) -> bool:
-    return all(bool(torch.isfinite(part).all()) for part in _tensors(value))
-
-
-def _is_trained(value: Any) -> bool:
-    return any(part.requires_grad for part in _tensors(value))
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -6,41 +6,36 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from ..data import Attack
-from ..data.attacks import open_attack
 from ..data.draws import derived
 from ..progress import Progress
-from .step import Schedule, check_data, check_epochs, check_types, floats, optimiser_of, schedule_of
+from .recipe import Recipe, check_data, check_types, floats
 
 # Many networks of one architecture as one function of stacked parameters
 
 State = dict[str, Tensor]
 
 
-@dataclass(eq=False)
 class Stack:
     """Networks that are trained, and answer, all at once, each on inputs of its own.
 
     A convolution becomes one of as many groups as there are networks, a linear layer a batched product; what all
     networks have in common (`shared`) is neither copied nor trained, and such a layer sees one large batch.
+
+    Made from the networks' own parameters and buffers (networks, …) and those they share; none is changed. `template`:
+    a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own. `trains`: the names
+    of what is trained, be it shared before (None: all that requires gradients there). Buffers are each network's own:
+    batch norm writes to them. `mixed` computes in bfloat16; what is trained stays as it is. `draws`: networks may draw
+    random numbers (dropout), each its own.
     """
 
-    template: nn.Module  # the code: holds no numbers
-    trained: State  # (networks, …), in the order of the model's parameters
-    held: State  # (networks, …): parameters that are not trained, and buffers
-    shared: State  # one for all networks
-    mixed: bool = False  # compute in bfloat16; what is trained stays as it is
-    draws: bool = True  # networks may draw random numbers (dropout), each its own
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         template: nn.Module,
         own: Mapping[str, Tensor],
         shared: Mapping[str, Tensor] | None = None,
@@ -49,34 +44,29 @@ class Stack:
         trains: Collection[str] | None = None,
         mixed: bool = False,
         draws: bool = True,
-    ) -> Stack:
-        """From the networks' own parameters and buffers (networks, …) and those they share; none is changed.
-
-        `template`: a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own.
-        `trains`: the names of what is trained, be it shared before (None: all that requires gradients there). Buffers
-        are each network's own: batch norm writes to them.
-        """
-        if mixed:
-            _check_no_batch_norm(template)
+    ) -> None:
+        for name, module in template.named_modules() if mixed else ():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
+                    "train such networks with mixed=False"
+                )
+        self.template, self.mixed, self.draws = template, mixed, draws
         shared = {} if shared is None else shared
         networks = len(next(iter(own.values()))) if count is None else count
         wanted = {name for name, p in template.named_parameters() if p.requires_grad} if trains is None else set(trains)
-        trained, held, common = State(), State(), State()
 
         def copied(name: str) -> Tensor:
             stacked = own[name] if name in own else shared[name].expand(networks, *shared[name].shape)
             return stacked.detach().clone(memory_format=torch.contiguous_format)
 
-        for name, _ in template.named_parameters():
-            if name in wanted:
-                trained[name] = copied(name).requires_grad_()
-            elif name in own:
-                held[name] = own[name].detach()
-            else:
-                common[name] = shared[name].detach()
-        for name, _ in template.named_buffers():
-            held[name] = copied(name)
-        return Stack(template, trained, held, common, mixed, draws)
+        # What is trained, and what is held (other parameters, and buffers), are (networks, …); shared: one for all.
+        names = [name for name, _ in template.named_parameters()]
+        self.trained: State = {name: copied(name).requires_grad_() for name in names if name in wanted}
+        rest = [name for name in names if name not in wanted]
+        self.held: State = {name: own[name].detach() for name in rest if name in own}
+        self.shared: State = {name: shared[name].detach() for name in rest if name not in own}
+        self.held |= {name: copied(name) for name, _ in template.named_buffers()}
 
     def __call__(self, x: Tensor) -> Tensor:
         """What every network answers to its own inputs (networks, batch, …)."""
@@ -135,15 +125,6 @@ class Stack:
         return {name: t.to(torch.bfloat16) if name in parameters else t for name, t in state.items()}
 
 
-def _check_no_batch_norm(template: nn.Module) -> None:
-    for name, module in template.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"{name} ({type(module).__name__}) has averages in float32, which vmap cannot mix with bfloat16: "
-                "train such networks with mixed=False"
-            )
-
-
 def without_numbers(model: nn.Module) -> nn.Module:
     """The code of a network in training mode, as the template of a stack."""
     return copy.deepcopy(model).to("meta").train()
@@ -186,10 +167,17 @@ def evaluating(template: nn.Module) -> Iterator[None]:
         template.train()
 
 
-def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
-    """`make()` under a global seed, which is left as found."""
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
+        yield
+
+
+def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """`make()` under a global seed, which is left as found."""
+    with seeded(seed, device):
         return make().to(device)
 
 
@@ -234,95 +222,60 @@ def fit_together(
     images: Tensor,
     labels: Tensor,
     *,
-    epochs: int,
+    recipe: Recipe,
     seeds: Sequence[int] | None = None,
-    strategy: str | Attack = "standard",
     keep: Iterable[int] | None = None,
-    batch: int = 64,
-    rate: float = 1e-3,
-    optimiser: Literal["adam", "sgd"] = "adam",
-    momentum: float = 0.9,
-    decay: float = 0.0,
-    schedule: Schedule = "constant",
     at_once: int | None = None,
     task: str = "training together",
 ) -> list[Checkpoint]:
     """Train `count` networks at once, each on its own order of the images; the checkpoints after the epochs in `keep`.
 
     Network k is `make()` under the global seed seeds[k] (0, 1, 2 … if None) and is trained as `fit` with that seed
-    trains it, to rounding. `strategy`: "standard", or an attack ("fgsm", "fast_fgsm", "pgd(epsilon=0.1)") that changes
-    every batch before its step, on the network as it is then (the clean images are not shown). `keep`: None keeps the
-    last epoch; 0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the
-    networks are trained where the images are; `at_once` of them in one call (None: all, on a CPU 20, which its caches
-    hold), without effect on the result. Networks that draw random numbers themselves (dropout) are refused.
+    trains it, to rounding; an attack of the recipe sees each network as it is then. `keep`: None keeps the last epoch;
+    0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the networks are
+    trained where the images are; `at_once` of them in one call (None: all, on a CPU 20, which its caches hold), without
+    effect on the result. Networks that draw random numbers themselves (dropout) are refused.
     """
-    check_epochs(epochs)
-    check_data(images, labels, batch)
-    kept = _epochs_to_keep(keep, epochs)
+    recipe.refuse("fit_together", "clip", "average", "augment", "mixed", "compiled")
+    check_data(images, labels)
+    kept = {recipe.epochs} if keep is None else set(keep)
+    if wrong := sorted(epoch for epoch in kept if not 0 <= epoch <= recipe.epochs):
+        raise ValueError(f"keep names epoch {wrong[0]}, but there are epochs 0 (before training) to {recipe.epochs}")
     own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
     if len(own_seeds) != count or count < 1:
-        raise ValueError(f"need one seed a network: {count} networks, {len(own_seeds)} seeds")
-    if len(images) != len(labels):
-        raise ValueError(f"need one label an image, got {len(images)} images and {len(labels)} labels")
-    attacker = None if strategy == "standard" else open_attack(strategy)
-    size = at_once or (GROUP if images.device.type == "cpu" else count)
+        raise ValueError(f"need one seed per network: {count} networks, {len(own_seeds)} seeds")
+    attack, device = recipe.opened_attack(), images.device
+    size = at_once or (GROUP if device.type == "cpu" else count)
     groups = [own_seeds[start : start + size] for start in range(0, count, size)]
-    steps = epochs * -(-len(images) // batch)
-    found: list[list[Checkpoint]] = []
-    with Progress(task, steps * len(groups), "steps") as bar:
+    an_epoch = recipe.steps(len(images))
+    reached: dict[int, list[State]] = {epoch: [] for epoch in sorted(kept)}
+    with Progress(task, recipe.epochs * an_epoch * len(groups), "steps") as bar:
         for group in groups:
-            seeded = _Seeded.of(make, group, images.device)
-            check_types(seeded.own, images)
-            stepper = optimiser_of(seeded.networks.trained.values(), optimiser, rate, decay, momentum, fused=True)
-            plan = schedule_of(stepper, schedule, rate, steps)
-            found.append([seeded.checkpoint(0)] if 0 in kept else [])
-            for step, index in enumerate(orders(group, len(images), epochs, batch, images.device)):
+            models = [made(make, seed, device) for seed in group]
+            _check_alike(models)
+            check_types(models[0], images, recipe)
+            stack = Stack(without_numbers(models[0]), stacked_state(models), draws=False)
+            stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
+            plan = recipe.make_schedule(stepper, an_epoch)
+            if 0 in kept:
+                reached[0].append(copy.deepcopy(stack.state()))
+            for step, index in enumerate(orders(group, len(images), recipe.epochs, recipe.batch, device), 1):
                 x, y = floats(images[index]), labels[index]
-                x = x if attacker is None else seeded.attacked(attacker, x, y, index, step)
-                seeded.networks.learn(x, y, stepper)
+                if attack is not None:
+                    starts = torch.stack([derived(seed, step - 1) for seed in group])[:, None]
+                    with evaluating(stack.template):
+                        x = attack(lambda z: stack(recipe.prepared(z)), x, y, seed=starts, index=index)  # noqa: B023
+                stack.learn(recipe.prepared(x), y, stepper)
                 plan.step()
-                epoch, rest = divmod((step + 1) * epochs, steps)
+                epoch, rest = divmod(step, an_epoch)
                 if not rest and epoch in kept:
-                    found[-1].append(seeded.checkpoint(epoch))
+                    reached[epoch].append(copy.deepcopy(stack.state()))
                 bar.advance()
-    return [_joined(parts) for parts in zip(*found, strict=True)]
-
-
-@dataclass(eq=False)
-class _Seeded:
-    """Networks made and trained from one seed each."""
-
-    networks: Stack
-    own: nn.Module  # one of the networks, for checkpoints: its numbers are replaced
-    seeds: tuple[int, ...]
-
-    @staticmethod
-    def of(make: Callable[[], nn.Module], seeds: tuple[int, ...], device: torch.device) -> _Seeded:
-        models = [made(make, seed, device) for seed in seeds]
-        _check_alike(models)
-        networks = Stack.of(without_numbers(models[0]), stacked_state(models), draws=False)
-        return _Seeded(networks, models[0].eval(), seeds)
-
-    def attacked(self, attack: Attack, x: Tensor, y: Tensor, index: Tensor, step: int) -> Tensor:
-        seeds = torch.stack([derived(seed, step) for seed in self.seeds])[:, None]
-        with evaluating(self.networks.template):
-            return attack(self.networks, x, y, seed=seeds, index=index)
-
-    def checkpoint(self, epoch: int) -> Checkpoint:
-        state = {name: stacked.clone() for name, stacked in self.networks.state().items()}
-        return Checkpoint(epoch, self.seeds, state, self.own)
-
-
-def _joined(parts: Sequence[Checkpoint]) -> Checkpoint:
-    state = {name: torch.cat([part.state[name] for part in parts]) for name in parts[0].state}
-    return Checkpoint(parts[0].epoch, tuple(seed for part in parts for seed in part.seeds), state, parts[0].template)
-
-
-def _epochs_to_keep(keep: Iterable[int] | None, epochs: int) -> set[int]:
-    kept = {epochs} if keep is None else set(keep)
-    if wrong := sorted(epoch for epoch in kept if not 0 <= epoch <= epochs):
-        raise ValueError(f"keep names epoch {wrong[0]}, but there are epochs 0 (before training) to {epochs}")
-    return kept
+    template = models[0].eval()
+    return [
+        Checkpoint(epoch, own_seeds, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, template)
+        for epoch, parts in reached.items()
+    ]
 
 
 def _check_alike(models: Sequence[nn.Module]) -> None:

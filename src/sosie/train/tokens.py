@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..capture import as_found, watch
 from ..models import DynamicViT
 from ..models.vit import mean_of_others, token_cka
-from .step import Prepare, floats
+from .recipe import Prepare, floats
 from .taps import Attached, Shown, Taps
 
 
@@ -23,7 +23,7 @@ def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
     """
     if not decisions or len(decisions) != len(shares):
-        raise ValueError(f"need one share a stage, got {len(decisions)} stages and {len(shares)} shares")
+        raise ValueError(f"need one share per stage, got {len(decisions)} stages and {len(shares)} shares")
     found = [(each.float().mean(1) - share).square().mean() for each, share in zip(decisions, shares, strict=True)]
     return torch.stack(found).mean()
 
@@ -143,9 +143,8 @@ def calibrate_tokens(
         raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
     if model.patch_count < 2:
         raise ValueError("the model has one patch, which has no others to be like: rule='cka' needs two at least")
-    x = floats(images)
     with as_found(model):
-        tokens = model.embed(prepare(x) if prepare else x)
+        tokens = model.embed(floats(images, prepare))
         found = []
         for number, block in enumerate(model.blocks):
             if number in model.stages:

@@ -191,7 +191,7 @@ def test_a_model_pruned_by_torch_is_taken_over() -> None:
         ({"sparsity": 1.0}, "from 0 to below 1"),
         ({"sparsity": -0.1}, "from 0 to below 1"),
         ({"sparsity": math.nan}, "from 0 to below 1"),
-        ({"sparsity": 0.5, "how": "er"}, "'erk' or 'uniform'"),
+        ({"sparsity": 0.5, "how": "er"}, "'erk', 'uniform'"),
         ({"sparsity": 0.5, "dense": "7"}, "no convolution or linear layer is called '7'"),
         ({"sparsity": 0.5, "dense": "*"}, "all 3 stay dense"),
         ({"sparsity": 0.9999}, "leaves no weight in"),

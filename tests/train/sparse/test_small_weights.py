@@ -11,7 +11,7 @@ from sparse_nets import batch, small
 from torch import nn
 
 from sosie.models import small_cnn
-from sosie.train import fit, random_masks
+from sosie.train import Recipe, fit, random_masks
 from sosie.train.sparse import WeightHistograms, epsilon_sparsity, weight_histogram
 
 
@@ -96,7 +96,7 @@ def test_histograms_along_training() -> None:
     model = small_cnn(width=4)
     histograms = WeightHistograms(model, bins=50, limit=0.5)
     images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
-    fit(model, images, labels, epochs=2, seed=0, after_epoch=histograms.record)
+    fit(model, images, labels, recipe=Recipe(epochs=2), seed=0, after_epoch=histograms.record)
     assert histograms.steps == [0, 1, 2]
     assert histograms.counts.shape == (3, 50)
     assert np.array_equal(histograms.counts[2], weight_histogram(model, 50, 0.5).counts)
@@ -111,9 +111,9 @@ def test_bad_input_is_refused() -> None:
         epsilon_sparsity(model, -1)
     with pytest.raises(ValueError, match="layers: no convolution or linear layer is called '7'"):
         epsilon_sparsity(model, 0.1, layers="7")
-    with pytest.raises(ValueError, match="bins=0"):
+    with pytest.raises(ValueError, match="bins must be"):
         weight_histogram(model, 0)
-    with pytest.raises(ValueError, match="limit=0"):
+    with pytest.raises(ValueError, match="limit must be"):
         weight_histogram(model, limit=0)
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = math.nan

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from ...data.draws import derived
-from ..step import Prepare, floats, optimiser_of
-from ..together import Stack, State, orders
+from torch import Tensor
 
 
 class Parts(NamedTuple):
@@ -37,7 +32,7 @@ class Clients:
         for what in ("train", "test"):
             object.__setattr__(self, what, _table(what, getattr(self, what), len(self.images)))
         if len(self.images) != len(self.labels):
-            raise ValueError(f"need one label an image, got {len(self.images)} images and {len(self.labels)} labels")
+            raise ValueError(f"need one label per image, got {len(self.images)} images and {len(self.labels)} labels")
         object.__setattr__(self, "labels", self.labels.long() if not self.labels.is_floating_point() else self.labels)
         if self.labels.ndim != 1 or self.labels.is_floating_point():
             raise ValueError(f"labels are whole numbers (N,), got {self.labels.dtype} {tuple(self.labels.shape)}")
@@ -196,98 +191,3 @@ def _table(what: str, given: Tensor | Sequence[Tensor], pool: int) -> Tensor:
     if int(table.min()) < 0 or int(table.max()) >= pool:
         raise ValueError(f"{what}: images {int(table.min())} to {int(table.max())} are named, the pool has {pool}")
     return table
-
-
-# What clients do by themselves: train on their own images, and answer on their own test images
-
-TESTED_AT_ONCE = 5000  # images in one forward pass
-
-
-@dataclass(frozen=True, eq=False)
-class Local:
-    """Clients, their code, and how they train; `at_once` of them in one call."""
-
-    clients: Clients
-    template: nn.Module
-    batch: int
-    rate: float
-    momentum: float
-    decay: float
-    optimiser: Literal["adam", "sgd"]
-    prepare: Prepare | None
-    mixed: bool
-    at_once: int
-    seed: int
-
-    def train(
-        self,
-        who: Tensor,
-        own: State,
-        shared: State,
-        *,
-        trains: Collection[str],
-        epochs: int,
-        when: tuple[int, int],
-        pull: float = 0.0,
-    ) -> State:
-        """What clients `who` have after so many epochs: all of `own` and what was trained, (clients, …).
-
-        They start from `own` (clients, …) and, where that has nothing, from `shared`, towards which they are pulled.
-        `when`: the numbers of the round and of the phase, from which the order of the images comes.
-        """
-        if not epochs:
-            return own
-        parts = []
-        for group in self._groups(len(who)):
-            members = {name: stacked[group] for name, stacked in own.items()}
-            stack = Stack.of(self.template, members, shared, count=len(who[group]), trains=trains, mixed=self.mixed)
-            self._learn(stack, who[group], epochs, when, (pull, shared) if pull else None)
-            parts.append({**members, **stack.state()})
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
-
-    def _learn(
-        self, stack: Stack, who: Tensor, epochs: int, when: tuple[int, int], pull: tuple[float, State] | None
-    ) -> None:
-        if not stack.trained:
-            return
-        images = self.clients.train[who]
-        seeds = [order_seed(self.seed, *when, client) for client in who.tolist()]
-        stepper = optimiser_of(stack.trained.values(), self.optimiser, self.rate, self.decay, self.momentum, fused=True)
-        with _seeded(seeds[0], images.device):
-            for index in orders(seeds, images.shape[1], epochs, self.batch, images.device):
-                numbers = images.gather(1, index)
-                stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
-
-    @torch.no_grad()
-    def accuracy(self, own: State, shared: State) -> Tensor:
-        """Of every client, on its own test images: (clients,)."""
-        test = self.clients.test
-        right = torch.zeros(len(test), device=test.device)
-        for group in self._groups(len(test)):
-            members = {name: stacked[group] for name, stacked in own.items()}
-            stack = Stack.of(self.template, members, shared, count=len(test[group]), trains=())
-            for numbers in test[group].split(max(1, TESTED_AT_ONCE // len(test[group])), dim=1):
-                right[group] += (stack.answers(self._inputs(numbers)).argmax(2) == self.clients.labels[numbers]).sum(1)
-        return right / test.shape[1]
-
-    def _groups(self, count: int) -> list[slice]:
-        return [slice(start, start + self.at_once) for start in range(0, count, self.at_once)]
-
-    def _inputs(self, numbers: Tensor) -> Tensor:
-        """Images (clients, n, …) as the networks take them."""
-        x = floats(self.clients.images[numbers.flatten()])
-        x = self.prepare(x) if self.prepare else x
-        return x.unflatten(0, numbers.shape)
-
-
-def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
-    """The seed from which the order of a client's images comes, as `fit` takes it."""
-    return int(derived(derived(derived(seed, turn), phase), client))
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's own generators: seeded for a while, then left as found."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

@@ -70,7 +70,7 @@ class Round:
 
     examples: dict[int, float]  # of each client that counted, by its node
     dropped: dict[int, str]
-    atoms: AtomTable | None  # one row a client that counted, in the order of `examples`; named by its node
+    atoms: AtomTable | None  # one row per client that counted, in the order of `examples`; named by its node
 
     def clusters(self, count: int) -> dict[int, int]:
         """Which of `count` clusters each client is in, by the cosine of the atoms."""
@@ -84,7 +84,7 @@ class Round:
 class AtomStrategy(FedAvg):
     """FedAvg of the coefficients, by the number of examples; takes the arguments of `FedAvg`.
 
-    `rounds` tells of every round who counted and who was dropped: clients that fail, or send names, shapes or numbers
+    `rounds` says for every round who counted and who was dropped: clients that fail, or send names, shapes or numbers
     that are not as they should be, or learnt from no example. Where nobody counts, the coefficients of the round before
     stay. `report_atoms` asks for the clients' atoms too; they are never averaged, `rounds[n].atoms` compares them.
     """

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ...checks import one_of, whole_number
 from ...data.draws import derived
 from ...factory import parse_call
 from ...files import DamagedFile, read_tensors, write_tensors
@@ -22,9 +23,9 @@ from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
 from ..heads import find_head
-from ..step import Prepare, floats
-from ..together import State, made, network, state_of, without_numbers
-from .clients import Clients, Local
+from ..recipe import Recipe, floats
+from ..together import Stack, State, made, network, orders, seeded, state_of, without_numbers
+from .clients import Clients
 
 # Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
 
@@ -44,13 +45,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class Method:
-    """What the server averages, what each client keeps, and how a client trains; `last`: before it is tested."""
+    """What the server averages, what each client keeps, and how a client trains; `last`: before it is tested.
+
+    `last_epochs`: how long that last training is, None: as long as in a round. `same_atoms=False`: every client starts
+    from atoms of its own, as a control.
+    """
 
     name: str
     shared: Part
     personal: Part
     phases: tuple[Phase, ...]
     last: Phase
+    last_epochs: int | None = None
+    same_atoms: bool = True
 
 
 def fedavg() -> Method:
@@ -90,24 +97,26 @@ def atoms() -> Method:
     return Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own"))
 
 
+COMMON = ("last", "last_epochs", "same_atoms")  # options of every method
 METHODS: dict[str, Callable[..., Method]] = {
     made.__name__: made for made in (fedavg, fedprox, fedper, fedrep, ditto, local, atoms)
 }
 
 
 def open_method(given: str | Method) -> Method:
-    """From "fedavg" or "fedprox(mu=0.1)"."""
+    """From "fedavg" or "fedprox(mu=0.1)"; with `last`, `last_epochs` and `same_atoms`, which every method has."""
     if isinstance(given, Method):
         return given
     name, options = parse_call(given)
-    if name not in METHODS:
-        near = get_close_matches(name.lower(), METHODS, n=3, cutoff=0.5)
-        offer = f"near it: {', '.join(near)}" if near else f"there are {', '.join(METHODS)}"
-        raise ValueError(f"no method is called {name!r}; {offer}")
+    one_of(name, "method", METHODS)
+    ending = {key: options.pop(key) for key in COMMON if key in options}
     known = inspect.signature(METHODS[name]).parameters
     if wrong := [option for option in options if option not in known]:
-        raise ValueError(f"{name} has no option {wrong[0]!r}; it has {', '.join(known) or 'none'}")
-    return METHODS[name](**options)
+        raise ValueError(f"{name} has no option {wrong[0]!r}; it has {', '.join([*known, *COMMON])}")
+    method = METHODS[name](**options)
+    if ending.get("last") is not None:
+        ending["last"] = replace(method.last, trains=ending["last"])
+    return replace(method, **ending)
 
 
 def head_of(model: nn.Module, head: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -182,7 +191,7 @@ class Federated:
             if coefficients.stride(0) and not bool((coefficients == coefficients[:1]).all()):
                 raise ValueError(
                     f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
-                    "with simulate(…, last='own'), freeze the coefficients, or ask for require_shared=False"
+                    "with simulate(…, \"fedavg(last='own')\"), freeze the coefficients, or ask for require_shared=False"
                 )
         # Early in training cosines are 1 up to the last digits of float32.
         stacked = {layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers}
@@ -252,24 +261,21 @@ def arrived(
     reasons = _not_finite(who, kept)
     if receive is None:
         reasons |= _not_finite(who, sent)
-        good = [k for k, client in enumerate(who) if client not in reasons]
-        whole = len(good) == len(who)
-        return (sent if whole else {name: stacked[good] for name, stacked in sent.items()}), good, reasons
-    uploads: dict[int, Mapping[str, Tensor]] = {}
-    for k, client in enumerate(who):
-        upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
-        wrong = _wrong_form(upload, sent)
-        if wrong is None:
-            # As the server will have it: a large number of double precision is infinite there.
-            uploads[k] = {name: tensor.detach().to(sent[name]) for name, tensor in upload.items()}
-        else:
-            reasons[client] = wrong
-    for k in list(uploads):
-        one = {name: tensor.unsqueeze(0) for name, tensor in uploads[k].items()}
-        reasons |= _not_finite([who[k]], one)
+    else:
+        uploads: dict[str, list[Tensor]] = {name: [] for name in sent}
+        for k, client in enumerate(who):
+            upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
+            if (wrong := _wrong_form(upload, sent)) is not None:
+                reasons[client], upload = wrong, {name: stacked[k] for name, stacked in sent.items()}
+            for name in sent:
+                # As the server will have it: a large number of double precision is infinite there.
+                uploads[name].append(upload[name].detach().to(sent[name]))
+        sent = {name: torch.stack(tensors) for name, tensors in uploads.items()}
+        reasons = _not_finite(who, sent) | reasons
     good = [k for k, client in enumerate(who) if client not in reasons]
-    stacked = {name: torch.stack([uploads[k][name] for k in good]) for name in sent} if good else {}
-    return stacked, good, reasons
+    if len(good) < len(who):
+        sent = {name: stacked[good] for name, stacked in sent.items()} if good else {}
+    return sent, good, reasons
 
 
 def mean(stacked: Tensor) -> Tensor:
@@ -282,7 +288,9 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     """For each client with NaN or infinite numbers: where."""
     if not state:
         return {}
-    rows = (stacked.reshape(len(who), -1) for stacked in state.values())  # a batch norm's count is one number a client
+    rows = (
+        stacked.reshape(len(who), -1) for stacked in state.values()
+    )  # a batch norm's count is one number per client
     fine = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
     found: dict[int, str] = {}
     for name, row in zip(state, fine.tolist(), strict=True):
@@ -312,6 +320,8 @@ def _wrong_form(upload: Any, sent: State) -> str | None:
 
 
 AT_ONCE_ON_CPU = 20
+TESTED_AT_ONCE = 5000  # images in one forward pass
+RECIPE = Recipe(epochs=5, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 AfterRound = Callable[[int, State], None]
 
 
@@ -320,21 +330,11 @@ def simulate(
     clients: Clients,
     method: str | Method = "atoms",
     *,
+    recipe: Recipe = RECIPE,
     rounds: int = 30,
-    epochs: int = 5,
     share: float = 0.1,
     seed: int = 0,
-    batch: int = 50,
-    rate: float = 0.01,
-    momentum: float = 0.9,
-    decay: float = 0.0,
-    optimiser: Literal["adam", "sgd"] = "sgd",
-    prepare: Prepare | None = None,
-    mixed: bool = False,
     head: str | Sequence[str] | None = None,
-    same_atoms: bool = True,
-    last: Part | None = None,
-    last_epochs: int | None = None,
     measure_every: int = 0,
     at_once: int | None = None,
     receive: Receive | None = None,
@@ -343,47 +343,47 @@ def simulate(
     """Federated learning on the device where the images are; every client's model, and how well it does at the end.
 
     All start from `make()` under the global seed `seed`; parameters that do not require gradients there are never
-    trained. In each round a `share` of the clients, the same for every method, train for `epochs` on their own images
-    (SGD with Nesterov momentum as `fit` has it, started afresh) and the server takes the mean of what they share:
-    that weighted by images, since all have equally many. `method`: a key of `METHODS`, with options as in
-    "fedprox(mu=0.1)". `head`: names of the modules that are the head (None: the last linear layer).
+    trained. In each round a `share` of the clients, the same for every method, train by `recipe` on their own images,
+    the optimiser started afresh, and the server takes the mean of what they share: that weighted by images, since all
+    have equally many. `method`: a key of `METHODS`, with options as in "fedprox(mu=0.1)". `head`: names of the modules
+    that are the head (None: the last linear layer).
 
-    At the end every client trains once more, without sending anything, for `last_epochs` (None: `epochs`): the whole
-    model for fedavg and fedprox (the paper's "with local finetuning"), what is its own for the others. `last`: another
-    part to train then ("own": all but the coefficients, after which atoms can be compared).
+    At the end every client trains once more, without sending anything: the whole model for fedavg and fedprox (the
+    paper's "with local finetuning"), what is its own for the others. Every method has options for it: `last_epochs`
+    (None: as in a round), and `last`, another part to train then ("atoms(last='own')": all but the coefficients, after
+    which atoms can be compared). "local(same_atoms=False)": every client starts from atoms of its own, as a control.
 
-    `same_atoms=False`: every client starts from atoms of its own, as a control. `measure_every`: rounds between two
-    entries of the mean accuracy in the history (0: never). `at_once`: clients trained in one call (None: all, on a CPU
-    20). An upload goes through `receive(round, client, upload)`; one with NaN or a wrong shape is dropped and named in
-    the history, and that client's round is as if it had not been. `after_round(round, state)` sees every client's
-    model, (clients, …), and -1 is before the first round.
+    `measure_every`: rounds between two entries of the mean accuracy in the history (0: never). `at_once`: clients
+    trained in one call (None: all, on a CPU 20). An upload goes through `receive(round, client, upload)`; one with NaN
+    or a wrong shape is dropped and named in the history, and that client's round is as if it had not been.
+    `after_round(round, state)` sees every client's model, (clients, …), and -1 is before the first round.
     """
     way = open_method(method)
-    if last is not None:
-        way = replace(way, last=replace(way.last, trains=last))
+    recipe.refuse("simulate", "clip", "average", "attack", "augment", "compiled")
     device = clients.images.device
     clients = clients.to(device)
     model = made(make, seed, device).eval()
     modules = head_of(model, head)
-    _check(model, clients, prepare, rounds=rounds, epochs=epochs, share=share, batch=batch, rate=rate)
+    whole_number(rounds, "rounds", least=0)
+    _check(model, clients, recipe, share)
     size = at_once or (AT_ONCE_ON_CPU if device.type == "cpu" else len(clients))
-    local = Local(clients, without_numbers(model), batch, rate, momentum, decay, optimiser, prepare, mixed, size, seed)
-    server = _Server.of(way, model, modules, local, same_atoms)
+    server = Server(way, model, modules, clients, recipe, size, seed)
     history: list[dict[str, Any]] = []
     count = round(share * len(clients))
     if after_round is not None:
         after_round(-1, server.state())
     with Progress(f"{way.name}: {count} of {len(clients)} clients a round", rounds + 1, "rounds") as bar:
         for turn in range(rounds):
-            history.append(server.round(turn, _sampled(len(clients), count, seed, turn).to(device), epochs, receive))
+            history.append(server.round(turn, _sampled(len(clients), count, seed, turn).to(device), receive))
             if measure_every and (turn + 1) % measure_every == 0:
-                history[-1]["accuracy"] = float(local.accuracy(server.personal, server.shared).mean())
+                history[-1]["accuracy"] = float(server.accuracy(server.personal, server.shared).mean())
             if after_round is not None:
                 after_round(turn, server.state())
             bar.advance()
-        before, alone = local.accuracy(server.personal, server.shared), server.accuracy_alone()
-        state, entry = server.finish(rounds, epochs if last_epochs is None else last_epochs)
-        accuracy = local.accuracy(state, {})
+        before = server.accuracy(server.personal, server.shared)
+        alone = server.accuracy({}, server.shared) if way.shared == "all" else None
+        state, entry = server.finish(rounds)
+        accuracy = server.accuracy(state, {})
         bar.advance()
     return Federated(
         method=way.name,
@@ -398,46 +398,41 @@ def simulate(
     )
 
 
-@dataclass(eq=False)
-class _Server:
-    """The part that is shared, and beside it, for the simulation's sake, what every client keeps."""
+class Server:
+    """The part that is shared, and beside it, for the simulation's sake, what every client keeps and how it trains."""
 
-    method: Method
-    local: Local
-    parts: dict[Part, set[str]]  # the names of each part that the method speaks of
-    trainable: set[str]
-    shared: State
-    personal: State  # (clients, …)
-
-    @staticmethod
-    def of(method: Method, model: nn.Module, head: Sequence[str], local: Local, same_atoms: bool) -> _Server:
-        phases = (*method.phases, method.last)
-        spoken = {method.shared, method.personal, *(phase.trains for phase in phases)}
-        parts = {part: names_of(part, model, head) for part in spoken}
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        head: Sequence[str],
+        clients: Clients,
+        recipe: Recipe,
+        at_once: int,
+        seed: int,
+    ) -> None:
+        self.method, self.clients, self.recipe, self.at_once, self.seed = method, clients, recipe, at_once, seed
+        self.template = without_numbers(model)
+        spoken = {method.shared, method.personal, *(phase.trains for phase in (*method.phases, method.last))}
+        self.parts = {part: names_of(part, model, head) for part in spoken}
+        self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         start = state_of(model)
-        everyone = {name: t.expand(len(local.clients), *t.shape).clone() for name, t in start.items()
-                    if name in parts[method.personal]}  # fmt: skip
-        if not same_atoms:
-            everyone |= _own_atoms(model, everyone, local.seed)
-        return _Server(
-            method,
-            local,
-            parts,
-            {name for name, p in model.named_parameters() if p.requires_grad},
-            {name: t.clone() for name, t in start.items() if name in parts[method.shared]},
-            everyone,
-        )
+        self.shared = {name: t.clone() for name, t in start.items() if name in self.parts[method.shared]}
+        own = {name: t for name, t in start.items() if name in self.parts[method.personal]}
+        self.personal = {name: t.expand(len(clients), *t.shape).clone() for name, t in own.items()}  # (clients, …)
+        if not method.same_atoms:
+            self.personal |= _own_atoms(model, self.personal, seed)
 
-    def round(self, turn: int, who: Tensor, epochs: int, receive: Receive | None) -> dict[str, Any]:
+    def round(self, turn: int, who: Tensor, receive: Receive | None) -> dict[str, Any]:
         """Clients `who` train, send, and the server averages; what is to be remembered of it."""
         kept = {name: stacked[who] for name, stacked in self.personal.items()}
         visiting = {name: stacked for name, stacked in kept.items() if name not in self.shared}
         twice = len(visiting) < len(kept)  # a client has a model of its own beside the one that it sends
         for number, phase in enumerate(self.method.phases):
             if phase.kept and twice:
-                kept = self._train(phase, who, kept, epochs, (turn, number))
+                kept = self.train(phase, who, kept, (turn, number))
             else:
-                visiting = self._train(phase, who, visiting, epochs, (turn, number))
+                visiting = self.train(phase, who, visiting, (turn, number))
         sent = {name: visiting[name] for name in self.shared if name in visiting}
         kept = {name: (kept if twice else visiting)[name] for name in self.personal}
         uploads, good, dropped = arrived(turn, who.tolist(), sent, kept, receive)
@@ -448,10 +443,10 @@ class _Server:
         entry: dict[str, Any] = {"round": turn, "clients": who.tolist(), "dropped": dropped}
         return entry if good else {**entry, "note": "every client was dropped: the server keeps what it had"}
 
-    def finish(self, turn: int, epochs: int) -> tuple[State, dict[str, Any]]:
+    def finish(self, turn: int) -> tuple[State, dict[str, Any]]:
         """Every client's model after a last training of its own, and what is to be remembered of it."""
-        who = torch.arange(len(self.local.clients), device=self.local.clients.train.device)
-        trained = self._train(self.method.last, who, self.personal, epochs, (turn, 0))
+        who = torch.arange(len(self.clients), device=self.clients.train.device)
+        trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
         _, good, dropped = arrived(turn, who.tolist(), {}, trained, None)
         before = self.state()
         state = {name: trained.get(name, stacked) for name, stacked in before.items()}
@@ -462,21 +457,66 @@ class _Server:
 
     def state(self) -> State:
         """Every client's model, (clients, …); what is shared is in memory once."""
-        count = len(self.local.clients)
+        count = len(self.clients)
         return {**{name: t.expand(count, *t.shape) for name, t in self.shared.items()}, **self.personal}
 
-    def accuracy_alone(self) -> Tensor | None:
-        """Of the server's model, where it has a whole one, on every client's test images."""
-        if self.method.shared != "all":
-            return None
-        return self.local.accuracy({}, self.shared)
+    def train(self, phase: Phase, who: Tensor, own: State, when: tuple[int, int], epochs: int | None = None) -> State:
+        """What clients `who` have after a phase: all of `own` and what was trained, (clients, …).
 
-    def _train(self, phase: Phase, who: Tensor, own: State, epochs: int, when: tuple[int, int]) -> State:
-        wanted = phase.epochs(epochs)
+        They start from `own` (clients, …) and, where that has nothing, from what is shared, towards which they may be
+        pulled. `when`: the numbers of the round and of the phase, from which the order of the images comes.
+        """
+        of_round = self.recipe.epochs if epochs is None else epochs
+        wanted = phase.epochs(of_round)
         if wanted < 0:
-            raise ValueError(f"{self.method.name} leaves {wanted} of {epochs} epochs to train the {phase.trains}")
-        trains = self.parts[phase.trains] & self.trainable
-        return self.local.train(who, own, self.shared, trains=trains, epochs=wanted, when=when, pull=phase.pull)
+            raise ValueError(f"{self.method.name} leaves {wanted} of {of_round} epochs to train the {phase.trains}")
+        if not wanted:
+            return own
+        recipe, trains = replace(self.recipe, epochs=wanted), self.parts[phase.trains] & self.trainable
+        pull = (phase.pull, self.shared) if phase.pull else None
+        parts = []
+        for some, members in self._groups(who, own):
+            stack = Stack(
+                self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed
+            )  # fmt: skip
+            if stack.trained:
+                images = self.clients.train[some]
+                seeds = [order_seed(self.seed, *when, client) for client in some.tolist()]
+                stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
+                plan = recipe.make_schedule(stepper, recipe.steps(images.shape[1]))
+                with seeded(seeds[0], images.device):  # dropout draws from torch's own generators
+                    for index in orders(seeds, images.shape[1], wanted, recipe.batch, images.device):
+                        numbers = images.gather(1, index)
+                        stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
+                        plan.step()
+            parts.append({**members, **stack.state()})
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+
+    @torch.no_grad()
+    def accuracy(self, own: State, shared: State) -> Tensor:
+        """Of every client, on its own test images: (clients,)."""
+        right = []
+        for test, members in self._groups(self.clients.test, own):
+            stack = Stack(self.template, members, shared, count=len(test), trains=())
+            parts = test.split(max(1, TESTED_AT_ONCE // len(test)), dim=1)
+            answers = torch.cat([stack.answers(self._inputs(numbers)).argmax(2) for numbers in parts], dim=1)
+            right.append((answers == self.clients.labels[test]).sum(1))
+        return torch.cat(right).float() / self.clients.test.shape[1]
+
+    def _groups(self, who: Tensor, own: State) -> Iterator[tuple[Tensor, State]]:
+        """As many clients as are trained at once, with what is their own."""
+        for start in range(0, len(who), self.at_once):
+            group = slice(start, start + self.at_once)
+            yield who[group], {name: stacked[group] for name, stacked in own.items()}
+
+    def _inputs(self, numbers: Tensor) -> Tensor:
+        """Images (clients, n, …) as the networks take them."""
+        return floats(self.clients.images[numbers.flatten()], self.recipe.prepare).unflatten(0, numbers.shape)
+
+
+def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
+    """The seed from which the order of a client's images comes, as `fit` takes it."""
+    return int(derived(derived(derived(seed, turn), phase), client))
 
 
 def _sampled(clients: int, count: int, seed: int, turn: int) -> Tensor:
@@ -502,22 +542,14 @@ def _own_atoms(model: nn.Module, personal: State, seed: int) -> State:
 
 
 @torch.no_grad()
-def _check(
-    model: nn.Module, clients: Clients, prepare: Prepare | None, *, share: float, rate: float, **counts: int
-) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < (0 if name == "rounds" else 1):
-            raise ValueError(f"{name}={value!r}: a whole number of at least {0 if name == 'rounds' else 1}")
+def _check(model: nn.Module, clients: Clients, recipe: Recipe, share: float) -> None:
     if not 0 < share <= 1 or round(share * len(clients)) < 1:
         least = math.ceil(1000 / len(clients)) / 1000
         raise ValueError(
             f"share={share} of {len(clients)} clients is {share * len(clients):g} of them: nobody would take part; "
             f"a share is at most 1 and here at least {least:g}"
         )
-    if not rate > 0:
-        raise ValueError(f"rate={rate}: a number above 0")
-    x = floats(clients.images[:1])
-    answer = model(prepare(x) if prepare else x)
+    answer = model(floats(clients.images[:1], recipe.prepare))
     if not isinstance(answer, Tensor) or answer.ndim != 2:
         raise ValueError(f"the model must answer (n, classes), got {getattr(answer, 'shape', type(answer).__name__)}")
     used = torch.cat([clients.train.flatten(), clients.test.flatten()])

@@ -1,10 +1,11 @@
-"""Parameters and operations of a network, dense and as far as its masks keep them."""
+"""Parameters and operations of a network, dense and as far as its masks keep them; how close its weights are to 0."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ...capture import as_found, unwrap
 from ...capture.sites import Names
+from ...checks import positive, whole_number
 from ...process_state import Shared, attention_in_parts
 from .masks import layers_of, mask_of, maskable, named, weight_of
 
@@ -31,20 +33,12 @@ class SparseCost:
     kept_parameters: int
     flops: int
     kept_flops: int
-    layers: list[dict[str, Any]]  # a row a layer with a weight: layer, weights, kept, flops, kept_flops
+    layers: list[dict[str, Any]]  # one row per layer with a weight: layer, weights, kept, flops, kept_flops
 
     @property
     def sparsity(self) -> float:
         """The share of 0 among all parameters, those without a mask among them."""
         return 1 - self.kept_parameters / self.parameters
-
-
-@dataclass
-class _Layer:
-    name: str
-    weights: int
-    kept: int
-    flops: int = 0
 
 
 def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
@@ -57,53 +51,42 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
     """
     core = unwrap(model)
     modules = Names.of(core).by_name
-    tally: dict[tuple[int, int], _Layer] = {}
+    rows: dict[tuple[int, int], dict[str, Any]] = {}  # by where the weight is in memory
     for name in layers_of(core):
-        module = modules[name]
-        weight, mask = weight_of(module), mask_of(module)
+        weight, mask = weight_of(modules[name]), mask_of(modules[name])
         kept = weight.numel() if mask is None else int((mask != 0).sum())
-        tally[_where(weight)] = _Layer(name, weight.numel(), kept)
+        rows[_where(weight)] = {"layer": name, "weights": weight.numel(), "kept": kept, "flops": 0}
+
+    def noting(formula: Callable[..., int]) -> Callable[..., int]:
+        """The formula of an operation, which also notes the layer whose weight is among what the operation takes."""
+
+        def noted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+            flops = formula(*args, out_val=out_val, **kwargs)
+            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+            if row := next((rows[_where(each)] for each in tensors if _where(each) in rows), None):
+                row["flops"] += flops
+            return flops
+
+        noted._get_raw = True  # type: ignore[attr-defined]  # the tensors, not only their shapes
+        return noted
+
     counter = FlopCounterMode(
-        display=False, custom_mapping={packet: _noting(formula, tally) for packet, formula in flop_registry.items()}
+        display=False, custom_mapping={packet: noting(formula) for packet, formula in flop_registry.items()}
     )
     device = next((p.device.type for p in core.parameters()), "cpu")
     # Without autocast, which multiplies copies of the weights that could not be told from other tensors.
     with as_found(core), attention_in_parts, _PLAIN_ATTENTION, torch.autocast(device, enabled=False), counter:
         core(*args, **kwargs)
-    rows: list[dict[str, Any]] = [
-        {
-            "layer": each.name,
-            "weights": each.weights,
-            "kept": each.kept,
-            "flops": each.flops,
-            "kept_flops": each.flops * each.kept // each.weights,
-        }
-        for each in tally.values()
-    ]
+    for row in rows.values():
+        row["kept_flops"] = row["flops"] * row["kept"] // row["weights"]
     parameters, flops = sum(p.numel() for p in core.parameters()), counter.get_total_flops()
     return SparseCost(
         parameters=parameters,
-        kept_parameters=parameters - sum(each.weights - each.kept for each in tally.values()),
+        kept_parameters=parameters - sum(row["weights"] - row["kept"] for row in rows.values()),
         flops=flops,
-        kept_flops=flops - sum(row["flops"] - row["kept_flops"] for row in rows),
-        layers=rows,
+        kept_flops=flops - sum(row["flops"] - row["kept_flops"] for row in rows.values()),
+        layers=list(rows.values()),
     )
-
-
-def _noting(formula: Callable[..., int], tally: dict[tuple[int, int], _Layer]) -> Callable[..., int]:
-    """The formula of an operation, which also notes the layer whose weight is among what the operation takes."""
-
-    def noted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        flops = formula(*args, out_val=out_val, **kwargs)
-        for each in tree_leaves((args, kwargs)):
-            layer = tally.get(_where(each)) if isinstance(each, Tensor) else None
-            if layer is not None:
-                layer.flops += flops
-                break
-        return flops
-
-    noted._get_raw = True  # type: ignore[attr-defined]  # the tensors, not only their shapes
-    return noted
 
 
 # As plain products: torch's counter does not see those of the fused transformer layer and of flash on a CPU.
@@ -156,10 +139,9 @@ def weight_histogram(
 
     Weights that a mask sets to 0 are left out unless `masked`. `layers`: names or globs.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins={bins!r}: how many bins, from 1 on")
-    if limit is not None and not (math.isfinite(limit) and limit > 0):
-        raise ValueError(f"limit={limit!r}: a number above 0, or None for the largest weight")
+    whole_number(bins, "bins", least=1)
+    if limit is not None:
+        positive(limit, "limit", why="None takes the largest weight")
     parts = []
     for module in _chosen(model, layers).values():
         weight, mask = weight_of(module).detach(), mask_of(module)
@@ -190,23 +172,21 @@ class WeightHistograms:
         layers: str | Iterable[str] = "*",
         masked: bool = False,
     ) -> None:
-        self._model, self._options = model, {"bins": bins, "limit": limit, "layers": layers, "masked": masked}
-        self.edges = weight_histogram(model, **self._options).edges  # type: ignore[arg-type]
+        self._histogram = partial(weight_histogram, model, bins, limit, layers=layers, masked=masked)
+        self.edges = self._histogram().edges
         self.steps: list[int] = []
-        self._found: list[Histogram] = []
+        self.outside: list[int] = []  # how many weights were beyond the limit at each step
+        self._counts: list[Numbers] = []
 
     def record(self, step: int) -> None:
-        self._found.append(weight_histogram(self._model, **self._options))  # type: ignore[arg-type]
+        found = self._histogram()
         self.steps.append(step)
+        self.outside.append(found.outside)
+        self._counts.append(found.counts)
 
     @property
     def counts(self) -> Numbers:
-        return np.array([each.counts for each in self._found]).reshape(len(self._found), len(self.edges) - 1)
-
-    @property
-    def outside(self) -> list[int]:
-        """How many weights were beyond the limit at each step."""
-        return [each.outside for each in self._found]
+        return np.array(self._counts).reshape(len(self._counts), len(self.edges) - 1)
 
 
 def _chosen(model: nn.Module, layers: str | Iterable[str]) -> dict[str, nn.Module]:

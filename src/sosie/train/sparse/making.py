@@ -1,4 +1,4 @@
-"""Masks made at random, or by what torch.nn.utils.prune would prune."""
+"""Masks made at random or by what torch.nn.utils.prune would prune, and masks that change while a network trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.utils import prune
 
-from .masks import MASK, Masks, before_update, listed, mask_of, maskable, new_masks, shapes_of, weight_of
+from ...checks import one_of, whole_number
+from .masks import Masks, before_update, listed, mask_of, maskable, new_masks, shapes_of, weight_of
 
 # How many weights each layer keeps: uniform or by Erdős–Rényi–Kernel, to the very number asked for
 
@@ -39,8 +40,7 @@ def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "er
     convolution (inputs + outputs + height + width) / (inputs × outputs × height × width). Where that would pass 1 the
     layer is dense and the others share the rest.
     """
-    if how not in ("erk", "uniform"):
-        raise ValueError(f"how={how!r}: 'erk' or 'uniform'")
+    one_of(how, "how", ("erk", "uniform"))
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     kept = kept_of(sum(sizes.values()), sparsity)
     if how == "uniform":
@@ -95,7 +95,11 @@ def random_masks(
         raise ValueError(f"{which} already: Masks.of(model).remove() takes all off")
     counts = counts_of(shapes_of(layers), sparsity, how)
     generator = torch.Generator().manual_seed(seed)
-    masks = {name: _drawn(weight_of(module), counts[name], generator) for name, module in layers.items()}
+    masks = {}
+    for name, shape in shapes_of(layers).items():
+        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
+        mask[torch.randperm(len(mask), generator=generator)[: counts[name]]] = True
+        masks[name] = mask.view(shape)
     return new_masks(layers, masks)
 
 
@@ -112,84 +116,58 @@ def pruned_masks(
     """
     check_sparsity(sparsity)
     layers = maskable(model, dense)
+    one_of(how, "how", ("magnitude", "magnitude_of_layer", "channels"))
     if odd := [name for name, module in layers.items() if bool(weight_of(module).isnan().any())]:
         raise ValueError(f"weights of {listed(odd)} are NaN, so none is the smallest: was the training cut short?")
+    bare = {name: _bare(module) for name, module in layers.items()}
     if how == "magnitude":
-        found = _of_all(layers, sparsity)
-    elif how == "magnitude_of_layer":
-        found = {name: _of_layer(name, module, sparsity) for name, module in layers.items()}
-    elif how == "channels":
-        found = {name: _of_channels(name, module, sparsity) for name, module in layers.items()}
-    else:
-        raise ValueError(f"how={how!r}: 'magnitude', 'magnitude_of_layer' or 'channels'")
-    return new_masks(layers, found)
+        together = torch.cat([_mask(each).flatten() for each in bare.values()])
+        amount = _further(together, sparsity, "weights of the model")
+        pairs = [(each, "weight") for each in bare.values()]
+        prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=amount)
+    for name, each in bare.items() if how != "magnitude" else ():
+        if how == "magnitude_of_layer":
+            prune.l1_unstructured(each, "weight", _further(_mask(each), sparsity, f"weights of {name!r}"))
+            continue
+        transposed = isinstance(layers[name], _ConvTransposeNd)
+        if transposed and layers[name].groups > 1:  # type: ignore[operator]
+            raise ValueError(
+                f"{name!r} is a transposed convolution in groups: its weight has no axis of output channels; name it "
+                "in dense"
+            )
+        channels = _mask(each).movedim(int(transposed), 0).flatten(1).any(1)
+        if not kept_of(len(channels), sparsity):
+            raise ValueError(
+                f"sparsity {sparsity} leaves none of the {len(channels)} channels of {name!r}: name it in dense"
+            )
+        amount = _further(channels, sparsity, f"channels of {name!r}")
+        prune.ln_structured(each, "weight", amount, n=1, dim=int(transposed))
+    return new_masks(layers, {name: _mask(each) for name, each in bare.items()})
 
 
-def _drawn(weight: Tensor, kept: int, generator: torch.Generator) -> Tensor:
-    mask = torch.zeros(weight.numel(), dtype=torch.bool)
-    mask[torch.randperm(weight.numel(), generator=generator)[:kept]] = True
-    return mask.view(weight.shape)
-
-
-class _Bare(nn.Module):
+def _bare(module: nn.Module) -> nn.Module:
     """A weight and its mask alone: torch prunes this in place of the layer, which keeps its parameter."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight_of(module).detach(), requires_grad=False)
-        own = mask_of(module)
-        if own is not None:
-            prune.custom_from_mask(self, "weight", own.to(self.weight.dtype))
-
-    @property
-    def mask(self) -> Tensor:
-        found = self._buffers.get(MASK)
-        return torch.ones_like(self.weight, dtype=torch.bool) if found is None else found != 0
+    bare = nn.Module()
+    bare.weight = nn.Parameter(weight_of(module).detach(), requires_grad=False)
+    own = mask_of(module)
+    if own is not None:
+        prune.custom_from_mask(bare, "weight", own.to(bare.weight.dtype))
+    return bare
 
 
-def _of_all(layers: Mapping[str, nn.Module], sparsity: float) -> dict[str, Tensor]:
-    bare = {name: _Bare(module) for name, module in layers.items()}
-    gone = sum(int((~each.mask).sum()) for each in bare.values())
-    weights = sum(each.mask.numel() for each in bare.values())
-    amount = _further(weights - kept_of(weights, sparsity), gone, "the model", "weights", sparsity)
-    pairs = [(each, "weight") for each in bare.values()]
-    prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=amount)
-    return {name: each.mask for name, each in bare.items()}
+def _mask(bare: nn.Module) -> Tensor:
+    mask, weight = mask_of(bare), bare.weight
+    assert isinstance(weight, Tensor)
+    return torch.ones_like(weight, dtype=torch.bool) if mask is None else mask != 0
 
 
-def _of_layer(name: str, module: nn.Module, sparsity: float) -> Tensor:
-    bare = _Bare(module)
-    weights, gone = bare.mask.numel(), int((~bare.mask).sum())
-    prune.l1_unstructured(
-        bare, "weight", _further(weights - kept_of(weights, sparsity), gone, repr(name), "weights", sparsity)
-    )
-    return bare.mask
-
-
-def _of_channels(name: str, module: nn.Module, sparsity: float) -> Tensor:
-    bare = _Bare(module)
-    if isinstance(module, _ConvTransposeNd) and module.groups > 1:
-        raise ValueError(
-            f"{name!r} is a transposed convolution in groups: its weight has no axis of output channels; name it in "
-            "dense"
-        )
-    axis = 1 if isinstance(module, _ConvTransposeNd) else 0
-    channels = bare.mask.movedim(axis, 0).flatten(1).any(1)
-    if len(channels) - kept_of(len(channels), sparsity) == len(channels):
-        raise ValueError(
-            f"sparsity {sparsity} leaves none of the {len(channels)} channels of {name!r}: name it in dense"
-        )
-    gone = int((~channels).sum())
-    amount = _further(len(channels) - kept_of(len(channels), sparsity), gone, repr(name), "channels", sparsity)
-    prune.ln_structured(bare, "weight", amount, n=1, dim=axis)
-    return bare.mask
-
-
-def _further(wanted: int, gone: int, where: str, what: str, sparsity: float) -> int:
+def _further(kept: Tensor, sparsity: float, what: str) -> int:
+    """How many of these still have to go."""
+    gone, wanted = int((~kept).sum()), kept.numel() - kept_of(kept.numel(), sparsity)
     if wanted < gone:
         raise ValueError(
-            f"{gone} {what} of {where} are pruned already, more than the {wanted} of sparsity {sparsity}: pruning "
-            "brings none back; ask for a higher sparsity"
+            f"{gone} {what} are pruned already, more than the {wanted} of sparsity {sparsity}: pruning brings none "
+            "back; ask for a higher sparsity"
         )
     return wanted - gone
 
@@ -223,11 +201,9 @@ class Regrow:
         until: float = 0.75,
         seed: int = 0,
     ) -> None:
-        if how not in ("gradient", "random"):
-            raise ValueError(f"how={how!r}: 'gradient' (RigL) or 'random' (SET)")
-        for name, value in (("steps", steps), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: a whole number of optimiser steps, from 1 on")
+        one_of(how, "how", ("gradient", "random"))
+        whole_number(steps, "steps", least=1, why="steps of the optimiser")
+        whole_number(every, "every", least=1, why="steps of the optimiser")
         if not 0 < fraction < 1:
             raise ValueError(f"fraction={fraction!r}: the share of kept weights the first update changes, in (0, 1)")
         if not 0 < until <= 1:
@@ -293,8 +269,11 @@ class Regrow:
         share = self.fraction_at(self.step + 1)
         self.last = []
         for layer, gradient in gradients.items():
-            score = gradient.abs() if self.how == "gradient" else _random(gradient, generator)
-            self._change(layer, share, score)
+            # Drawn on the CPU: the same on every device.
+            drawn = (
+                torch.rand(gradient.shape, generator=generator, dtype=torch.float64) if self.how == "random" else None
+            )
+            self._change(layer, share, gradient.abs() if drawn is None else drawn.to(gradient.device))
         self.masks.clear(optimiser)
 
     def _change(self, layer: str, share: float, score: Tensor) -> None:
@@ -317,8 +296,3 @@ SET = partial(Regrow, how="random")
 def _gradient(weight: Tensor) -> Tensor:
     assert weight.grad is not None
     return weight.grad
-
-
-def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU: the same on every device."""
-    return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like.device)

@@ -1,4 +1,4 @@
-"""Which weights can have a mask: those of convolutions and linear layers, each once."""
+"""Masks of a model: which weights can have one, how they hold through training, and models with masks read back."""
 
 from __future__ import annotations
 
@@ -116,16 +116,27 @@ class Masks(Mapping[str, Tensor]):
         """
         found: dict[str, nn.Module] = {}
         for name, module in Names.of(unwrap(model)).unique().items():
-            if isinstance(module, KINDS) and mask_of(module) is not None:
-                _take_over(module)
-                found[name] = module
+            mask = mask_of(module) if isinstance(module, KINDS) else None
+            if mask is None:
+                continue
+            if "weight_orig" in module._parameters:
+                mask = mask.clone()
+                prune.remove(module, "weight")  # the parameter itself goes back to its name
+            module.register_buffer(MASK, mask if mask.dtype == torch.bool else mask != 0)
+            found[name] = module
         if not found:
             raise ValueError(
                 "no convolution or linear layer of the model has a mask: random_masks and pruned_masks make them, "
                 "load_masked reads a model with masks"
             )
+        owner: dict[int, str] = {}
+        for layer, module in found.items():
+            if (first := owner.setdefault(id(weight_of(module)), layer)) != layer:
+                raise ValueError(
+                    f"{first!r} and {layer!r} share one weight and have a mask each: which one holds? Take one off "
+                    f"(del its {MASK})"
+                )
         masks = cls(found)
-        masks._check_shared()
         masks.apply()
         return masks
 
@@ -157,18 +168,13 @@ class Masks(Mapping[str, Tensor]):
         return 1 - sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
 
     def densities(self) -> list[dict[str, Any]]:
-        """A row a layer: layer, shape, weights, kept, density."""
+        """One row per layer: layer, shape, weights, kept, density."""
         kept = torch.stack([mask.sum().cpu() for mask in self.values()]).tolist()
         return [
-            {
-                "layer": layer,
-                "shape": tuple(mask.shape),
-                "weights": mask.numel(),
-                "kept": count,
-                "density": count / mask.numel(),
-            }
+            {"layer": layer, "shape": tuple(mask.shape), "weights": mask.numel(), "kept": count,
+             "density": count / mask.numel()}
             for (layer, mask), count in zip(self.items(), kept, strict=True)
-        ]
+        ]  # fmt: skip
 
     @torch.no_grad()
     def set(self, layer: str, mask: Tensor) -> None:
@@ -195,7 +201,14 @@ class Masks(Mapping[str, Tensor]):
         So momentum and the moments of Adam stay exactly 0 where the weights are; what they have there from before is
         cleared. Nothing waits for a GPU. A closure given to `step` is followed by the masking of its gradients.
         """
-        self._check(optimiser)
+        if any(held is optimiser for held in self._held):
+            raise RuntimeError("these masks are held through this optimiser's steps already")
+        trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        if not any(id(self.weight(layer)) in trained for layer in self):
+            raise ValueError(
+                f"the optimiser trains none of the {len(self)} masked weights: is it of a copy of the model? "
+                "Masks.of(copy) gives the masks of a copy"
+            )
         self.apply()
         self.clear(optimiser)
         before = before_update(optimiser, self._mask_gradients)
@@ -236,26 +249,6 @@ class Masks(Mapping[str, Tensor]):
         rows = self.densities()
         kept, weights = sum(row["kept"] for row in rows), sum(row["weights"] for row in rows)
         return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
-
-    def _check_shared(self) -> None:
-        owner: dict[int, str] = {}
-        for layer in self:
-            first = owner.setdefault(id(self.weight(layer)), layer)
-            if first != layer:
-                raise ValueError(
-                    f"{first!r} and {layer!r} share one weight and have a mask each: which one holds? Take one off "
-                    f"(del its {MASK})"
-                )
-
-    def _check(self, optimiser: torch.optim.Optimizer) -> None:
-        if any(held is optimiser for held in self._held):
-            raise RuntimeError("these masks are held through this optimiser's steps already")
-        trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
-        if not any(id(self.weight(layer)) in trained for layer in self):
-            raise ValueError(
-                f"the optimiser trains none of the {len(self)} masked weights: is it of a copy of the model? "
-                "Masks.of(copy) gives the masks of a copy"
-            )
 
     @torch.no_grad()
     def _mask_gradients(self) -> None:
@@ -314,17 +307,6 @@ def before_update(optimiser: torch.optim.Optimizer, act: Callable[[], None]) -> 
     return optimiser.register_step_pre_hook(hook)
 
 
-def _take_over(module: nn.Module) -> None:
-    mask = mask_of(module)
-    assert mask is not None
-    if "weight_orig" in module._parameters:
-        mask = mask.clone()
-        prune.remove(module, "weight")  # the parameter itself goes back to its name
-    if mask.dtype != torch.bool or mask_of(module) is None:
-        module._buffers.pop(MASK, None)
-        module.register_buffer(MASK, mask != 0)
-
-
 # Models with masks, read back
 
 
@@ -335,48 +317,42 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
     and so is a weight that is not 0 where it is masked; the model is then as it was.
     """
     source = "the state dict" if isinstance(state, Mapping) else str(state)
-    given = _plain_names(state) if isinstance(state, Mapping) else read_weights(state)[0]
+    if isinstance(state, Mapping):
+        given = dict(state)
+        for prefix in PREFIXES:  # that torch.compile and DataParallel leave
+            if given and all(name.startswith(prefix) for name in given):
+                given = {name.removeprefix(prefix): tensor for name, tensor in given.items()}
+    else:
+        given = read_weights(state)[0]
     model = unwrap(model)
-    tensors = _as_ours(given)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in given.items():
+        if name.rpartition(".")[2] == MASK:
+            tensor = tensor != 0
+        elif name.rpartition(".")[2] == "weight_orig":
+            mask = given.get(name.removesuffix("orig") + "mask")
+            if mask is not None and mask.shape == tensor.shape:
+                name, tensor = name.removesuffix("_orig"), tensor * (mask != 0)
+        tensors[name] = tensor
     masks = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == MASK}
     if not masks:
         raise ValueError(f"{source} has no masks (no name ends in '{MASK}'): load_weights reads a dense model")
     added = _register(model, masks, source)
     try:
-        _check_zeros(tensors, masks, source)
+        for name, mask in masks.items():
+            weight = tensors.get(name.removesuffix("_mask"))
+            wrong = 0 if weight is None or weight.shape != mask.shape else int((weight[~mask] != 0).sum())
+            if wrong:
+                raise ValueError(
+                    f"{source}: {wrong} weights of {name.rpartition('.')[0]!r} are not 0 where they are masked; was it "
+                    "trained without holding its masks?"
+                )
         fit_weights(model, tensors, source=source)
     except BaseException:
         for module in added:
             module._buffers.pop(MASK)
         raise
     return Masks.of(model)
-
-
-def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefix that torch.compile and DataParallel leave."""
-    found = dict(state)
-    for prefix in PREFIXES:
-        if found and all(name.startswith(prefix) for name in found):
-            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    return found
-
-
-def _as_ours(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        layer, _, last = name.rpartition(".")
-        dot = "." if layer else ""
-        if last == MASK:
-            found[name] = tensor != 0
-        elif last == "weight_orig" and _masks_it(mask := state.get(f"{layer}{dot}{MASK}"), tensor):
-            found[f"{layer}{dot}weight"] = tensor * (mask != 0)
-        else:
-            found[name] = tensor
-    return found
-
-
-def _masks_it(mask: Tensor | None, weight: Tensor) -> bool:
-    return mask is not None and mask.shape == weight.shape
 
 
 def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> list[nn.Module]:
@@ -407,14 +383,3 @@ def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> lis
     for module in found:
         module.register_buffer(MASK, torch.ones_like(weight_of(module), dtype=torch.bool))
     return found
-
-
-def _check_zeros(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], source: str) -> None:
-    for name, mask in masks.items():
-        weight = tensors.get(name.removesuffix("_mask"))
-        wrong = 0 if weight is None or weight.shape != mask.shape else int((weight[~mask] != 0).sum())
-        if wrong:
-            raise ValueError(
-                f"{source}: {wrong} weights of {name.rpartition('.')[0]!r} are not 0 where they are masked; was it "
-                "trained without holding its masks?"
-            )
