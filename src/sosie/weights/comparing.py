@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engine.network import number_duplicates
+from ..checks import one_of, whole_number
+from ..engine.network import Network, number_duplicates
 from ..engine.plan import MEMORY, draws_of, parse_size
-from ..engine.provenance import provenance
+from ..engine.provenance import describe_model, provenance
 from ..measures import MEASURES, Measure, find
+from ..models import open_model, weights_of, with_name
 from ..process_state import products
 from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
-from .atoms import POLAR, AtomComparison, AtomOptions, Joint, open_atoms
-from .maps import BLOCK, FEWEST, PROBES, WeightSource, check_weights, open_weights
-from .measuring import Plan, measure_all
+from .atoms import POLAR, Joint, open_atoms
+from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
+from .tensors import tensor_values
 
 DEFAULT = "wcka"
 
@@ -75,43 +77,51 @@ def compare_weights(
         raise ValueError(
             f"{', '.join(of_tensors)}: of single tensors; {of_maps}: of networks up to a layer; ask for them apart"
         )
-    _check_options(of_tensors, base=base, null=None if joint else null, probes=probes)
-    of_atoms = tuple(measure for measure in chosen if measure.reads is Atoms)
+    if base is not None and not of_tensors:
+        raise ValueError("base= is for measures of tensors, not for wcka")
+    for name, given in (("null=", None if joint else null), ("probes=", probes)):
+        if given is not None and of_tensors:
+            raise ValueError(f"{name} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
+    if match is not None:
+        one_of(match, "match", ["weights"])
     _check_joint(joint, chosen, match, base)
+    if probes is not None:
+        why = f"{PROBES} are usual, and more narrow the interval"
+        probes = -(-whole_number(probes, "probes", least=FEWEST, why=why) // BLOCK) * BLOCK
     if len(things) > 2 and sites_b is not None:
         raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
-    if match not in (None, "weights"):
-        raise ValueError(f"match={match!r}: None, or 'weights'")
     sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
-    sources = [open_weights(*each, device) for each in zip(things, names, sites, strict=True)]
-    number_duplicates(sources)
-    for source in sources:
-        check_weights(source)
+    networks = [_open(*each, device) for each in zip(things, names, sites, strict=True)]
+    number_duplicates(networks)
+    for network in networks:
+        check_weights(network)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
-    about = provenance(settings=settings, models=[source.describe() for source in sources])
-    matching = {"seed": seed, "input_shape": input_shape}
+    described = [describe_model(network.model, network.name, network.weights) for network in networks]
+    about = provenance(settings=settings, models=described)
+    whole: Callable[[str], Array | None] | None = None
     if of_tensors:
-        started = None if base is None else open_weights(base, None, None, None).model
-        # What polar factors give by chance is far from 0, so it is always told.
+        # What polar factors give by chance is far from 0, so it is always measured.
         drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
-        options = AtomOptions(joint, started, match is not None, input_shape, drawn, seed)
-        atoms = open_atoms(sources, of_atoms, options) if of_atoms else None
-        return _of_tensors(sources, chosen, about, atoms, base=started, match=match, **(matching if match else {}))
-    size = parse_size(memory)
-    plan = Plan(
-        chosen,
-        input_shape,
-        _probes(probes),
-        draws_of(null, draws, "weights"),
-        seed,
-        MEMORY if size is None else size,
-        match is not None,
-    )
-    found, value = measure_all(sources, plan, about)
-    if len(sources) == 2:
-        return found(0, 1)
-    pairs = list(itertools.combinations(range(len(sources)), 2))
-    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value))
+        start = None if base is None else _open(base, None, None, None).model
+        matching = {"seed": seed, "input_shape": input_shape}
+        compare, value, whole = _compare_tensors(networks, chosen, about, joint, start, match, drawn, matching)
+    else:
+        size = parse_size(memory)
+        compare, value = compare_maps(
+            networks,
+            chosen,
+            about,
+            input_shape=input_shape,
+            probes=probes,
+            draws=draws_of(null, draws, "weights"),
+            seed=seed,
+            memory=MEMORY if size is None else size,
+            matched=match is not None,
+        )
+    if len(networks) == 2:
+        return compare(0, 1)
+    pairs = list(itertools.combinations(range(len(networks)), 2))
+    return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
 def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
@@ -133,39 +143,20 @@ def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
 def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[Measure, ...]:
     if measures is None:
         measures = DEFAULT
-    found = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     known = ", ".join(measure.name for measure in MEASURES.values() if measure.reads_weights)
-    if not found:
+    if not chosen:
         raise ValueError(f"no measures asked for; of weights there are {known}")
-    if others := [measure.name for measure in found if not measure.reads_weights]:
+    if others := [measure.name for measure in chosen if not measure.reads_weights]:
         raise ValueError(f"{', '.join(others)}: not of weights; there are {known}, and compare takes data")
-    return found
-
-
-def _check_options(of_tensors: Sequence[str], **given: Any) -> None:
-    """Refuse what the measures asked for would not look at."""
-    base = given.pop("base")
-    if base is not None and not of_tensors:
-        raise ValueError("base= is for measures of tensors, not for wcka")
-    if unread := [f"{name}=" for name, value in given.items() if value is not None and of_tensors]:
-        raise ValueError(f"{unread[0]} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
-
-
-def _probes(probes: int | None) -> int | None:
-    if probes is None:
-        return None
-    if isinstance(probes, bool) or not isinstance(probes, int) or probes < FEWEST:
-        raise ValueError(
-            f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval"
-        )
-    return -(-probes // BLOCK) * BLOCK
+    return chosen
 
 
 def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, base: Any) -> None:
     of_atoms = [measure for measure in measures if measure.reads is Atoms]
-    names = ", ".join(measure.name for measure in of_atoms)
     if joint is None:
         if of_atoms and match is not None:
+            names = ", ".join(measure.name for measure in of_atoms)
             raise ValueError(f"match= with {names} is for joint=m: models that share coefficients are in one order")
         return
     if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
@@ -184,44 +175,69 @@ def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, b
             )
 
 
-def _of_tensors(
-    sources: list[WeightSource],
-    measures: tuple[Measure, ...],
+def _open(thing: Any, name: str | None, sites: Any, device: Any) -> Network:
+    """A module, a named model or a specification."""
+    if isinstance(thing, str):
+        thing = open_model(thing)
+    model, own, prepare = with_name(thing)
+    name = own if name is None else name
+    if not isinstance(model, nn.Module):
+        hint = ""
+        if isinstance(model, dict) and model and all(isinstance(value, Tensor) for value in model.values()):
+            hint = " (a state dict does not say how its tensors are joined: load it into a model)"
+        raise TypeError(
+            f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
+            f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
+        )
+    return Network(model, name, sites, prepare=prepare, device=device, weights=weights_of(thing))
+
+
+def _compare_tensors(
+    networks: Sequence[Network],
+    measures: Sequence[Measure],
     about: dict[str, Any],
-    atoms: AtomComparison | None,
-    **options: Any,
-) -> Comparison | Comparisons:
-    """Measures that read one tensor, or one layer's atoms, of each model at a time."""
-    from .tensors import tensor_values
+    joint: Joint,
+    base: nn.Module | None,
+    match: str | None,
+    draws: int,
+    matching: dict[str, Any],
+) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array], Callable[[str], Array | None] | None]:
+    """For measures of one tensor, or of the atoms of one layer: functions for a pair, for its values, for all pairs."""
+    of_atoms = {measure.name: measure for measure in measures if measure.reads is Atoms}
+    others = [measure for measure in measures if measure.name not in of_atoms]
+    atoms = None
+    if of_atoms:
+        options = {"joint": joint, "base": base, "match": match is not None, "draws": draws, **matching}
+        atoms = open_atoms(networks, list(of_atoms.values()), **options)
+    sites = [network.sites for network in networks] if atoms is None else [side.sites for side in atoms.sides]
 
-    plain = [measure for measure in measures if measure.reads is not Atoms]
-    sites = [source.sites for source in sources] if atoms is None else [side.sites for side in atoms.sides]
-
-    def found(i: int, j: int) -> Comparison:
-        names = sources[i].name, sources[j].name
+    def compare(i: int, j: int) -> Comparison:
         values = {} if atoms is None else atoms.values(i, j)
-        side_a, side_b = (None, None) if atoms is None else (atoms.sides[i].side, atoms.sides[j].side)
-        if plain:
-            models = sources[i].model, sources[j].model
+        if others:
+            a, b = networks[i], networks[j]
             side_a, side_b, more = tensor_values(
-                *models, plain, sites_a=sites[i], sites_b=sites[j], names=names, **options
+                a.model,
+                b.model,
+                others,
+                base=base,
+                match=match,
+                sites_a=sites[i],
+                sites_b=sites[j],
+                names=(a.name, b.name),
+                **(matching if match else {}),
             )
             values |= more
-        assert side_a is not None
-        assert side_b is not None
+        else:
+            assert atoms is not None
+            side_a, side_b = atoms.sides[i], atoms.sides[j]
         asked = [measure.name for measure in measures]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
         return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about)
 
-    if len(sources) == 2:
-        return found(0, 1)
-
     def value(i: int, j: int, name: str) -> Array:
-        own = atoms is not None and name in {measure.name for measure in atoms.measures}
-        if atoms is None or not own:
-            return at_layers(found(i, j), name).value
-        return atoms.value(i, j, name)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
+        if atoms is None or name not in of_atoms:
+            return at_layers(compare(i, j), name).value
+        chosen = np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))
+        return atoms.value(i, j, of_atoms[name])[chosen]
 
-    pairs = list(itertools.combinations(range(len(sources)), 2))
-    whole = None if atoms is None else atoms.whole
-    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value, whole))
+    return compare, value, None if atoms is None else atoms.whole
