@@ -30,7 +30,7 @@ def test_flattening_and_its_reverse_keep_the_parts() -> None:
     assert [part.size for part in flat.parts] == [6, 4]
     back = regroup([flat], [6, 4])
     assert back is not None
-    assert back[0].found() is channels
+    assert back[0].resolve() is channels
     assert regroup([leaf(6)], [4, 2]) is None
 
 
