@@ -157,7 +157,7 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"what": "gradients"}, "one of atoms, weights, activations"),
+        ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
         ({"what": "activations"}, "give probe="),
         ({"probe": IMAGES}, "probe= is for activations"),
         ({"what": "activations", "probe": 100}, "the inputs themselves"),
