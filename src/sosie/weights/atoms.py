@@ -82,7 +82,7 @@ class AtomComparison:
             draws = drawn[measure.name]
             chance = judged(measure, value, np.stack(draws)) if draws else None
             known = [*map(Caveat, self.caveats), *more]
-            values[measure.name] = estimate(measure, value, count, self.statistic, known, chance=chance)
+            values[measure.name] = estimate(measure, value, count, self.statistic, known, chance)
         return values
 
     def value(self, i: int, j: int, measure: Measure) -> Array:

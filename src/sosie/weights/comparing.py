@@ -19,7 +19,7 @@ from ..models import open_model, weights_of, with_name
 from ..process_state import products
 from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
-from .atoms import POLAR, Joint, open_atoms
+from .atoms import POLAR, AtomComparison, Joint, open_atoms
 from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
 from .tensors import tensor_values
 
@@ -98,13 +98,16 @@ def compare_weights(
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
     described = [describe_model(network.model, network.name, network.weights) for network in networks]
     about = provenance(settings=settings, models=described)
-    whole: Callable[[str], Array | None] | None = None
+    atoms = None
     if of_tensors:
         # What polar factors give by chance is far from 0, so it is always measured.
         drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
         start = None if base is None else _open(base, None, None, None).model
-        matching = {"seed": seed, "input_shape": input_shape}
-        compare, value, whole = _compare_tensors(networks, chosen, about, joint, start, match, drawn, matching)
+        how: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
+        if of_atoms := [measure for measure in chosen if measure.reads is Atoms]:
+            atoms = open_atoms(networks, of_atoms, joint=joint, base=start, match=bool(match), draws=drawn, **how)
+        options = {"base": start, "match": match, **(how if match else {})}
+        compare, value = _compare_tensors(networks, chosen, about, atoms, options)
     else:
         size = parse_size(memory)
         compare, value = compare_maps(
@@ -121,6 +124,7 @@ def compare_weights(
     if len(networks) == 2:
         return compare(0, 1)
     pairs = list(itertools.combinations(range(len(networks)), 2))
+    whole = None if atoms is None else atoms.whole
     return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
@@ -196,19 +200,12 @@ def _compare_tensors(
     networks: Sequence[Network],
     measures: Sequence[Measure],
     about: dict[str, Any],
-    joint: Joint,
-    base: nn.Module | None,
-    match: str | None,
-    draws: int,
-    matching: dict[str, Any],
-) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array], Callable[[str], Array | None] | None]:
-    """For measures of one tensor, or of the atoms of one layer: functions for a pair, for its values, for all pairs."""
-    of_atoms = {measure.name: measure for measure in measures if measure.reads is Atoms}
-    others = [measure for measure in measures if measure.name not in of_atoms]
-    atoms = None
-    if of_atoms:
-        options = {"joint": joint, "base": base, "match": match is not None, "draws": draws, **matching}
-        atoms = open_atoms(networks, list(of_atoms.values()), **options)
+    atoms: AtomComparison | None,
+    options: dict[str, Any],
+) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
+    """For measures of one tensor, or of the atoms of one layer: the comparison of a pair, and its values alone."""
+    asked = [measure.name for measure in measures]
+    others = [measure for measure in measures if measure.reads is not Atoms]
     sites = [network.sites for network in networks] if atoms is None else [side.sites for side in atoms.sides]
 
     def compare(i: int, j: int) -> Comparison:
@@ -216,28 +213,19 @@ def _compare_tensors(
         if others:
             a, b = networks[i], networks[j]
             side_a, side_b, more = tensor_values(
-                a.model,
-                b.model,
-                others,
-                base=base,
-                match=match,
-                sites_a=sites[i],
-                sites_b=sites[j],
-                names=(a.name, b.name),
-                **(matching if match else {}),
+                a.model, b.model, others, sites_a=sites[i], sites_b=sites[j], names=(a.name, b.name), **options
             )
             values |= more
         else:
             assert atoms is not None
             side_a, side_b = atoms.sides[i], atoms.sides[j]
-        asked = [measure.name for measure in measures]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
         return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about)
 
     def value(i: int, j: int, name: str) -> Array:
-        if atoms is None or name not in of_atoms:
+        measure = measures[asked.index(name)] if name in asked else None
+        if atoms is None or measure is None or measure in others:
             return at_layers(compare(i, j), name).value
-        chosen = np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))
-        return atoms.value(i, j, of_atoms[name])[chosen]
+        return atoms.value(i, j, measure)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
 
-    return compare, value, None if atoms is None else atoms.whole
+    return compare, value

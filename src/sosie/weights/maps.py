@@ -66,7 +66,14 @@ def compare_maps(
 
     What concerns each network alone is done now.
     """
-    maps = [_look_at_chain_or_network(network, input_shape) for network in networks]
+    maps = []
+    for network in networks:
+        chain = _chain(network)
+        if chain is not None and input_shape is not None and math.prod(input_shape) != chain.entries:
+            raise ValueError(
+                f"{network.name} takes {chain.entries} numbers, which is not input_shape {_by(input_shape)}"
+            )
+        maps.append(chain or look(network, input_shape))
     if len({each.entries for each in maps}) > 1:
         text = ", ".join(f"{each.side.name} takes {_by(each.shape)}" for each in maps[:6])
         raise ValueError(
@@ -83,9 +90,9 @@ def compare_maps(
         if draws:
             with Progress(f"chance for {a.side.name} and {b.side.name}", draws, "shuffled copies") as bar:
                 for draw in range(draws):
-                    other = replace(b.network, model=shuffled(b.network.model, seed, draw))
-                    one = replace(b, network=other, chain=chain_of(other))
-                    for name, value in every.with_other(i, one, measures).items():
+                    copied = replace(b.network, model=shuffled(b.network.model, seed, draw))
+                    other = _chain(copied) or replace(b, network=copied)
+                    for name, value in every.with_other(i, other, measures).items():
                         drawn[name].append(value)
                     bar.advance()
         has_layout = max(len(a.shape), len(b.shape)) > 1
@@ -105,7 +112,7 @@ def compare_maps(
             doubts += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
             doubts += caveats.of_bounds(measure, value)
             values[measure.name] = estimate(
-                measure, value, every.n, every.statistic, doubts, chance=chance, low=low, high=high
+                measure, value, every.n, every.statistic, doubts, chance, low=low, high=high
             )
         return Comparison(a.side, b.side, values, "entries of the input", {**about, "input": list(maps[0].shape)})
 
@@ -119,24 +126,13 @@ def estimate(
     n: int,
     statistic: str,
     caveats: Sequence[Caveat],
-    *,
     chance: Chance | None = None,
-    low: Array | None = None,
-    high: Array | None = None,
+    **interval: Any,
 ) -> Estimate:
-    """The values of one measure with all that is known about them."""
-    return Estimate(
-        value,
-        n,
-        statistic,
-        measure.closer,
-        measure.bounds,
-        measure.same,
-        low=low,
-        high=high,
-        caveats=tuple(caveats),
-        **({} if chance is None else chance.fields()),
-    )
+    """The values of one measure with all that is known about them; `interval` is their low and high."""
+    facts: Any = (measure.closer, measure.bounds, measure.same)
+    by_chance = {} if chance is None else chance.fields()
+    return Estimate(value, n, statistic, *facts, caveats=tuple(caveats), **by_chance, **interval)
 
 
 def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
@@ -174,13 +170,20 @@ class LinearNetwork:
     network: Network
     shape: tuple[int, ...]  # of one input
     side: Side
-    chain: Chain | None = None  # its layers, where dense layers are all it is made of
+    layers: tuple[nn.Linear, ...] = ()  # of a chain, which is made of dense layers and activations alone
+    depths: tuple[int, ...] = ()  # of a chain: how many layers there are up to each site
     guessed: bool = False  # whether nothing said the shape of the input
     notes: tuple[str, ...] = ()  # what is not plain linear algebra, and what it was taken for
 
     @property
     def entries(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def index(self) -> list[int]:
+        """Which kernel is that of each site: a chain's last layer and its output have one together."""
+        depths = self.depths or tuple(range(len(self.side.sites)))
+        return [sorted(set(depths)).index(depth) for depth in depths]
 
     def run(self, run: Linearised, rows: Tensor) -> list[Any]:
         """What becomes of rows (n, entries) of inputs at each site."""
@@ -294,37 +297,7 @@ PASSED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Dense layers one after the other, and at which of them (counted from 1) there is a site."""
-
-    layers: tuple[nn.Linear, ...]
-    sites: tuple[tuple[str, int], ...]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for chains that can be stacked."""
-        return tuple(tuple(layer.weight.shape) for layer in self.layers), tuple(depth for _, depth in self.sites)
-
-    @property
-    def depths(self) -> list[int]:
-        """At which there are sites, each once: the whole network and its last layer are one."""
-        return sorted({depth for _, depth in self.sites})
-
-
-def _look_at_chain_or_network(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
-    chain = chain_of(network)
-    if chain is None:
-        return look(network, input_shape)
-    entries = chain.layers[0].in_features
-    if input_shape is not None and math.prod(input_shape) != entries:
-        raise ValueError(f"{network.name} takes {entries} numbers, which is not input_shape {_by(input_shape)}")
-    widths = tuple(chain.layers[depth - 1].out_features for _, depth in chain.sites)
-    side = Side(network.name, tuple(label for label, _ in chain.sites), widths, tuple((width,) for width in widths))
-    return LinearNetwork(network, (entries,), side, chain)
-
-
-def chain_of(network: Network) -> Chain | None:
+def _chain(network: Network) -> LinearNetwork | None:
     """The chain that a network is, if it is one: an nn.Sequential of dense layers and elementwise activations."""
     model, sites = network.model, network.sites
     if network.prepare is not None:
@@ -345,7 +318,10 @@ def chain_of(network: Network) -> Chain | None:
     # In the order in which they fire, as anywhere else: the model's own output comes last.
     ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
     label = "." if "output" in dict(model.named_modules()) else "output"
-    return Chain(tuple(layers.values()), tuple((name or label, depth[name]) for name in ordered))
+    linear, depths = tuple(layers.values()), tuple(depth[name] for name in ordered)
+    widths = tuple(linear[k - 1].out_features for k in depths)
+    side = Side(network.name, tuple(name or label for name in ordered), widths, tuple((width,) for width in widths))
+    return LinearNetwork(network, (linear[0].in_features,), side, linear, depths)
 
 
 def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
@@ -391,16 +367,15 @@ class Kernels:
 
 def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool, Kernels]:
     """Of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
-    if maps[0].chain is None:
+    if not maps[0].layers:
         own = _maps(maps[0])
         return {kind: _of_maps(own, centre=kind) for kind in kinds}
-    chains = [each.chain for each in maps if each.chain is not None]
     device = maps[0].network.device
     factors = [
-        torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double()
-        for k in range(len(chains[0].layers))
+        torch.stack([layer.weight.detach().to(device).mT for layer in stack]).double()
+        for stack in zip(*(each.layers for each in maps), strict=True)
     ]
-    return {kind: _of_chains(factors, chains[0].depths, centre=kind) for kind in kinds}
+    return {kind: _of_chains(factors, sorted(set(maps[0].depths)), centre=kind) for kind in kinds}
 
 
 def _of_chains(factors: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
@@ -495,17 +470,11 @@ def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
     """What trying each entry takes: all kernels, and the maps of one model while they are made."""
     kernels = largest = 0
     for each in maps:
-        d, sites, chain = each.entries, len(each.side.sites), each.chain
-        rank = d if chain is None else min(d, chain.layers[0].out_features)
-        kernels += 8 * kinds * (sites * rank * rank + (0 if chain is None else d * rank))
-        largest = max(largest, 0 if chain is not None else 8 * d * sum(each.side.widths))
+        d, sites = each.entries, len(each.side.sites)
+        rank = min(d, each.layers[0].out_features) if each.layers else d
+        kernels += 8 * kinds * (sites * rank * rank + (d * rank if each.layers else 0))
+        largest = max(largest, 0 if each.layers else 8 * d * sum(each.side.widths))
     return kernels + largest
-
-
-def _index(linear: LinearNetwork) -> list[int]:
-    """Which kernel is that of each site."""
-    chain = linear.chain
-    return list(range(len(linear.side.sites))) if chain is None else [chain.depths.index(d) for _, d in chain.sites]
 
 
 class Exact:
@@ -515,10 +484,11 @@ class Exact:
         self.n, self.statistic = maps[0].entries, f"each of {maps[0].entries} entries of the input"
         groups: dict[Any, list[int]] = {}
         for k, each in enumerate(maps):
-            groups.setdefault(k if each.chain is None else each.chain.key, []).append(k)
+            sizes = tuple(layer.weight.shape for layer in each.layers)
+            groups.setdefault((sizes, each.depths) if sizes else k, []).append(k)
         self._place = {k: (g, m) for g, members in enumerate(groups.values()) for m, k in enumerate(members)}
         self._kernels = [_kernels([maps[k] for k in members], kinds) for members in groups.values()]
-        self._index = [_index(each) for each in maps]
+        self._index = [each.index for each in maps]
         self._tables: dict[tuple[int, int, str], Array] = {}  # values of all pairs of two groups (N, M, S, T)
         self._invariants: dict[tuple[int, bool], Invariants] = {}
 
@@ -546,7 +516,7 @@ class Exact:
         for measure in measures:
             kind = _is_centred(measure)
             products = inner_products(self._kernels[g][kind].member(m), kernels[kind])[0, 0]
-            values[measure.name] = _cosines(measure, products)[np.ix_(self._index[i], _index(other))]
+            values[measure.name] = _cosines(measure, products)[np.ix_(self._index[i], other.index)]
         return values
 
     def chance(self, i: int, j: int, measure: Measure) -> Chance | None:

@@ -66,18 +66,13 @@ def tensor_values(
         onto = model_a if base is None else base
         if not all(isinstance(model, nn.Module) for model in (onto, model_a, model_b)):
             raise TypeError("matching reads a forward: give models, not state dicts")
-        matched = match_weights(onto, model_b, **matching)  # type: ignore[arg-type]
-        texts, moved_a = dict.fromkeys(matched.caveats), a
-        if base is not None:
-            first = match_weights(onto, model_a, **matching)  # type: ignore[arg-type]
-            texts, moved_a = dict.fromkeys([*first.caveats, *texts]), _tensors(first.model_b, base, labels[0], names[0])
-        after = _tensors(matched.model_b, base, labels[1], names[1])
-        values |= {
-            name + AFTER: value
-            for name, value in _values(
-                chosen, moved_a, after, names, base is not None, [Caveat(text) for text in texts]
-            ).items()
-        }
+        moving = (model_b,) if base is None else (model_a, model_b)
+        matched = [match_weights(onto, model, **matching) for model in moving]  # type: ignore[arg-type]
+        again = [model_a, *(each.model_b for each in matched)][-2:]
+        caveats = [Caveat(text) for text in dict.fromkeys(text for each in matched for text in each.caveats)]
+        x, y = (_tensors(m, base, sites, name) for m, sites, name in zip(again, labels, names, strict=True))
+        after = _values(chosen, x, y, names, base is not None, caveats)
+        values |= {name + AFTER: value for name, value in after.items()}
     return _side(names[0], a), _side(names[1], b), values
 
 
