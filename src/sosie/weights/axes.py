@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +26,10 @@ from ..process_state import attention_in_parts
 MISFIT = "one axis is cut in two ways that do not fit"
 
 Kind = Literal["leaf", "product", "concatenation"]
+
+
+class NotUnderstood(Exception):
+    """Something that no rule covers: all axes of the operation are then fixed."""
 
 
 class Axis:
@@ -76,13 +80,9 @@ def concatenation(parts: Sequence[Axis]) -> Axis:
     return parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), "concatenation", parts)
 
 
-def leaves(axis: Axis) -> Iterator[Axis]:
+def leaves(axis: Axis) -> list[Axis]:
     axis = axis.resolve()
-    if axis.kind == "leaf":
-        yield axis
-    else:
-        for part in axis.parts:
-            yield from leaves(part)
+    return [axis] if axis.kind == "leaf" else [each for part in axis.parts for each in leaves(part)]
 
 
 def fix(axis: Axis, reason: str) -> None:
@@ -103,40 +103,37 @@ def unite(one: Axis, other: Axis) -> None:
         one, other = other, one
     if one.kind == "leaf" and one not in leaves(other):
         one.become(other)
-    elif one.kind != other.kind or not _unite_parts(one, other):
+        return
+    try:
+        if one.kind != other.kind:
+            raise NotUnderstood
+        ours, theirs = one.parts, other.parts
+        while ours and theirs:
+            x, y = ours.pop(0).resolve(), theirs.pop(0).resolve()
+            if x.size > y.size:
+                x, second = _cut(x, y.size, one.kind)
+                ours.insert(0, second)
+            elif x.size < y.size:
+                y, second = _cut(y, x.size, one.kind)
+                theirs.insert(0, second)
+            unite(x, y)
+    except NotUnderstood:
         for axis in (one, other):
             fix(axis, MISFIT)
 
 
-def _unite_parts(one: Axis, other: Axis) -> bool:
-    """Whether the parts of two axes of one kind could be made the same."""
-    ours, theirs = one.parts, other.parts
-    while ours and theirs:
-        x, y = ours.pop(0).resolve(), theirs.pop(0).resolve()
-        if x.size == y.size:
-            unite(x, y)
-            continue
-        larger, smaller, rest = (x, y, ours) if x.size > y.size else (y, x, theirs)
-        pieces = _cut(larger, smaller.size, one.kind)
-        if pieces is None:
-            return False
-        unite(pieces[0], smaller)
-        rest.insert(0, pieces[1])
-    return True
-
-
-def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis] | None:
+def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
     """A leaf as two: its slower `size` entries and the rest of a product, or its first entries and the rest."""
     if axis.kind != "leaf" or (kind == "product" and axis.size % size):
-        return None
+        raise NotUnderstood
     rest = axis.size // size if kind == "product" else axis.size - size
     parts = leaf(size), leaf(rest)
     axis.become(Axis(axis.size, kind, parts))
     return parts
 
 
-def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
-    """The axes of a tensor seen in another shape; None where an axis would have to be cut that cannot be."""
+def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
+    """The axes of a tensor seen in another shape."""
     factors: list[Axis] = []
     for axis in map(Axis.resolve, axes):
         factors += axis.parts if axis.kind == "product" else [axis] if axis.size != 1 else []
@@ -145,21 +142,18 @@ def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
         taken: list[Axis] = []
         while (missing := size // prod(part.size for part in taken)) > 1:
             if not factors:
-                return None
+                raise NotUnderstood
             part = factors.pop(0).resolve()
             if missing % part.size:
-                pieces = _cut(part, missing, "product")
-                if pieces is None:
-                    return None
-                part, rest = pieces
+                part, rest = _cut(part, missing, "product")
                 factors.insert(0, rest)
             taken.append(part)
         regrouped.append(product(taken) if taken else leaf(size))
     return regrouped
 
 
-def stretch_of(axis: Axis, start: int, stop: int) -> Axis | None:
-    """The axis of the entries from `start` up to `stop`; None where that cuts through what cannot be cut."""
+def stretch_of(axis: Axis, start: int, stop: int) -> Axis:
+    """The axis of the entries from `start` up to `stop`."""
     axis = axis.resolve()
     if (start, stop) == (0, axis.size):
         return axis
@@ -170,18 +164,14 @@ def stretch_of(axis: Axis, start: int, stop: int) -> Axis | None:
     if axis.kind == "product":
         first, rest = axis.parts[0], product(axis.parts[1:])
         if start % rest.size or stop % rest.size:
-            return None
-        piece = stretch_of(first, start // rest.size, stop // rest.size)
-        return None if piece is None else product([piece, rest])
+            raise NotUnderstood
+        return product([stretch_of(first, start // rest.size, stop // rest.size), rest])
     covered, offset = [], 0
     for part in axis.parts:
         low, high = max(start - offset, 0), min(stop - offset, part.size)
         offset += part.size
         if low < high:
-            piece = stretch_of(part, low, high)
-            if piece is None:
-                return None
-            covered.append(piece)
+            covered.append(stretch_of(part, low, high))
     return concatenation(covered)
 
 
@@ -293,7 +283,7 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(of, key=lambda name: reader.order.get(id(weights[name]), len(reader.order))):
         for i, axis in enumerate(of[name]):
-            label, inside = f"{name}[{i}]", list(leaves(axis))
+            label, inside = f"{name}[{i}]", leaves(axis)
             for each in inside:
                 if each.reason is None and each.size > 1:
                     again = sum(other.partition("#")[0] == label for other in groups.values())
@@ -302,10 +292,6 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
             if odd and axis.size > 1 and name in parameters:
                 fixed[label] = odd[0]
     return WeightAxes(of, {name: axis for axis, name in groups.items()}, fixed)
-
-
-class NotUnderstood(Exception):
-    """A rule met something it does not cover: all axes of the operation are then fixed."""
 
 
 class _Reader(TorchDispatchMode):
@@ -589,10 +575,9 @@ def _embedding(call: Call) -> list[Axis]:
 
 @rule("view|_unsafe_view|reshape|unsqueeze|squeeze|_reshape_alias")
 def _view(call: Call) -> list[Axis]:
-    axes = regroup(call.axes(), call.shape) if call.overload != "dtype" else None
-    if axes is None:
+    if call.overload == "dtype":
         raise NotUnderstood
-    return axes
+    return regroup(call.axes(), call.shape)
 
 
 @rule("t|transpose|permute")
@@ -627,7 +612,7 @@ def _slice(call: Call) -> list[Axis]:
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(axes[dim].size)
     if step != 1:
         fix(axes[dim], str(call))
-        axes[dim] = leaf(call.shape[dim], next(leaves(axes[dim])).reason)
+        axes[dim] = leaf(call.shape[dim], leaves(axes[dim])[0].reason)
     else:
         axes[dim] = _piece(axes[dim], start, max(start, stop))
     return axes
@@ -648,12 +633,7 @@ def _split(call: Call) -> list[Axis]:
 
 def _piece(axis: Axis, start: int, stop: int) -> Axis:
     reasons = [part.reason for part in leaves(axis)]
-    if None not in reasons:
-        return leaf(stop - start, reasons[0])
-    piece = stretch_of(axis, start, stop)
-    if piece is None:
-        raise NotUnderstood
-    return piece
+    return stretch_of(axis, start, stop) if None in reasons else leaf(stop - start, reasons[0])
 
 
 @rule("cat")

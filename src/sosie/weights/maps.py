@@ -130,9 +130,8 @@ def estimate(
     **interval: Any,
 ) -> Estimate:
     """The values of one measure with all that is known about them; `interval` is their low and high."""
-    facts: Any = (measure.closer, measure.bounds, measure.same)
-    by_chance = {} if chance is None else chance.fields()
-    return Estimate(value, n, statistic, *facts, caveats=tuple(caveats), **by_chance, **interval)
+    more = interval | ({} if chance is None else chance.fields())
+    return Estimate(value, n, statistic, measure.closer, measure.bounds, measure.same, caveats=tuple(caveats), **more)
 
 
 def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
