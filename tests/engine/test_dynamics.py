@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         sosie.dynamics(tmp_path)
     with pytest.raises(TypeError, match="got Sequential"):
         sosie.dynamics(models[0])
-    with pytest.raises(ValueError, match="no site recorded in .* is called 'conv'"):
+    with pytest.raises(ValueError, match=r"no site recorded in .* is called 'conv'"):
         sosie.dynamics(run, sites="conv")
     with pytest.raises(ValueError, match=r"parameter fc.weight is \(10, 576\)"):
         sosie.dynamics([models[0], small_cnn(classes=7)])

@@ -136,7 +136,7 @@ def test_bad_input_is_an_error_in_words() -> None:
     a, b = seeded(mlp(), 0), seeded(mlp(), 1)
     with pytest.raises(ValueError, match=r"linear_cka: not of pairs of weights; there are weight_cosine"):
         tensor_values(a, b, ["linear_cka"])
-    with pytest.raises(ValueError, match="match must be .*'neurons'"):
+    with pytest.raises(ValueError, match=r"match must be .*'neurons'"):
         tensor_values(a, b, match="neurons")
     with pytest.raises(TypeError, match="give models, not state dicts"):
         tensor_values(a.state_dict(), b, match="weights")

@@ -191,7 +191,7 @@ def test_what_is_frozen_stays_as_it_is() -> None:
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name]) == name.endswith(part), (part, other, name)
         assert all(parameter.requires_grad for parameter in freeze(model, part, False).parameters())
-    with pytest.raises(ValueError, match="part must be .*'bias'"):
+    with pytest.raises(ValueError, match=r"part must be .*'bias'"):
         freeze(model, "bias")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no layer of atoms"):
         freeze(seeded(0, small_cnn), "atoms")
