@@ -93,6 +93,6 @@ def _start(recorder: Recorder, step: int) -> None:
 
 
 def _record(recorder: Recorder, step: int) -> None:
-    """Once a step: with accumulated gradients several batches end in the same one."""
+    """Once per step: with accumulated gradients several batches end in the same one."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)

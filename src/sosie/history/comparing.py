@@ -109,11 +109,12 @@ def _kind(measures: list[Measure] | None, data: Any) -> str:
         return "weights" if data is None else "activations"
     kinds = {_reads(measure) for measure in measures}
     if len(kinds) > 1:
-        raise ValueError(f"{', '.join(m.name for m in measures)}: of {' and '.join(sorted(kinds))}; ask for them apart")
+        names = ", ".join(measure.name for measure in measures)
+        raise ValueError(f"{names} compare {' and '.join(sorted(kinds))}: ask for them in separate calls")
     kind = kinds.pop()
     if (kind == "activations") == (data is None):
         need = "give data=" if data is None else "leave data out"
-        raise ValueError(f"{', '.join(m.name for m in measures)}: of {kind}; {need}")
+        raise ValueError(f"{', '.join(m.name for m in measures)}: compared are {kind}, so {need}")
     return kind
 
 
@@ -123,9 +124,9 @@ def _reads(measure: Measure) -> str:
     if issubclass(measure.reads, TensorPair):
         return "weights"
     if issubclass(measure.reads, LinearMaps):
-        raise ValueError(f"{measure.name}: of whole networks, not of what a run keeps; use compare_weights")
+        raise ValueError(f"{measure.name} compares whole networks, which a run does not keep; use compare_weights")
     if measure.reads_outputs:
-        raise ValueError(f"{measure.name}: of what models answer; use compare_outputs")
+        raise ValueError(f"{measure.name} compares what models answer; use compare_outputs")
     if "inputs" in measure.needs:
         raise ValueError(f"{measure.name} also needs the inputs, which a run does not keep; use compare")
     return "activations"
@@ -218,7 +219,7 @@ def _compare(
     chosen = measures or [find(DEFAULTS[what])]
     for measure in chosen:
         if (kind := _reads(measure)) != what:
-            raise ValueError(f"{measure.name} is of {kind}, and {a.name} is a record of {what}")
+            raise ValueError(f"{measure.name} compares {kind}, but {a.name} is a record of {what}")
     known: list[Caveat] = []
     for run in every:
         known += [] if run.note is None else [Caveat(f"{run.name}: {run.note}")]
@@ -241,7 +242,7 @@ def _compare(
 
 
 def _common_sites(a: Run, b: Run, sites: Any) -> list[str]:
-    """Sites that both runs have; an error where they are not of one shape, or where the probes differ."""
+    """Sites that both runs have; raises where their shapes or the probes differ."""
     if a.about.what != b.about.what:
         raise ValueError(f"{a.name} is a record of {a.about.what}, {b.name} of {b.about.what}")
     if a.about.probe != b.about.probe:

@@ -387,10 +387,10 @@ def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _layers(model: nn.Module) -> dict[str, AtomConv2d]:
-    found = atom_layers(model)
-    if not found:
+    layers = atom_layers(model)
+    if not layers:
         raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
-    return found
+    return layers
 
 
 def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:

@@ -26,10 +26,8 @@ from .tensors import ALL, tensor_sites
 POLAR = "polar"
 SHOWN = 6  # layers that are named
 NO_ATOMS = "it is not made of atoms"
-OTHERS = (
-    "NaN for pairs of different layers: their coefficients are not shared, so that no atom of one belongs to another"
-)
-SIZES = "NaN where two layers do not have as many atoms of one size"
+OTHERS = "NaN for pairs of different layers: they share no coefficients, so that no atom of one belongs to an atom of the other"
+SIZES = "NaN where two layers have different numbers or sizes of atoms"
 STARTED = (
     "models that started from the same atoms are near 1 before they have learned anything: base= gives the cosine of "
     "how far they moved"
@@ -138,14 +136,14 @@ class AtomComparison:
 
 def _mean(measure: Measure, a: Layers, b: Layers) -> float:
     if a.keys() != b.keys():
-        raise ValueError("the models have other layers of atoms, so there is no mean over them")
+        raise ValueError("the models have different layers of atoms, so there is no mean over layers")
     return float(np.mean([_one(measure, x, b[name], f"{name}: ") for name, x in a.items()]))
 
 
 def _one(measure: Measure, x: Tensor, y: Tensor, where: str = "") -> float:
     if x.shape != y.shape:
         counts = " and ".join(f"{len(atoms)} atoms of {atoms.shape[1]} entries" for atoms in (x, y))
-        raise ValueError(f"{where}{counts} are not as many of one size")
+        raise ValueError(f"{where}{counts} cannot be compared one by one")
     try:
         return float(snap_to_bounds(measure(Atoms(x[None], y[None])), measure))
     except ValueError as error:
@@ -365,7 +363,7 @@ def _kernels(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_kernels(kernels: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
-    """Raise where layers are not of one shape, so that no common coefficients could stand for them."""
+    """Raise where the shapes of layers differ, so that no common coefficients could stand for them."""
     first, *others = [
         {layer: f"{len(each)} kernels of {each.shape[1]} entries" for layer, each in own.items()} for own in kernels
     ]

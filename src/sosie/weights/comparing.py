@@ -75,7 +75,8 @@ def compare_weights(
     if of_tensors and len(of_tensors) < len(chosen):
         of_maps = ", ".join(m.name for m in chosen if m.name not in of_tensors)
         raise ValueError(
-            f"{', '.join(of_tensors)}: of single tensors; {of_maps}: of networks up to a layer; ask for them apart"
+            f"{', '.join(of_tensors)} compare single tensors, {of_maps} networks up to a layer: ask for them in "
+            "separate calls"
         )
     if base is not None and not of_tensors:
         raise ValueError("base= is for measures of tensors, not for wcka")
@@ -150,9 +151,11 @@ def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[M
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     known = ", ".join(measure.name for measure in MEASURES.values() if measure.reads_weights)
     if not chosen:
-        raise ValueError(f"no measures asked for; of weights there are {known}")
+        raise ValueError(f"no measures asked for; those of weights are {known}")
     if others := [measure.name for measure in chosen if not measure.reads_weights]:
-        raise ValueError(f"{', '.join(others)}: not of weights; there are {known}, and compare takes data")
+        raise ValueError(
+            f"{', '.join(others)} do not read weights; {known} do. sosie.compare takes data for the others"
+        )
     return chosen
 
 
@@ -164,7 +167,7 @@ def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, b
             raise ValueError(f"match= with {names} is for joint=m: models that share coefficients are in one order")
         return
     if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
-        raise ValueError(f"joint={joint!r}: a number of atoms, or 'polar'")
+        raise ValueError(f"joint must be a number of atoms, or 'polar', got {joint!r}")
     if not of_atoms:
         raise ValueError("joint= is for atom_cosine and atom_grassmann: name one as a measure")
     if joint == POLAR:

@@ -77,7 +77,7 @@ def compare_maps(
     if len({each.entries for each in maps}) > 1:
         text = ", ".join(f"{each.side.name} takes {_by(each.shape)}" for each in maps[:6])
         raise ValueError(
-            f"need models of one input, but {text}{' …' if len(maps) > 6 else ''}; where an image may have several "
+            f"models must take inputs of one size, but {text}{' …' if len(maps) > 6 else ''}; where an image may have several "
             "sizes, input_shape= says which"
         )
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
@@ -594,10 +594,10 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     of_centred = plain - shared - shared.mT + share * share.mT * both
     largest = whole.abs().amax((0, 2, 3))[None, :, None, None]
     norm = largest.where(largest > 0, largest.new_ones(()))
-    found = {True: of_centred / norm, False: plain / norm}
-    for each in found.values():
+    both_kinds = {True: of_centred / norm, False: plain / norm}
+    for each in both_kinds.values():
         each.diagonal(dim1=-2, dim2=-1).zero_()
-    return found
+    return both_kinds
 
 
 class Estimated:

@@ -24,7 +24,7 @@ OUTPUT = "output"  # a site of other measures of weights: the whole network, whi
 NO_WEIGHTS = "it holds no matrix of weights of its own"
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # in a state dict, but no parameters
 AFTER = " after matching"  # what is added to a measure's name
-SHAPES = "NaN where the weights of two layers are not of one shape"
+SHAPES = "NaN where the weights of two layers do not have one shape"
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 Sites: TypeAlias = str | type | Sequence[str | type] | None
@@ -54,7 +54,7 @@ def tensor_values(
     chosen = [find(measure) for measure in measures]
     if others := [measure.name for measure in chosen if measure.reads is not TensorPair]:
         known = ", ".join(name for name, measure in MEASURES.items() if measure.reads is TensorPair)
-        raise ValueError(f"{', '.join(others)}: not of pairs of weights; there are {known}")
+        raise ValueError(f"{', '.join(others)} do not compare pairs of tensors; {known} do")
     if match is not None:
         one_of(match, "match", ["weights"])
     labels = tensor_sites(model_a, sites_a), tensor_sites(model_b, sites_b)
