@@ -26,7 +26,7 @@ from .tensors import ALL, tensor_sites
 POLAR = "polar"
 SHOWN = 6  # layers that are named
 NO_ATOMS = "it is not made of atoms"
-OTHERS = "NaN for pairs of different layers: they share no coefficients, so that no atom of one belongs to an atom of the other"
+OTHERS = "NaN for pairs of different layers: they share no coefficients, so their atoms do not belong to each other"
 SIZES = "NaN where two layers have different numbers or sizes of atoms"
 STARTED = (
     "models that started from the same atoms are near 1 before they have learned anything: base= gives the cosine of "

@@ -49,25 +49,25 @@ def compare_weights(
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
     takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
-    whole network. With activation functions taken away a network is a linear map of its input, and so is its beginning
-    up to any site: convolutions, batch norm, residual sums and mean pooling are, max pooling is taken for mean pooling,
-    and whatever else is not linear (attention, layer norm) is an error that names it.
+    whole network. Without its activation functions a network is a linear map of its input, and so is its beginning up
+    to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean
+    pooling, and anything else that is not linear (attention, layer norm) is an error that names it.
 
-    `input_shape`: of one input; None asks the first layer: as many numbers as a dense one takes, 28 × 28 for grey
-    images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the input is
-    tried where that fits into `memory`; else, or if `probes` says how many, Gaussian inputs (seeded by `seed`) estimate
-    the same, with an interval.
+    `input_shape`: of one input; None reads it from the first layer: as many numbers as a dense layer takes, 28 × 28 for
+    grey images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the
+    input is tried where that fits into `memory`; otherwise, or if `probes` says how many, Gaussian inputs (seeded by
+    `seed`) give an estimate with an interval.
 
-    `null="weights"`: what chance gives, as the mean over `draws` copies of B whose weights are shuffled within each
+    `null="weights"`: the value at chance, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
-    comes along free. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
-    measures of tensors and atoms, a model that all started from; what is compared is how far they moved.
+    is always there. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
+    measures of tensors and atoms, a model that all started from; compared is how far they moved.
 
     Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
-    mean over layers. `joint=m`: models that share nothing are decomposed together first, m atoms a layer on common
-    coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their kernels, with
-    what shuffled weights give; these do not depend on the order of neurons, so that `match` concerns what is asked
-    beside them. Asked beside them, `weight_cosine` reads the whole weights.
+    mean over layers. `joint=m`: models that share nothing are first decomposed together, into m atoms per layer on
+    common coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their
+    kernels, with the value of shuffled weights beside it; polar factors do not depend on the order of neurons, so
+    `match` is only for other measures asked for with them. `weight_cosine` always reads the whole weights.
     """
     things, names = _things(model_a, model_b)
     chosen = _chosen(measures)

@@ -77,8 +77,8 @@ def compare_maps(
     if len({each.entries for each in maps}) > 1:
         text = ", ".join(f"{each.side.name} takes {_by(each.shape)}" for each in maps[:6])
         raise ValueError(
-            f"models must take inputs of one size, but {text}{' …' if len(maps) > 6 else ''}; where an image may have several "
-            "sizes, input_shape= says which"
+            f"models must take inputs of one size, but {text}{' …' if len(maps) > 6 else ''}; where an image may have "
+            "several sizes, input_shape= says which"
         )
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
     exact = probes is None and _bytes(maps, len(kinds)) <= memory
