@@ -141,9 +141,9 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
     other.fc = nn.Linear(576, 7)
     with pytest.raises(ValueError, match=r"parameter fc.weight is \(10, 576\) there and \(7, 576\) here"):
         Recorder(tmp_path / "a", other, sites=["conv1", "conv2"])
-    with pytest.raises(ValueError, match="it holds atoms, not weights"):
+    with pytest.raises(ValueError, match="it holds atoms there and weights here"):
         Recorder(tmp_path / "a", model, "weights", sites=["conv1", "conv2"])
-    with pytest.raises(ValueError, match="stored as F32 there, F64 here"):
+    with pytest.raises(ValueError, match="stored as F32 there and F64 here"):
         Recorder(tmp_path / "a", model, sites=["conv1", "conv2"], dtype=torch.float64)
     Recorder(tmp_path / "p", model, "activations", probe=IMAGES, sites="fc").close()
     with pytest.raises(ValueError, match="probed with 12 inputs"):

@@ -219,6 +219,8 @@ SCHEMA = {
     "left_out?": {str: str},
 }
 
+SHOWN = 4  # differences that an error names
+
 Shape = tuple[int, ...]
 
 
@@ -282,39 +284,30 @@ class About:
 
     def check_same(self, new: About, folder: Path) -> None:
         """Raise where a recorder would go on with a run of something else; the error says of what."""
-        faults = []
-        then, now = (dict(zip(a.sites, a.shapes, strict=True)) for a in (self, new))
+        then, now = self._facts(), new._facts()
         if self.what != new.what:
-            faults.append(f"it holds {self.what}, not {new.what}")
-        else:
-            faults += _differences("site", then, now)
-        faults += _differences("parameter", self.parameters, new.parameters)
+            then, now = ({"it holds": about.what} for about in (self, new))
+        faults = [
+            f"{fact} {then.get(fact, 'missing')} there and {now.get(fact, 'missing')} here"
+            for fact in {**then, **now}
+            if then.get(fact) != now.get(fact)
+        ]
         if not faults and self.sites != new.sites:
             faults.append(f"its sites are in another order: {', '.join(self.sites[:4])}")
-        if self.what == new.what:
-            if self.dtype != new.dtype:
-                faults.append(f"numbers are stored as {self.dtype} there, {new.dtype} here")
-            if self.rows != new.rows:
-                faults.append(f"rows are made by {self.rows} there, {new.rows} here")
-            if self.probe != new.probe and self.probe is not None and new.probe is not None:
-                faults.append(
-                    f"it was probed with {self.probe['inputs']} inputs ({self.probe['digest'][:8]}), not with these "
-                    f"{new.probe['inputs']} ({new.probe['digest'][:8]})"
-                )
         if faults:
+            more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
             raise ValueError(
-                f"{folder} is a run of something else ({self.model}; here {new.model}): {'; '.join(faults)}. "
-                "Name another folder"
+                f"{folder} is a run of something else ({self.model}; here {new.model}): {'; '.join(faults[:SHOWN])}"
+                f"{more}. Name another folder"
             )
 
-
-def _differences(word: str, then: Mapping[str, Shape], now: Mapping[str, Shape]) -> list[str]:
-    texts = [
-        f"{word} {name} is {then.get(name, 'missing')} there and {now.get(name, 'missing')} here"
-        for name in {**then, **now}
-        if then.get(name) != now.get(name)
-    ]
-    return [*texts[:3], *([f"and {len(texts) - 3} more"] if len(texts) > 3 else [])]
+    def _facts(self) -> dict[str, Any]:
+        """What must stay the same from one recorder of a run to the next."""
+        facts: dict[str, Any] = {"numbers are stored as": self.dtype, "rows are made by": self.rows}
+        if self.probe is not None:
+            facts["it was probed with"] = f"{self.probe['inputs']} inputs ({self.probe['digest'][:8]})"
+        facts |= {f"site {site} is": shape for site, shape in zip(self.sites, self.shapes, strict=True)}
+        return facts | {f"parameter {name} is": shape for name, shape in self.parameters.items()}
 
 
 @dataclass(eq=False)
