@@ -281,8 +281,6 @@ def _of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> Iterator[Caveat]:
 
 NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding, once its diagonal is taken off
 
-Combine = Callable[[list[Any], list[Any], bool], Tensor]
-
 
 class _Undefined(ValueError):
     """A state that has no value with anything, and why."""
@@ -321,20 +319,37 @@ def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: in
 def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[Tensor, list[Caveat]]:
     """All times of A against all times of B at one site, and what is to be said about them."""
     n = a.shape(site)[0]
-    size = 8 * max(math.prod(run.shape(site)) for run in (a, b))
-    prepare: Callable[[Tensor], Any]
-    if issubclass(measure.reads, Atoms):
-        prepare, combine = _atoms, _of_atoms(measure)
-    elif measure.base == "weight_cosine":
-        prepare, combine = _direction, _products
-    elif issubclass(measure.reads, TensorPair):
-        prepare, combine = _tensor, _of_tensors(measure)
-    elif issubclass(measure.reads, Alignment):
-        prepare, combine, size = _gram(measure.reads), _of_grams(measure), 8 * n**2
-    else:
-        prepare, combine = _rows, _of_rows(measure)
-    values, undefined = _tiled(a, b, site, prepare, combine, max(1, budget // (2 * size)), measure.symmetric)
-    doubts = [caveat for run, why in zip((a, b), undefined, strict=True) for caveat in _of_states(run, site, why)]
+    entries = n**2 if issubclass(measure.reads, Alignment) else max(math.prod(run.shape(site)) for run in (a, b))
+    count = max(1, budget // (2 * 8 * entries))  # states of each side that are held at a time
+    undefined: dict[Run, dict[int, str]] = {a: {}, b: {}}
+
+    def read(run: Run, start: int) -> dict[int, Tensor]:
+        states = {}
+        for k in range(start, min(start + count, len(run.frames))):
+            try:
+                states[k] = _state(measure, run.tensor(k, site))
+            except _Undefined as error:
+                undefined[run][k] = str(error)
+        return states
+
+    values = torch.full((len(a.frames), len(b.frames)), torch.nan, dtype=torch.float64)
+    mirrored = a is b and measure.symmetric
+    for i in range(0, len(a.frames), count):
+        left = read(a, i)
+        for j in range(i if mirrored else 0, len(b.frames), count):
+            right = left if a is b and i == j else read(b, j)
+            if left and right:
+                part = _all_pairs(measure, left, right, once=mirrored and i == j)
+                values[np.ix_(list(left), list(right))] = part.double().cpu()
+    if mirrored:
+        values = torch.triu(values) + torch.triu(values, 1).T
+    doubts = []
+    for run, reasons in undefined.items():
+        for reason in dict.fromkeys(reasons.values()):
+            steps = [str(run.steps[k]) for k, why in reasons.items() if why == reason]
+            more = f" and {len(steps) - SHOWN} more" if len(steps) > SHOWN else ""
+            named = f"step{'s' * (len(steps) > 1)} {', '.join(steps[:SHOWN])}{more}"
+            doubts.append(Caveat(f"{run.name}, {named}: {reason}", site))
     if a.about.what == "activations" and measure.few_rows is not None:
         effects = {"biased": f"biased {measure.closer}", "infinite": "values are infinite"}
         effect = effects.get(measure.few_rows, "values saturate")
@@ -343,138 +358,62 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
     return values, doubts
 
 
-def _of_states(run: Run, site: str, undefined: Mapping[int, str]) -> Iterator[Caveat]:
-    """States without a value, those of one reason together."""
-    for reason in dict.fromkeys(undefined.values()):
-        steps = [str(run.steps[k]) for k, why in undefined.items() if why == reason]
-        more = f" and {len(steps) - SHOWN} more" if len(steps) > SHOWN else ""
-        yield Caveat(f"{run.name}, step{'s' * (len(steps) > 1)} {', '.join(steps[:SHOWN])}{more}: {reason}", site)
-
-
-def _tiled(
-    a: Run, b: Run, site: str, prepare: Callable[[Tensor], Any], combine: Combine, count: int, symmetric: bool
-) -> tuple[Tensor, tuple[dict[int, str], dict[int, str]]]:
-    """All pairs of states, `count` states of each side held at a time; and why some states have no value."""
-    values = torch.full((len(a.frames), len(b.frames)), torch.nan, dtype=torch.float64)
-    undefined: tuple[dict[int, str], dict[int, str]] = ({}, {})
-    mirrored = a is b and symmetric
-
-    def read(run: Run, states: range, why: dict[int, str]) -> dict[int, Any]:
-        kept = {}
-        for k in states:
-            try:
-                kept[k] = prepare(run.tensor(k, site))
-            except _Undefined as error:
-                why[k] = str(error)
-        return kept
-
-    for i in range(0, len(a.frames), count):
-        left = read(a, range(len(a.frames))[i : i + count], undefined[0])
-        for j in range(i if mirrored else 0, len(b.frames), count):
-            same = a is b and i == j
-            right = left if same else read(b, range(len(b.frames))[j : j + count], undefined[1])
-            if left and right:
-                part = combine(list(left.values()), list(right.values()), mirrored and same)
-                values[np.ix_(list(left), list(right))] = part.double().cpu()
-    if mirrored:
-        values = torch.triu(values) + torch.triu(values, 1).T
-    return values, ({**undefined[0], **undefined[1]}, {}) if a is b else undefined
-
-
-# What is made of one state
-
-
-def _tensor(given: Tensor) -> Tensor:
+def _state(measure: Measure, given: Tensor) -> Tensor:
+    """What a measure reads of one state, in float64."""
     state = given.double()
     if bad := int((~torch.isfinite(state)).sum()):
         raise _Undefined(f"{bad} of {state.numel()} numbers are NaN or infinite")
-    return state
-
-
-def _atoms(given: Tensor) -> Tensor:
-    state = _tensor(given).flatten(1)
-    if not bool(state.any()):
-        raise _Undefined("all atoms are 0: they have no direction")
-    return state
-
-
-def _direction(given: Tensor) -> Tensor:
-    state = _tensor(given).flatten()
-    norm = state.norm()
-    if not float(norm):
-        raise _Undefined("all weights are 0: they have no direction")
-    return state / norm
-
-
-def _rows(given: Tensor) -> Tensor:
-    rows = _tensor(given)
-    _centred(rows)
-    return rows
-
-
-def _centred(rows: Tensor) -> Tensor:
-    centred = rows - rows.mean(0, keepdim=True)
-    if not float(centred.square().sum()) > CONSTANT["float64"] * float(rows.square().sum()):
+    if issubclass(measure.reads, Atoms) or _is_weight_cosine(measure):
+        if not bool(state.any()):
+            word = "atoms" if issubclass(measure.reads, Atoms) else "weights"
+            raise _Undefined(f"all {word} are 0: they have no direction")
+        return state.flatten(1) if issubclass(measure.reads, Atoms) else state.flatten() / state.norm()
+    if issubclass(measure.reads, TensorPair):
+        return state
+    centred = state - state.mean(0, keepdim=True)
+    if not float(centred.square().sum()) > CONSTANT["float64"] * float(state.square().sum()):
         raise _Undefined("features do not vary: no similarity is defined")
-    return centred
+    if not issubclass(measure.reads, Alignment):
+        return state
+    rows = state if measure.reads is UncentredAlignment else centred
+    gram = rows @ rows.T
+    if measure.reads is not DebiasedAlignment:
+        return gram.flatten()
+    hollow = u_centred(gram)
+    if not float(hollow.square().sum()) > NOTHING_LEFT * float(gram.square().sum()):
+        raise _Undefined("all rows are equally far apart: nothing is left once the diagonal is taken off")
+    return hollow.flatten()
 
 
-def _gram(kind: type[Alignment]) -> Callable[[Tensor], Tensor]:
-    def make(given: Tensor) -> Tensor:
-        rows = _tensor(given)
-        centred = _centred(rows)
-        used = rows if kind is UncentredAlignment else centred
-        gram = used @ used.T
-        if kind is not DebiasedAlignment:
-            return gram.flatten()
-        hollow = u_centred(gram)
-        if not float(hollow.square().sum()) > NOTHING_LEFT * float(gram.square().sum()):
-            raise _Undefined("all rows are equally far apart: nothing is left once the diagonal is taken off")
-        return hollow.flatten()
-
-    return make
-
-
-# All pairs of two lots of states; `once` asks for those on and above the diagonal only
-
-
-def _products(left: list[Tensor], right: list[Tensor], once: bool) -> Tensor:
-    x = torch.stack(left)
-    return x @ (x if left is right else torch.stack(right)).T
-
-
-def _of_atoms(measure: Measure) -> Combine:
-    return lambda left, right, once: measure(Atoms(torch.stack(left), torch.stack(right)))
-
-
-def _of_grams(measure: Measure) -> Combine:
-    def combine(left: list[Tensor], right: list[Tensor], once: bool) -> Tensor:
-        xx, yy = (torch.stack([gram @ gram for gram in side]) for side in (left, right))
-        return measure(measure.reads(xx[:, None], yy[None, :], _products(left, right, once)))
-
-    return combine
-
-
-def _of_tensors(measure: Measure) -> Combine:
-    def combine(left: list[Tensor], right: list[Tensor], once: bool) -> Tensor:
+def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int, Tensor], *, once: bool) -> Tensor:
+    """All pairs of states, by one product where the maths allows; `once`: those on and above the diagonal only."""
+    xs, ys = list(left.values()), list(right.values())
+    if issubclass(measure.reads, TensorPair) and not _is_weight_cosine(measure):
         spectra: dict[int, Tensor] = {}  # of single states
-        values = torch.full((len(left), len(right)), torch.nan, dtype=torch.float64)
-        for i, x in enumerate(track(left, measure.name, len(left), "states")):
-            for j, y in enumerate(right):
+        values = torch.full((len(xs), len(ys)), torch.nan, dtype=torch.float64)
+        for i, x in enumerate(track(xs, measure.name, len(xs), "states")):
+            for j, y in enumerate(ys):
                 if i <= j or not once:
                     values[i, j] = measure(TensorPair(x, y, spectra))
         return values
+    if not issubclass(measure.reads, (Atoms, Alignment)) and not _is_weight_cosine(measure):
+        everywhere = [np.ones(len(side), dtype=bool) for side in (xs, ys)]
+        widths = tuple(rows.shape[1] for rows in xs), tuple(rows.shape[1] for rows in ys)
+        pairs = by_pair([measure], Sample.of(xs, ys), widths, *everywhere, once=once)[measure.name]
+        if pairs.undefined:
+            raise ValueError(next(iter(pairs.undefined.values())))
+        return pairs.matrix((len(xs), len(ys)))
+    x = torch.stack(xs)
+    y = x if left is right else torch.stack(ys)
+    if issubclass(measure.reads, Atoms):
+        return measure(Atoms(x, y))
+    if _is_weight_cosine(measure):
+        return x @ y.T
+    xx, yy = (torch.stack([gram @ gram for gram in side]) for side in (xs, ys))
+    view: Any = measure.reads
+    return measure(view(xx[:, None], yy[None, :], x @ y.T))
 
-    return combine
 
-
-def _of_rows(measure: Measure) -> Combine:
-    def combine(left: list[Tensor], right: list[Tensor], once: bool) -> Tensor:
-        everywhere = [np.ones(len(side), dtype=bool) for side in (left, right)]
-        widths = tuple(rows.shape[1] for rows in left), tuple(rows.shape[1] for rows in right)
-        values = by_pair([measure], Sample.of(left, right), widths, *everywhere, once=once)[measure.name]
-        if values.undefined:
-            raise ValueError(next(iter(values.undefined.values())))
-        return values.matrix((len(left), len(right)))
-
-    return combine
+def _is_weight_cosine(measure: Measure) -> bool:
+    """The one measure of pairs of tensors that is a product of what is known of each alone."""
+    return measure.base == "weight_cosine"
