@@ -58,12 +58,10 @@ class Recorder(AbstractContextManager["Recorder"]):
         by_depth: bool = True,
     ) -> None:
         one_of(what, "what", KINDS)
-        if (probe is None) == (what == "activations"):
-            raise ValueError(
-                f"probe= is for activations, not for {what}"
-                if probe is not None
-                else "activations are of inputs: give probe="
-            )
+        if probe is None and what == "activations":
+            raise ValueError("activations need inputs: give probe=")
+        if probe is not None and what != "activations":
+            raise ValueError(f"probe= is for activations, not for {what}")
         if isinstance(probe, (int, float)):
             raise ValueError(f"probe={probe!r}: the inputs themselves (a tensor, batches, 'demo'), not how many")
         if dtype not in CODES:
@@ -73,7 +71,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._dtype, self._sites, self._probe = dtype, sites, None
         if what == "activations":
             if not isinstance(model, nn.Module):
-                raise TypeError(f"activations are of a torch.nn.Module, got {type(model).__name__}")
+                raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
             self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         self._head, _, self._size = self.about.layout()
@@ -165,11 +163,10 @@ class Recorder(AbstractContextManager["Recorder"]):
         tensors, sums = self._tensors()
         then = dict(zip(self.about.sites, self.about.shapes, strict=True))
         now = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if list(then.items()) != list(now.items()):
+        if then != now:
             odd = next(site for site in {**then, **now} if then.get(site) != now.get(site))
             raise ValueError(f"site {odd} was {then.get(odd)} and is {now.get(odd)}: a run keeps its shapes")
-        content = self._head + _bytes(torch.cat([tensor.to(self._dtype).flatten() for tensor in tensors.values()]))
-        content += sums
+        content = self._head + _bytes(torch.cat([tensors[site].to(self._dtype).flatten() for site in then])) + sums
         assert len(content) == self._size
         return content
 
