@@ -183,7 +183,7 @@ def open_atoms(
     count, start = joint, [] if base is None else [base]
     matching: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
     plain, doubts = _aligned([*start, *(network.model for network in networks)], match=match, **matching)
-    kernels = [_kernels(model) for model in plain]
+    kernels = [_kernels(model, "cpu") for model in plain]
     _check_kernels(kernels, [*["the base" for _ in start], *(network.name for network in networks)])
     _, every, errors = _decompose(kernels, count)
 
@@ -192,7 +192,7 @@ def open_atoms(
         model = shuffled(plain[k], seed, draw)
         if match:
             model = match_weights(plain[0], model, **matching).model_b
-        _, again, _ = _decompose([*kernels[:k], _kernels(model), *kernels[k + 1 :]], count)
+        _, again, _ = _decompose([*kernels[:k], _kernels(model, "cpu"), *kernels[k + 1 :]], count)
         again = _less_base(again) if start else again
         return again[i], again[j]
 
@@ -350,13 +350,13 @@ def _aligned(
     return plain, list(caveats)
 
 
-def _kernels(model: nn.Module) -> dict[str, Tensor]:
+def _kernels(model: nn.Module, device: str | None = None) -> dict[str, Tensor]:
     """The weights of every convolution that atoms can stand for, (kernels, entries of a kernel) in float64."""
     kernels: dict[str, Tensor] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and why_not(layer) is None:
             check_weight(name, layer.weight)
-            kernels[name] = layer.weight.detach().double().flatten(2).flatten(0, 1)
+            kernels[name] = layer.weight.detach().to(device).double().flatten(2).flatten(0, 1)
     if not kernels:
         raise ValueError("nothing to decompose: the model has no convolution of kernels with more than one entry")
     return kernels
@@ -384,7 +384,7 @@ def _decompose(
     atoms: list[Layers] = [{} for _ in kernels]
     errors = {}
     for name in kernels[0]:
-        weights = torch.stack([each[name].cpu() for each in kernels])
+        weights = torch.stack([each[name] for each in kernels])
         coefficients[name], own = common_atoms(weights, count)
         for k, layers in enumerate(atoms):
             layers[name] = own[k]
