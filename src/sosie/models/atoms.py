@@ -191,8 +191,22 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
     def replaced(name: str, layer: nn.Conv2d) -> nn.Module:
         check_weight(name, layer.weight)
-        made = decomposed_layer(layer, atoms)
-        counts[name], errors[name] = len(made.atoms), relative_error(layer.weight, made.weight)
+        exact = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
+        count = min(atoms, *exact.shape)
+        u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+        # A singular vector is known up to its sign: the largest entry of an atom is positive.
+        sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
+        made = AtomConv2d.like(layer, count, empty=True)
+        with torch.no_grad():
+            made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
+            made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
+            if made.bias is not None and layer.bias is not None:
+                made.bias.copy_(layer.bias)
+                made.bias.requires_grad_(layer.bias.requires_grad)
+        made.coefficients.requires_grad_(layer.weight.requires_grad)
+        made.atoms.requires_grad_(layer.weight.requires_grad)
+        lost, size = (made.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
+        counts[name], errors[name] = count, float(lost) / size if size else 0.0
         return made
 
     result, left = replace_convolutions(model, replaced)
@@ -242,25 +256,6 @@ def replace_convolutions(
     return _mapped(model, replaced), left
 
 
-def decomposed_layer(layer: nn.Conv2d, atoms: int) -> AtomConv2d:
-    """The best approximation of one convolution by that many atoms, or by as many as it needs."""
-    flat = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
-    count = min(atoms, *flat.shape)
-    u, s, vh = torch.linalg.svd(flat, full_matrices=False)
-    # A singular vector is known up to its sign: the largest entry of an atom is positive.
-    sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-    made = AtomConv2d.like(layer, count, empty=True)
-    with torch.no_grad():
-        made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
-        made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
-        if made.bias is not None and layer.bias is not None:
-            made.bias.copy_(layer.bias)
-            made.bias.requires_grad_(layer.bias.requires_grad)
-    made.coefficients.requires_grad_(layer.weight.requires_grad)
-    made.atoms.requires_grad_(layer.weight.requires_grad)
-    return made
-
-
 def why_not(layer: nn.Module) -> str | None:
     """None: atoms can stand for this layer; "": it has no weights to speak of; else why they cannot."""
     if isinstance(layer, AtomConv2d):
@@ -277,13 +272,6 @@ def why_not(layer: nn.Module) -> str | None:
     if isinstance(weight, nn.Parameter) and weight.ndim > 1:
         return f"is a {type(layer).__name__}, not a convolution of images"
     return ""
-
-
-def relative_error(weight: Tensor, made: Tensor) -> float:
-    """‖W − αD‖ / ‖W‖; 0 of a weight of zeros."""
-    exact = weight.detach().double()
-    size = float(exact.norm())
-    return float((exact - made.detach().double()).norm()) / size if size else 0.0
 
 
 def check_weight(name: str, weight: Tensor) -> None:
