@@ -186,9 +186,9 @@ def test_kernels_of_other_sizes_have_none() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"joint": 0}, "joint=0: a number of atoms, or 'polar'"),
-        ({"joint": True}, "joint=True"),
-        ({"joint": "qr"}, "joint='qr'"),
+        ({"joint": 0}, "a number of atoms, or 'polar', got 0"),
+        ({"joint": True}, "got True"),
+        ({"joint": "qr"}, "got 'qr'"),
         ({"joint": 4, "measures": "weight_cosine"}, "joint= is for atom_cosine"),
         ({"joint": "polar", "measures": "atom_grassmann"}, "always 1"),
         ({"joint": "polar", "match": "weights"}, "order of neurons"),

@@ -146,7 +146,7 @@ def test_bad_input_is_an_error_in_words() -> None:
         broken[2].weight[0, :3] = torch.nan
     with pytest.raises(ValueError, match=r"2\.weight of B has 3 of 192 values that are NaN"):
         match_weights(model, broken)
-    with pytest.raises(ValueError, match="starts=0"):
+    with pytest.raises(ValueError, match="starts must be a whole number of at least 1"):
         match_weights(model, model, starts=0)
     with pytest.raises(TypeError, match=r"need a torch.nn.Module, got OrderedDict"):
         match_weights(model, model.state_dict())  # type: ignore[arg-type]

@@ -94,11 +94,11 @@ def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"measures": "linear_cka"}, "linear_cka: not of weights; there are .*weight_cosine, .*wcka"),
+        ({"measures": "linear_cka"}, "linear_cka do not read weights; .*weight_cosine, .*wcka"),
         ({"measures": []}, "no measures asked for"),
-        ({"probes": 10}, "probes=10: a whole number of at least 256"),
+        ({"probes": 10}, "probes must be a whole number of at least 256"),
         ({"null": "permutation"}, "'weights', or None"),
-        ({"match": "rows"}, "match='rows'"),
+        ({"match": "rows"}, "match must be .*'rows'"),
         ({"base": dense([6, 2])}, "base= is for measures of tensors"),
         ({"sites_a": "nothing"}, "no module is called 'nothing'"),
     ],
@@ -136,7 +136,7 @@ def test_options_that_measures_of_tensors_do_not_have(option: dict[str, str | in
 
 
 def test_both_kinds_of_measures_at_once_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="weight_cosine: of single tensors; wcka: of networks up to a layer"):
+    with pytest.raises(ValueError, match=r"weight_cosine compare single tensors, wcka networks .*separate calls"):
         sosie.compare_weights(dense([6, 2]), dense([6, 2]), ["wcka", "weight_cosine"])
 
 

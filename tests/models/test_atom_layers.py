@@ -191,7 +191,7 @@ def test_what_is_frozen_stays_as_it_is() -> None:
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name]) == name.endswith(part), (part, other, name)
         assert all(parameter.requires_grad for parameter in freeze(model, part, False).parameters())
-    with pytest.raises(ValueError, match="no part 'bias'"):
+    with pytest.raises(ValueError, match=r"part must be .*'bias'"):
         freeze(model, "bias")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no layer of atoms"):
         freeze(seeded(0, small_cnn), "atoms")
@@ -235,8 +235,10 @@ def test_atoms_are_loaded_by_name() -> None:
     assert torch.equal(b.conv1.atoms, before), "an error must leave all as it was"
 
 
-@pytest.mark.parametrize("name", ["alexnet(hidden=8)", "small_cnn(width=2)", "vgg11(hidden=8)", "vgg11_bn(hidden=8)"])
-@pytest.mark.parametrize("atoms", [4, 25])
+@pytest.mark.parametrize(
+    ("name", "atoms"),
+    [("alexnet(hidden=8)", 4), ("alexnet(hidden=8)", 25), ("small_cnn(width=2)", 25), ("vgg11_bn(hidden=8)", 4)],
+)
 def test_a_file_tells_how_many_atoms_there_are(name: str, atoms: int, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     model = open_model(f"{name[:-1]}, atoms={atoms})").model

@@ -1,6 +1,6 @@
 """Run by a test: records in child processes, kills each with SIGKILL, and looks at what is left.
 
-Prints one line of JSON. The children are forked, so that twenty kills do not take twenty imports of torch.
+Prints one line of JSON. The children are forked, so that a dozen kills do not take a dozen imports of torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sosie.history import Recorder, open_run
 
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
-KILLS = 24
+KILLS = 12
 SIZE = 1500  # 9 MB a record: time enough to be killed in the middle of one
 
 

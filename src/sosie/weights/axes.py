@@ -1,15 +1,17 @@
-"""What an axis of a tensor is made of, and when two axes must be permuted alike.
+"""Which axes of a network's weights must be permuted together for what it computes to stay the same.
 
 An axis is a leaf that may be permuted, a product of axes (flattened into one, the last running fastest) or axes one
-after another (concatenated). Leaves are found to be the same, or to be made of smaller ones, as a forward is read.
+after another (concatenated). One forward is read, operation by operation: each has a rule that says which axes of its
+tensors are the same, or are made of smaller ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -26,6 +28,10 @@ MISFIT = "one axis is cut in two ways that do not fit"
 Kind = Literal["leaf", "product", "concatenation"]
 
 
+class NotUnderstood(Exception):
+    """Something that no rule covers: all axes of the operation are then fixed."""
+
+
 class Axis:
     """One axis; a leaf with a reason is fixed: its entries stay where they are."""
 
@@ -36,7 +42,7 @@ class Axis:
         self._parts = tuple(parts)
         self._now: Axis | None = None  # what a leaf turned out to be
 
-    def found(self) -> Axis:
+    def resolve(self) -> Axis:
         """What this axis is known to be by now."""
         axis = self
         while axis._now is not None:
@@ -53,7 +59,7 @@ class Axis:
     def parts(self) -> list[Axis]:
         """The parts as they are known by now, without parts of parts of the same kind."""
         flat: list[Axis] = []
-        for part in map(Axis.found, self._parts):
+        for part in map(Axis.resolve, self._parts):
             flat += part.parts if part.kind == self.kind else [part]
         return flat
 
@@ -64,27 +70,19 @@ def leaf(size: int, reason: str | None = None) -> Axis:
 
 def product(parts: Sequence[Axis]) -> Axis:
     """The axis that flattening these gives."""
-    kept = [part for part in parts if part.size != 1]
-    if len(kept) == 1:
-        return kept[0].found()
-    return Axis(prod(part.size for part in kept), "product", kept) if kept else leaf(1)
+    parts = [part for part in parts if part.size != 1] or [leaf(1)]
+    return parts[0].resolve() if len(parts) == 1 else Axis(prod(part.size for part in parts), "product", parts)
 
 
 def concatenation(parts: Sequence[Axis]) -> Axis:
     """The axis that these give one after another."""
-    kept = [part for part in parts if part.size]
-    if len(kept) == 1:
-        return kept[0].found()
-    return Axis(sum(part.size for part in kept), "concatenation", kept) if kept else leaf(0)
+    parts = [part for part in parts if part.size] or [leaf(0)]
+    return parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), "concatenation", parts)
 
 
-def leaves(axis: Axis) -> Iterator[Axis]:
-    axis = axis.found()
-    if axis.kind == "leaf":
-        yield axis
-    else:
-        for part in axis.parts:
-            yield from leaves(part)
+def leaves(axis: Axis) -> list[Axis]:
+    axis = axis.resolve()
+    return [axis] if axis.kind == "leaf" else [each for part in axis.parts for each in leaves(part)]
 
 
 def fix(axis: Axis, reason: str) -> None:
@@ -96,7 +94,7 @@ def fix(axis: Axis, reason: str) -> None:
 
 def unite(one: Axis, other: Axis) -> None:
     """Make two axes of one size the same, cutting leaves where the other side is made of smaller parts."""
-    one, other = one.found(), other.found()
+    one, other = one.resolve(), other.resolve()
     if one is other or one.size <= 1:
         return
     if one.size != other.size:
@@ -105,108 +103,89 @@ def unite(one: Axis, other: Axis) -> None:
         one, other = other, one
     if one.kind == "leaf" and one not in leaves(other):
         one.become(other)
-    elif one.kind == other.kind:
-        _unite_parts(one, other)
-    else:
-        _misfit(one, other)
-
-
-def _unite_parts(one: Axis, other: Axis) -> None:
-    ours, theirs = one.parts, other.parts
-    while ours and theirs:
-        x, y = ours.pop(0).found(), theirs.pop(0).found()
-        if x.size == y.size:
+        return
+    try:
+        if one.kind != other.kind:
+            raise NotUnderstood
+        ours, theirs = one.parts, other.parts
+        while ours and theirs:
+            x, y = ours.pop(0).resolve(), theirs.pop(0).resolve()
+            if x.size > y.size:
+                x, second = _cut(x, y.size, one.kind)
+                ours.insert(0, second)
+            elif x.size < y.size:
+                y, second = _cut(y, x.size, one.kind)
+                theirs.insert(0, second)
             unite(x, y)
-            continue
-        larger, size = (x, y.size) if x.size > y.size else (y, x.size)
-        rest = _cut(larger, size, one.kind)
-        if rest is None:
-            _misfit(one, other)
-            return
-        first, second = rest
-        unite(first, y if larger is x else x)
-        (ours if larger is x else theirs).insert(0, second)
+    except NotUnderstood:
+        for axis in (one, other):
+            fix(axis, MISFIT)
 
 
-def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis] | None:
+def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
     """A leaf as two: its slower `size` entries and the rest of a product, or its first entries and the rest."""
     if axis.kind != "leaf" or (kind == "product" and axis.size % size):
-        return None
+        raise NotUnderstood
     rest = axis.size // size if kind == "product" else axis.size - size
     parts = leaf(size), leaf(rest)
     axis.become(Axis(axis.size, kind, parts))
     return parts
 
 
-def _misfit(*axes: Axis) -> None:
-    for axis in axes:
-        fix(axis, MISFIT)
-
-
-def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
-    """The axes of a tensor seen in another shape; None where an axis would have to be cut that cannot be."""
-    factors = [part for axis in axes for part in _factors(axis)]
-    found = []
+def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
+    """The axes of a tensor seen in another shape."""
+    factors: list[Axis] = []
+    for axis in map(Axis.resolve, axes):
+        factors += axis.parts if axis.kind == "product" else [axis] if axis.size != 1 else []
+    regrouped = []
     for size in shape:
         taken: list[Axis] = []
         while (missing := size // prod(part.size for part in taken)) > 1:
             if not factors:
-                return None
-            part = factors.pop(0).found()
+                raise NotUnderstood
+            part = factors.pop(0).resolve()
             if missing % part.size:
-                pieces = _cut(part, missing, "product")
-                if pieces is None:
-                    return None
-                part, rest = pieces
+                part, rest = _cut(part, missing, "product")
                 factors.insert(0, rest)
             taken.append(part)
-        found.append(product(taken) if taken else leaf(size))
-    return found
+        regrouped.append(product(taken) if taken else leaf(size))
+    return regrouped
 
 
-def _factors(axis: Axis) -> list[Axis]:
-    axis = axis.found()
-    return axis.parts if axis.kind == "product" else [axis] if axis.size != 1 else []
-
-
-def stretch_of(axis: Axis, start: int, stop: int) -> Axis | None:
-    """The axis of the entries from `start` up to `stop`; None where that cuts through what cannot be cut."""
-    axis = axis.found()
+def stretch_of(axis: Axis, start: int, stop: int) -> Axis:
+    """The axis of the entries from `start` up to `stop`."""
+    axis = axis.resolve()
     if (start, stop) == (0, axis.size):
         return axis
     if axis.kind == "leaf":
         middle = leaf(stop - start)
         axis.become(concatenation([leaf(start), middle, leaf(axis.size - stop)]))
-        return middle.found()
+        return middle.resolve()
     if axis.kind == "product":
         first, rest = axis.parts[0], product(axis.parts[1:])
         if start % rest.size or stop % rest.size:
-            return None
-        piece = stretch_of(first, start // rest.size, stop // rest.size)
-        return None if piece is None else product([piece, rest])
+            raise NotUnderstood
+        return product([stretch_of(first, start // rest.size, stop // rest.size), rest])
     covered, offset = [], 0
     for part in axis.parts:
         low, high = max(start - offset, 0), min(stop - offset, part.size)
         offset += part.size
         if low < high:
-            piece = stretch_of(part, low, high)
-            if piece is None:
-                return None
-            covered.append(piece)
+            covered.append(stretch_of(part, low, high))
     return concatenation(covered)
 
 
 def order_of(axis: Axis, orders: Mapping[Axis, Tensor]) -> Tensor:
     """(size,): which entry comes where once each leaf is in its order; a leaf without one stays as it is."""
-    axis = axis.found()
+    axis = axis.resolve()
     if axis.kind == "leaf":
         return orders[axis] if axis in orders else torch.arange(axis.size)
     if axis.kind == "concatenation":
-        found, offset = [], 0
+        orders_of_parts, offset = [], 0
         for part in axis.parts:
-            found.append(order_of(part, orders) + offset)
+            orders_of_parts.append(order_of(part, orders) + offset)
             offset += part.size
-        return torch.cat(found)
+        return torch.cat(orders_of_parts)
     whole = torch.zeros(1, dtype=torch.long)
     for part in axis.parts:
         whole = (whole[:, None] * part.size + order_of(part, orders)[None, :]).flatten()
@@ -215,421 +194,42 @@ def order_of(axis: Axis, orders: Mapping[Axis, Tensor]) -> Tensor:
 
 def places_of(axis: Axis, wanted: Axis) -> list[Tensor]:
     """For each time a leaf occurs in an axis, (leaf.size, k): the entries that belong to each entry of the leaf."""
-    axis = axis.found()
+    axis = axis.resolve()
     if axis is wanted:
         return [torch.arange(axis.size)[:, None]]
-    if axis.kind == "leaf":
-        return []
-    found: list[Tensor] = []
+    occurrences: list[Tensor] = []
     if axis.kind == "concatenation":
         offset = 0
         for part in axis.parts:
-            found += [places + offset for places in places_of(part, wanted)]
+            occurrences += [places + offset for places in places_of(part, wanted)]
             offset += part.size
-        return found
-    everything = torch.arange(axis.size).view([part.size for part in axis.parts])
-    for i, part in enumerate(axis.parts):
-        along = everything.movedim(i, 0).flatten(1)
-        found += [along[places].flatten(1) for places in places_of(part, wanted)]
-    return found
+    elif axis.kind == "product":
+        everything = torch.arange(axis.size).view([part.size for part in axis.parts])
+        for i, part in enumerate(axis.parts):
+            along = everything.movedim(i, 0).flatten(1)
+            occurrences += [along[places].flatten(1) for places in places_of(part, wanted)]
+    return occurrences
 
 
 def repeated(axis: Axis) -> set[Axis]:
     """Leaves that are more than one factor of an axis: their order does not act on it by moving whole slices."""
-    axis = axis.found()
+    axis = axis.resolve()
     if axis.kind == "leaf":
         return set()
     inside = [set(leaves(part)) for part in axis.parts]
-    found = set().union(*(repeated(part) for part in axis.parts))
+    twice = set().union(*(repeated(part) for part in axis.parts))
     if axis.kind == "product":
-        found |= {each for i, here in enumerate(inside) for there in inside[:i] for each in here & there}
-    return found
+        twice |= {each for i, here in enumerate(inside) for there in inside[:i] for each in here & there}
+    return twice
 
 
-# One operation of a forward, and what is known of the axes of its tensors
+# Reading one forward
 
 PLACE = "positions keep their order"
 CONSTANT = "a constant of the forward"
 INPUT = "the model's input"
 OUTPUT = "the model's output"
 ORDINARY = frozenset({PLACE, CONSTANT, INPUT, OUTPUT})  # nothing to report: such axes have no other order
-
-
-class NotUnderstood(Exception):
-    """A rule met something it does not cover: all axes of the operation are then fixed."""
-
-
-@dataclass
-class Known:
-    """The axes of every tensor met so far. The tensors are held, so that no number names two of them."""
-
-    axes: dict[int, list[Axis]] = field(default_factory=dict)
-    held: dict[int, Tensor] = field(default_factory=dict)
-    by_storage: dict[int, list[int]] = field(default_factory=dict)
-
-    def of(self, tensor: Tensor) -> list[Axis]:
-        if id(tensor) not in self.axes:  # made outside the forward, and no parameter or buffer
-            self.set(tensor, [leaf(size, CONSTANT) for size in tensor.shape])
-        return self.axes[id(tensor)]
-
-    def set(self, tensor: Tensor, axes: Sequence[Axis]) -> None:
-        if [axis.size for axis in axes] != list(tensor.shape):
-            raise NotUnderstood
-        if id(tensor) not in self.held:
-            self.held[id(tensor)] = tensor
-            self.by_storage.setdefault(_storage(tensor), []).append(id(tensor))
-        self.axes[id(tensor)] = list(axes)
-
-    def sharing(self, tensor: Tensor) -> list[list[Axis]]:
-        """The axes of other tensors that lie in the same memory, where those are not just this one's."""
-        own = [axis.found() for axis in self.of(tensor)]
-        others = [self.axes[key] for key in self.by_storage[_storage(tensor)] if key != id(tensor)]
-        return [axes for axes in others if [axis.found() for axis in axes] != own]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operation with its arguments by name, what it gave, and the module in which it ran."""
-
-    name: str  # without a trailing underscore: what is written in place reads like any other
-    overload: str
-    in_place: bool
-    pointwise: bool
-    arguments: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-    where: str
-
-    @classmethod
-    def of(cls, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, where: str) -> Call:
-        names = [argument.name for argument in func._schema.arguments]
-        defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-        outputs = tuple(out for out in _tensors(output))
-        return cls(
-            name=func.overloadpacket.__name__.rstrip("_"),
-            overload=func._overloadname,
-            in_place=bool(func._schema.is_mutable) and any(out is a for out in outputs for a in _tensors([args])),
-            pointwise=torch.Tag.pointwise in func.tags,
-            arguments={**defaults, **dict(zip(names, args, strict=False)), **kwargs},
-            outputs=outputs,
-            where=where,
-        )
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return _tensors(list(self.arguments.values()))
-
-    def __getitem__(self, name: str) -> Any:
-        return self.arguments.get(name)
-
-    def __str__(self) -> str:
-        return f"{self.name} in {self.where or 'the model itself'}"
-
-
-def _tensors(part: Any) -> list[Tensor]:
-    if isinstance(part, Tensor):
-        return [part]
-    if isinstance(part, (list, tuple)):
-        return [tensor for each in part for tensor in _tensors(each)]
-    return []
-
-
-def broadcast(known: Known, tensors: Sequence[Tensor], shape: Sequence[int]) -> list[Axis]:
-    """The axes of what tensors give entry by entry: those that meet are the same."""
-    found: list[Axis | None] = [None] * len(shape)
-    for tensor in tensors:
-        for i, axis in enumerate(reversed(known.of(tensor)), 1):
-            if i > len(shape) or axis.size not in (1, shape[-i]):
-                raise NotUnderstood
-            if axis.size == 1:
-                continue
-            if (before := found[-i]) is not None:
-                unite(before, axis)
-            found[-i] = axis
-    return [leaf(size) if axis is None else axis.found() for axis, size in zip(found, shape, strict=True)]
-
-
-def not_understood(known: Known, call: Call) -> None:
-    """Fix every axis of an operation, with its name as the reason."""
-    for tensor in call.tensors:
-        for axis in known.of(tensor):
-            fix(axis, str(call))
-    for output in call.outputs:
-        known.set(output, [leaf(size, str(call)) for size in output.shape])
-
-
-# What each operation of a forward says about the axes of its tensors
-
-Rule = Callable[[Known, Call], list[Axis]]  # the axes of the (first) output
-
-POINTWISE = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not marked so
-SAME = {"_softmax", "_log_softmax", "_safe_softmax", "_to_copy", "detach", "alias", "lift_fresh", "contiguous"}
-UNIFORM = re.compile(r"(new_)?(zeros|ones|full|empty|empty_strided)(_like)?|scalar_tensor")
-REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "prod", "logsumexp", "linalg_vector_norm", "any", "all"}
-OVER_PLACES = re.compile(r"(_?adaptive_)?(avg|max)_pool([123])d.*|_?upsample_\w+([123])d.*|\w+_pad([123])d")
-BATCH_NORM = re.compile(r"_?(native|cudnn|miopen)?_?batch_norm.*")
-VIEWS = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias"}
-
-
-def find_rule(call: Call) -> Rule | None:
-    """The rule of an operation; None where there is none."""
-    if call.pointwise or call.name in POINTWISE:
-        return lambda known, call: broadcast(known, call.tensors, call.outputs[0].shape)
-    if call.name in RULES:
-        return RULES[call.name]
-    for names, rule in FAMILIES:
-        if call.name in names if isinstance(names, set) else names.fullmatch(call.name):
-            return rule
-    return None
-
-
-def _same(known: Known, call: Call) -> list[Axis]:
-    return known.of(call.tensors[0])
-
-
-def _uniform(known: Known, call: Call) -> list[Axis]:
-    # Equal entries look the same in any order.
-    return [leaf(size) for size in call.outputs[0].shape]
-
-
-def _reduction(known: Known, call: Call) -> list[Axis]:
-    axes = known.of(call.tensors[0])
-    if call["dim"] is None or call["dim"] == []:
-        dims = set(range(len(axes)))
-    else:
-        given = call["dim"] if isinstance(call["dim"], (list, tuple)) else [call["dim"]]
-        dims = {dim % len(axes) for dim in given}
-    if call["keepdim"]:
-        return [leaf(1) if i in dims else axis for i, axis in enumerate(axes)]
-    return [axis for i, axis in enumerate(axes) if i not in dims]
-
-
-def _over_places(known: Known, call: Call) -> list[Axis]:
-    axes = known.of(call.tensors[0])
-    count = int(next(each for each in re.findall(r"([123])d", call.name)))
-    for axis in axes[-count:]:
-        fix(axis, PLACE)
-    return axes[:-count] + [leaf(size, PLACE) for size in call.outputs[0].shape[-count:]]
-
-
-def _convolution(known: Known, call: Call) -> list[Axis]:
-    images, weight = known.of(call["input"]), known.of(call["weight"])
-    for axis in (*images[2:], *weight[2:]):
-        fix(axis, PLACE)
-    before, after = (weight[0], weight[1]) if call["transposed"] else (weight[1], weight[0])
-    groups = call["groups"]
-    if groups == 1:
-        unite(images[1], before)
-        channels = after
-    else:
-        # Groups may change places, and entries within all groups alike: less than there is, but whole axes.
-        slow = leaf(groups)
-        within, outer = (weight[1], weight[0])
-        fast = leaf(outer.size // groups)
-        unite(outer, product([slow, fast]))
-        ins, outs = (fast, within) if call["transposed"] else (within, fast)
-        unite(images[1], product([slow, ins]))
-        channels = product([slow, outs])
-    if call["bias"] is not None:
-        unite(known.of(call["bias"])[0], channels)
-    return [images[0], channels.found(), *(leaf(size, PLACE) for size in call.outputs[0].shape[2:])]
-
-
-def _batch_norm(known: Known, call: Call) -> list[Axis]:
-    axes = known.of(call.tensors[0])
-    for tensor in call.tensors[1:]:
-        if tensor.shape == (axes[1].size,):
-            unite(axes[1], known.of(tensor)[0])
-        elif tensor.numel():
-            raise NotUnderstood
-    return axes
-
-
-def _group_norm(known: Known, call: Call) -> list[Axis]:
-    axes, groups = known.of(call["input"]), call["group"]
-    unite(axes[1], product([leaf(groups), leaf(axes[1].size // groups)]))
-    for tensor in call.tensors[1:]:
-        unite(axes[1], known.of(tensor)[0])
-    return axes
-
-
-def _layer_norm(known: Known, call: Call) -> list[Axis]:
-    return broadcast(known, call.tensors, call.outputs[0].shape)
-
-
-def _linear(known: Known, call: Call) -> list[Axis]:
-    x, weight = known.of(call["input"]), known.of(call["weight"])
-    unite(x[-1], weight[1])
-    return _plus(known, call["bias"], [*x[:-1], weight[0]])
-
-
-def _plus(known: Known, added: Tensor | None, axes: Sequence[Axis]) -> list[Axis]:
-    """Unite the axes of what is added, which may be broadcast."""
-    if added is not None:
-        for axis, other in zip(reversed(axes), reversed(known.of(added)), strict=False):
-            if other.size != 1:
-                unite(axis, other)
-    return list(axes)
-
-
-def _matrix_product(known: Known, call: Call) -> list[Axis]:
-    x, y = (known.of(tensor) for tensor in call.tensors[-2:])
-    added = call.tensors[0] if len(call.tensors) == 3 else None
-    batch = len(x) - 2 if len(x) == len(y) else 0
-    for one, other in zip(x[:batch], y[:batch], strict=True):
-        unite(one, other)
-    unite(x[-1], y[-2] if len(y) > 1 else y[-1])
-    return _plus(known, added, [*x[:-1], *(y[-1:] if len(y) > 1 else [])])
-
-
-def _attention(known: Known, call: Call) -> list[Axis]:
-    query, key, value = (known.of(call[name]) for name in ("query", "key", "value"))
-    for one, other in (*zip(query[:-2], key[:-2], strict=True), *zip(key[:-2], value[:-2], strict=True)):
-        if one.size != other.size:
-            raise NotUnderstood
-        unite(one, other)
-    unite(query[-1], key[-1])
-    unite(key[-2], value[-2])
-    if len(call.tensors) > 3 or call["is_causal"]:
-        for axis in (query[-2], key[-2], *(axis for mask in call.tensors[3:] for axis in known.of(mask))):
-            fix(axis, PLACE)
-    return [*query[:-1], value[-1]]
-
-
-def _embedding(known: Known, call: Call) -> list[Axis]:
-    weight = known.of(call["weight"])
-    fix(weight[0], INPUT)
-    return [*known.of(call["indices"]), weight[1]]
-
-
-def _view(known: Known, call: Call) -> list[Axis]:
-    found = regroup(known.of(call.tensors[0]), call.outputs[0].shape) if call.overload != "dtype" else None
-    if found is None:
-        raise NotUnderstood
-    return found
-
-
-def _permute(known: Known, call: Call) -> list[Axis]:
-    axes = known.of(call.tensors[0])
-    if call.name == "permute":
-        return [axes[dim] for dim in call["dims"]]
-    one, other = (0, -1) if call.name == "t" else (call["dim0"], call["dim1"])
-    swapped = list(axes)
-    if swapped:
-        swapped[one], swapped[other] = axes[other], axes[one]
-    return swapped
-
-
-def _expand(known: Known, call: Call) -> list[Axis]:
-    axes, shape = known.of(call.tensors[0]), call.outputs[0].shape
-    padded = [leaf(1)] * (len(shape) - len(axes)) + list(axes)
-    return [axis if axis.size == size else leaf(size) for axis, size in zip(padded, shape, strict=True)]
-
-
-def _pick(known: Known, call: Call) -> list[Axis]:
-    axes = list(known.of(call.tensors[0]))
-    fix(axes.pop(call["dim"]), PLACE)
-    return axes
-
-
-def _piece(axis: Axis, start: int, stop: int) -> Axis:
-    reasons = [part.reason for part in leaves(axis)]
-    if all(reason is not None for reason in reasons):
-        return leaf(stop - start, reasons[0])
-    found = stretch_of(axis, start, stop)
-    if found is None:
-        raise NotUnderstood
-    return found
-
-
-def _slice(known: Known, call: Call) -> list[Axis]:
-    axes, dim = list(known.of(call.tensors[0])), call["dim"]
-    start, stop, step = slice(call["start"], call["end"], call["step"]).indices(axes[dim].size)
-    if step != 1:
-        fix(axes[dim], str(call))
-        axes[dim] = leaf(call.outputs[0].shape[dim], next(leaves(axes[dim])).reason)
-    else:
-        axes[dim] = _piece(axes[dim], start, max(start, stop))
-    return axes
-
-
-def _split(known: Known, call: Call) -> list[Axis]:
-    axes, dim, start = known.of(call.tensors[0]), call["dim"], 0
-    pieces = []
-    for output in call.outputs:
-        stop = start + output.shape[dim]
-        pieces.append(_piece(axes[dim], start, stop))
-        start = stop
-    for output, piece in zip(call.outputs, pieces, strict=True):
-        whole = list(axes)
-        whole[dim] = piece
-        known.set(output, whole)
-    return known.of(call.outputs[0])
-
-
-def _concatenate(known: Known, call: Call) -> list[Axis]:
-    tensors = [tensor for tensor in call.tensors if tensor.shape != (0,)]
-    dim = call["dim"] % tensors[0].ndim
-    whole = list(known.of(tensors[0]))
-    for tensor in tensors[1:]:
-        for i, axis in enumerate(known.of(tensor)):
-            if i != dim:
-                unite(whole[i], axis)
-    whole[dim] = concatenation([known.of(tensor)[dim] for tensor in tensors])
-    return whole
-
-
-def _stack(known: Known, call: Call) -> list[Axis]:
-    axes = broadcast(known, call.tensors, call.tensors[0].shape)
-    axes.insert(call["dim"] % (len(axes) + 1), leaf(len(call.tensors), PLACE))
-    return axes
-
-
-def _pad(known: Known, call: Call) -> list[Axis]:
-    axes, pad = list(known.of(call.tensors[0])), call["pad"]
-    if min(pad) < 0:
-        raise NotUnderstood
-    for i in range(len(pad) // 2):
-        low, high = pad[2 * i : 2 * i + 2]
-        dim = len(axes) - 1 - i
-        if low + high:
-            # What is filled in is the same everywhere, so has no order of its own.
-            axes[dim] = concatenation([leaf(low), axes[dim], leaf(high)])
-    return axes
-
-
-RULES: dict[str, Rule] = {
-    "convolution": _convolution,
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
-    "linear": _linear,
-    "embedding": _embedding,
-    "expand": _expand,
-    "slice": _slice,
-    "select": _pick,
-    "cat": _concatenate,
-    "stack": _stack,
-    "constant_pad_nd": _pad,
-}
-FAMILIES: tuple[tuple[set[str] | re.Pattern[str], Rule], ...] = (
-    (SAME, _same),
-    (UNIFORM, _uniform),
-    (REDUCTIONS, _reduction),
-    (OVER_PLACES, _over_places),
-    (BATCH_NORM, _batch_norm),
-    (VIEWS, _view),
-    ({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}, _matrix_product),
-    ({"t", "transpose", "permute"}, _permute),
-    ({"split", "split_with_sizes", "unsafe_split"}, _split),
-    (re.compile(r"_scaled_dot_product_\w+"), _attention),
-)
-
-
-# Reading one forward: which axes of which weights must be permuted together for the function to stay the same
-
 UNUSED = "not used in the forward"
 REPEATED = "one axis is twice a factor of another"
 
@@ -647,10 +247,10 @@ class WeightAxes:
         wanted = self.groups[group]
         return [(name, i) for name, axes in self.of.items() for i, axis in enumerate(axes) if wanted in leaves(axis)]
 
-    def without(self, groups: dict[str, str]) -> WeightAxes:
-        """The same with some groups fixed, each for a reason."""
-        kept = {name: axis for name, axis in self.groups.items() if name not in groups}
-        return WeightAxes(self.of, kept, {**self.fixed, **groups})
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that have axes, each once, under its first name."""
+    return {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.ndim}
 
 
 def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
@@ -660,63 +260,66 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     understood, and that is named. Symmetries that are not whole axes in another order are left out: heads of attention
     or groups of a convolution are permuted within all alike.
     """
-    known = Known()
-    tensors = named_weights(model)
-    for tensor in tensors.values():
-        known.set(tensor, [leaf(size) for size in tensor.shape])
-    with as_found(model), attention_in_parts, _Reader(known, model) as reader:
+    weights = named_weights(model)
+    with as_found(model), attention_in_parts, _Reader(model) as reader:
+        for tensor in weights.values():
+            reader.set(tensor, [leaf(size) for size in tensor.shape])
         for tensor in tensors_in(inputs):
-            known.set(tensor, [leaf(size, INPUT) for size in tensor.shape])
+            reader.set(tensor, [leaf(size, INPUT) for size in tensor.shape])
         outputs = model(*inputs)
     for tensor in tensors_in(outputs):
-        for axis in known.of(tensor):
+        for axis in reader.axes(tensor):
             fix(axis, OUTPUT)
-    for key, tensor in known.held.items():
-        if key not in reader.used and any(tensor is weight for weight in tensors.values()):
-            for axis in known.of(tensor):
-                fix(axis, UNUSED)
-    return _grouped(model, {name: tuple(known.of(tensor)) for name, tensor in tensors.items()}, reader.order)
-
-
-def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that have axes, each once, under its first name."""
-    found = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor for name, tensor in found if tensor.ndim}
-
-
-def _grouped(model: nn.Module, of: dict[str, tuple[Axis, ...]], order: dict[int, int]) -> WeightAxes:
-    for axes in of.values():
+    of = {name: tuple(reader.axes(tensor)) for name, tensor in weights.items()}
+    for name, axes in of.items():
         for axis in axes:
-            for each in repeated(axis):
-                fix(each, REPEATED)
+            if id(weights[name]) not in reader.order:
+                fix(axis, UNUSED)
+    for axis in [axis for axes in of.values() for axis in axes]:
+        for each in repeated(axis):
+            fix(each, REPEATED)
     groups: dict[Axis, str] = {}
     fixed: dict[str, str] = {}
-    tensors = named_weights(model)
-    by_use = sorted(of, key=lambda name: order.get(id(tensors[name]), len(order)))
     parameters = {name for name, _ in model.named_parameters()}
-    for name in by_use:
+    for name in sorted(of, key=lambda name: reader.order.get(id(weights[name]), len(reader.order))):
         for i, axis in enumerate(of[name]):
-            label = f"{name}[{i}]"
-            free = [each for each in leaves(axis) if each.reason is None and each.size > 1]
-            for each in free:
-                again = sum(other.partition("#")[0] == label for other in groups.values())
-                groups.setdefault(each, f"{label}#{again + 1}" if again else label)
-            odd = [each.reason for each in leaves(axis) if each.reason is not None and each.reason not in ORDINARY]
+            label, inside = f"{name}[{i}]", leaves(axis)
+            for each in inside:
+                if each.reason is None and each.size > 1:
+                    again = sum(other.partition("#")[0] == label for other in groups.values())
+                    groups.setdefault(each, f"{label}#{again + 1}" if again else label)
+            odd = [each.reason for each in inside if each.reason is not None and each.reason not in ORDINARY]
             if odd and axis.size > 1 and name in parameters:
-                fixed[label] = str(odd[0])
+                fixed[label] = odd[0]
     return WeightAxes(of, {name: axis for axis, name in groups.items()}, fixed)
 
 
 class _Reader(TorchDispatchMode):
-    """Sees every operation of a forward and writes down what it says about axes."""
+    """Sees every operation of a forward and keeps the axes of every tensor.
 
-    def __init__(self, known: Known, model: nn.Module) -> None:
+    The tensors are held, so that no id names two of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._known, self._model = known, model
-        self._inside: list[str] = []
+        self._model = model
+        self._inside: list[str] = []  # the modules that are being called
         self._hooks = ExitStack()
-        self.used: set[int] = set()
+        self._axes: dict[int, list[Axis]] = {}
+        self._held: dict[int, list[Tensor]] = {}  # by where their memory is
         self.order: dict[int, int] = {}  # of the tensors, as they are first used
+
+    def axes(self, tensor: Tensor) -> list[Axis]:
+        if id(tensor) not in self._axes:  # made outside the forward, and no parameter or buffer
+            self.set(tensor, [leaf(size, CONSTANT) for size in tensor.shape])
+        return self._axes[id(tensor)]
+
+    def set(self, tensor: Tensor, axes: Sequence[Axis]) -> None:
+        if [axis.size for axis in axes] != list(tensor.shape):
+            raise NotUnderstood
+        if id(tensor) not in self._axes:
+            self._held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        self._axes[id(tensor)] = list(axes)
 
     def __enter__(self) -> _Reader:
         for name, module in self._model.named_modules():
@@ -738,34 +341,330 @@ class _Reader(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        call = Call.of(func, args, kwargs or {}, output, self._inside[-1] if self._inside else "")
+        call = Call(self, func, args, kwargs or {}, output, self._inside[-1] if self._inside else "")
         for tensor in call.tensors:
-            self.used.add(id(tensor))
             self.order.setdefault(id(tensor), len(self.order))
-        self._read(call)
+        rule = find_rule(call)
+        others = self._sharing(call) if call.in_place and (rule is None or len(call.tensors) > 1) else []
+        for axis in others:
+            fix(axis, str(call))
+        try:
+            if rule is None or others or not call.outputs:
+                raise NotUnderstood
+            first = rule(call)
+            self.set(call.outputs[0], first)
+            for more in call.outputs[1:]:  # indices beside what was pooled, sums kept for a gradient
+                if id(more) not in self._axes:
+                    alike = more.shape == call.outputs[0].shape
+                    self.set(more, first if alike else [leaf(size, str(call)) for size in more.shape])
+        except NotUnderstood:
+            for axis in [axis for tensor in call.tensors for axis in self.axes(tensor)]:
+                fix(axis, str(call))
+            for tensor in call.outputs:
+                self.set(tensor, [leaf(size, str(call)) for size in tensor.shape])
         return output
 
-    def _read(self, call: Call) -> None:
-        known, rule = self._known, find_rule(call)
-        if call.in_place and (rule is None or len(call.tensors) > 1):
-            # What is written into a part of another tensor changes that one too.
-            others = [axes for output in call.outputs for axes in known.sharing(output)]
-            if others:
-                for axis in (axis for axes in others for axis in axes):
-                    fix(axis, str(call))
-                rule = None
-        try:
-            if rule is None or not call.outputs:
-                raise NotUnderstood
-            first = rule(known, call)
-            known.set(call.outputs[0], first)
-            self._label_rest(call, first)
-        except NotUnderstood:
-            not_understood(known, call)
+    def _sharing(self, call: Call) -> list[Axis]:
+        """What is written into a part of another tensor changes that one too: the axes of all such tensors."""
+        axes: list[Axis] = []
+        for output in call.outputs:
+            own = [axis.resolve() for axis in self.axes(output)]
+            for other in self._held[output.untyped_storage()._cdata]:
+                if [axis.resolve() for axis in self.axes(other)] != own:
+                    axes += self.axes(other)
+        return axes
 
-    def _label_rest(self, call: Call, first: list[Axis]) -> None:
-        """Further outputs: indices beside what was pooled, sums kept for a gradient."""
-        for output in call.outputs[1:]:
-            if id(output) not in self._known.axes:
-                alike = output.shape == call.outputs[0].shape
-                self._known.set(output, first if alike else [leaf(size, str(call)) for size in output.shape])
+
+class Call:
+    """An operation with its arguments by name, what it gave, and the axes of its tensors."""
+
+    def __init__(
+        self, reader: _Reader, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, where: str
+    ) -> None:
+        self.name = func.overloadpacket.__name__.rstrip("_")  # what is written in place reads like any other
+        self.overload, self.pointwise = func._overloadname, torch.Tag.pointwise in func.tags
+        names = [argument.name for argument in func._schema.arguments]
+        defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+        self._arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        self.tensors, self.outputs = _tensors(list(self._arguments.values())), _tensors(output)
+        self.shape = self.outputs[0].shape if self.outputs else ()
+        given = _tensors([args])
+        self.in_place = bool(func._schema.is_mutable) and any(out is a for out in self.outputs for a in given)
+        self.reader, self._where = reader, where
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arguments.get(name)
+
+    def axes(self, which: int | str = 0) -> list[Axis]:
+        """Of a tensor, by its number among the tensors or by the name of the argument."""
+        return self.reader.axes(self.tensors[which] if isinstance(which, int) else self._arguments[which])
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self._where or 'the model itself'}"
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    if isinstance(part, Tensor):
+        return [part]
+    return [tensor for each in part for tensor in _tensors(each)] if isinstance(part, (list, tuple)) else []
+
+
+# What each operation says about the axes of its tensors
+
+Rule = Callable[[Call], list[Axis]]  # the axes of the (first) output
+RULES: dict[str, Rule] = {}  # by a pattern of the operation's name
+
+UNMARKED = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not marked so
+
+
+def find_rule(call: Call) -> Rule | None:
+    """The rule of an operation; None where there is none."""
+    if call.pointwise or call.name in UNMARKED:
+        return _entry_by_entry
+    return next((rule for names, rule in RULES.items() if re.fullmatch(names, call.name)), None)
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Register what operations of these names say."""
+
+    def register(function: Rule) -> Rule:
+        RULES[names] = function
+        return function
+
+    return register
+
+
+@rule("native_layer_norm")
+def _entry_by_entry(call: Call) -> list[Axis]:
+    return _broadcast(call, call.shape)
+
+
+def _broadcast(call: Call, shape: Sequence[int]) -> list[Axis]:
+    """The axes of what all tensors give entry by entry: those that meet are the same."""
+    met: list[Axis | None] = [None] * len(shape)
+    for k in range(len(call.tensors)):
+        for i, axis in enumerate(reversed(call.axes(k)), 1):
+            if i > len(shape) or axis.size not in (1, shape[-i]):
+                raise NotUnderstood
+            if axis.size == 1:
+                continue
+            if (before := met[-i]) is not None:
+                unite(before, axis)
+            met[-i] = axis
+    return [leaf(size) if axis is None else axis.resolve() for axis, size in zip(met, shape, strict=True)]
+
+
+@rule("_softmax|_log_softmax|_safe_softmax|_to_copy|detach|alias|lift_fresh|contiguous")
+def _same(call: Call) -> list[Axis]:
+    return call.axes()
+
+
+@rule("(new_)?(zeros|ones|full|empty|empty_strided)(_like)?|scalar_tensor")
+def _uniform(call: Call) -> list[Axis]:
+    # Equal entries look the same in any order.
+    return [leaf(size) for size in call.shape]
+
+
+@rule("mean|sum|amax|amin|var|std|prod|logsumexp|linalg_vector_norm|any|all")
+def _reduction(call: Call) -> list[Axis]:
+    axes, given = call.axes(), call["dim"]
+    if given is None or given == []:
+        given = range(len(axes))
+    dims = {dim % len(axes) for dim in ([given] if isinstance(given, int) else given)}
+    if call["keepdim"]:
+        return [leaf(1) if i in dims else axis for i, axis in enumerate(axes)]
+    return [axis for i, axis in enumerate(axes) if i not in dims]
+
+
+@rule(r"(_?adaptive_)?(avg|max)_pool[123]d.*|_?upsample_\w+[123]d.*|\w+_pad[123]d")
+def _over_places(call: Call) -> list[Axis]:
+    axes, count = call.axes(), int(re.findall(r"([123])d", call.name)[0])
+    for axis in axes[-count:]:
+        fix(axis, PLACE)
+    return axes[:-count] + [leaf(size, PLACE) for size in call.shape[-count:]]
+
+
+@rule("convolution")
+def _convolution(call: Call) -> list[Axis]:
+    images, weight, groups = call.axes("input"), call.axes("weight"), call["groups"]
+    for axis in (*images[2:], *weight[2:]):
+        fix(axis, PLACE)
+    if groups == 1:
+        before, channels = weight[:2] if call["transposed"] else weight[1::-1]
+        unite(images[1], before)
+    else:
+        # Groups may change places, and entries within all groups alike: less than there is, but whole axes.
+        outer, within = weight[:2]
+        slow, fast = leaf(groups), leaf(outer.size // groups)
+        unite(outer, product([slow, fast]))
+        ins, outs = (fast, within) if call["transposed"] else (within, fast)
+        unite(images[1], product([slow, ins]))
+        channels = product([slow, outs])
+    if call["bias"] is not None:
+        unite(call.axes("bias")[0], channels)
+    return [images[0], channels.resolve(), *(leaf(size, PLACE) for size in call.shape[2:])]
+
+
+@rule("_?(native|cudnn|miopen)?_?batch_norm.*")
+def _batch_norm(call: Call) -> list[Axis]:
+    axes = call.axes()
+    for k, tensor in enumerate(call.tensors[1:], 1):
+        if tensor.shape == (axes[1].size,):
+            unite(axes[1], call.axes(k)[0])
+        elif tensor.numel():
+            raise NotUnderstood
+    return axes
+
+
+@rule("native_group_norm")
+def _group_norm(call: Call) -> list[Axis]:
+    axes, groups = call.axes("input"), call["group"]
+    unite(axes[1], product([leaf(groups), leaf(axes[1].size // groups)]))
+    for k in range(1, len(call.tensors)):
+        unite(axes[1], call.axes(k)[0])
+    return axes
+
+
+@rule("linear")
+def _linear(call: Call) -> list[Axis]:
+    x, weight = call.axes("input"), call.axes("weight")
+    unite(x[-1], weight[1])
+    return _plus([*x[:-1], weight[0]], [] if call["bias"] is None else call.axes("bias"))
+
+
+@rule("mm|addmm|bmm|baddbmm|mv|addmv|dot")
+def _matrix_product(call: Call) -> list[Axis]:
+    x, y = call.axes(-2), call.axes(-1)
+    batch = len(x) - 2 if len(x) == len(y) else 0
+    for one, other in zip(x[:batch], y[:batch], strict=True):
+        unite(one, other)
+    unite(x[-1], y[-2] if len(y) > 1 else y[-1])
+    return _plus([*x[:-1], *(y[-1:] if len(y) > 1 else [])], call.axes(0) if len(call.tensors) == 3 else [])
+
+
+def _plus(axes: list[Axis], added: Sequence[Axis]) -> list[Axis]:
+    """Unite the axes of what is added, which may be broadcast."""
+    for axis, other in zip(reversed(axes), reversed(added), strict=False):
+        if other.size != 1:
+            unite(axis, other)
+    return axes
+
+
+@rule(r"_scaled_dot_product_\w+")
+def _attention(call: Call) -> list[Axis]:
+    query, key, value = (call.axes(name) for name in ("query", "key", "value"))
+    for one, other in (*zip(query[:-2], key[:-2], strict=True), *zip(key[:-2], value[:-2], strict=True)):
+        if one.size != other.size:
+            raise NotUnderstood
+        unite(one, other)
+    unite(query[-1], key[-1])
+    unite(key[-2], value[-2])
+    if len(call.tensors) > 3 or call["is_causal"]:
+        masks = [axis for k in range(3, len(call.tensors)) for axis in call.axes(k)]
+        for axis in (query[-2], key[-2], *masks):
+            fix(axis, PLACE)
+    return [*query[:-1], value[-1]]
+
+
+@rule("embedding")
+def _embedding(call: Call) -> list[Axis]:
+    weight = call.axes("weight")
+    fix(weight[0], INPUT)
+    return [*call.axes("indices"), weight[1]]
+
+
+@rule("view|_unsafe_view|reshape|unsqueeze|squeeze|_reshape_alias")
+def _view(call: Call) -> list[Axis]:
+    if call.overload == "dtype":
+        raise NotUnderstood
+    return regroup(call.axes(), call.shape)
+
+
+@rule("t|transpose|permute")
+def _permute(call: Call) -> list[Axis]:
+    axes = call.axes()
+    if call.name == "permute":
+        return [axes[dim] for dim in call["dims"]]
+    one, other = (0, -1) if call.name == "t" else (call["dim0"], call["dim1"])
+    swapped = list(axes)
+    if swapped:
+        swapped[one], swapped[other] = axes[other], axes[one]
+    return swapped
+
+
+@rule("expand")
+def _expand(call: Call) -> list[Axis]:
+    axes = call.axes()
+    padded = [leaf(1)] * (len(call.shape) - len(axes)) + axes
+    return [axis if axis.size == size else leaf(size) for axis, size in zip(padded, call.shape, strict=True)]
+
+
+@rule("select")
+def _select(call: Call) -> list[Axis]:
+    axes = list(call.axes())
+    fix(axes.pop(call["dim"]), PLACE)
+    return axes
+
+
+@rule("slice")
+def _slice(call: Call) -> list[Axis]:
+    axes, dim = list(call.axes()), call["dim"]
+    start, stop, step = slice(call["start"], call["end"], call["step"]).indices(axes[dim].size)
+    if step != 1:
+        fix(axes[dim], str(call))
+        axes[dim] = leaf(call.shape[dim], leaves(axes[dim])[0].reason)
+    else:
+        axes[dim] = _piece(axes[dim], start, max(start, stop))
+    return axes
+
+
+@rule("split|split_with_sizes|unsafe_split")
+def _split(call: Call) -> list[Axis]:
+    axes, dim, stops = call.axes(), call["dim"], [0]
+    for output in call.outputs:
+        stops.append(stops[-1] + output.shape[dim])
+    pieces = [_piece(axes[dim], start, stop) for start, stop in itertools.pairwise(stops)]
+    for output, piece in zip(call.outputs, pieces, strict=True):
+        whole = list(axes)
+        whole[dim] = piece
+        call.reader.set(output, whole)
+    return call.reader.axes(call.outputs[0])
+
+
+def _piece(axis: Axis, start: int, stop: int) -> Axis:
+    reasons = [part.reason for part in leaves(axis)]
+    return stretch_of(axis, start, stop) if None in reasons else leaf(stop - start, reasons[0])
+
+
+@rule("cat")
+def _concatenate(call: Call) -> list[Axis]:
+    parts = [call.axes(k) for k, tensor in enumerate(call.tensors) if tensor.shape != (0,)]
+    dim = call["dim"] % len(parts[0])
+    for part in parts[1:]:
+        for i, axis in enumerate(part):
+            if i != dim:
+                unite(parts[0][i], axis)
+    whole = list(parts[0])
+    whole[dim] = concatenation([part[dim] for part in parts])
+    return whole
+
+
+@rule("stack")
+def _stack(call: Call) -> list[Axis]:
+    axes = _broadcast(call, call.tensors[0].shape)
+    axes.insert(call["dim"] % (len(axes) + 1), leaf(len(call.tensors), PLACE))
+    return axes
+
+
+@rule("constant_pad_nd")
+def _pad(call: Call) -> list[Axis]:
+    axes, pad = list(call.axes()), call["pad"]
+    if min(pad) < 0:
+        raise NotUnderstood
+    for i in range(len(pad) // 2):
+        low, high = pad[2 * i : 2 * i + 2]
+        dim = len(axes) - 1 - i
+        if low + high:
+            # What is filled in is the same everywhere, so has no order of its own.
+            axes[dim] = concatenation([leaf(low), axes[dim], leaf(high)])
+    return axes

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engine.network import number_duplicates
+from ..checks import one_of, whole_number
+from ..engine.network import Network, number_duplicates
 from ..engine.plan import MEMORY, draws_of, parse_size
-from ..engine.provenance import provenance
+from ..engine.provenance import describe_model, provenance
 from ..measures import MEASURES, Measure, find
+from ..models import open_model, weights_of, with_name
 from ..process_state import products
 from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
-from .atoms import POLAR, AtomComparison, AtomOptions, Joint, open_atoms
-from .maps import BLOCK, FEWEST, PROBES, WeightSource, check_weights, open_weights
-from .measuring import Plan, measure_all
+from .atoms import POLAR, AtomComparison, Joint, open_atoms
+from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
+from .tensors import tensor_values
 
 DEFAULT = "wcka"
 
@@ -47,25 +49,25 @@ def compare_weights(
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
     takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
-    whole network. With activation functions taken away a network is a linear map of its input, and so is its beginning
-    up to any site: convolutions, batch norm, residual sums and mean pooling are, max pooling is taken for mean pooling,
-    and whatever else is not linear (attention, layer norm) is an error that names it.
+    whole network. Without its activation functions a network is a linear map of its input, and so is its beginning up
+    to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean
+    pooling, and anything else that is not linear (attention, layer norm) is an error that names it.
 
-    `input_shape`: of one input; None asks the first layer: as many numbers as a dense one takes, 28 × 28 for grey
-    images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the input is
-    tried where that fits into `memory`; else, or if `probes` says how many, Gaussian inputs (seeded by `seed`) estimate
-    the same, with an interval.
+    `input_shape`: of one input; None reads it from the first layer: as many numbers as a dense layer takes, 28 × 28 for
+    grey images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the
+    input is tried where that fits into `memory`; otherwise, or if `probes` says how many, Gaussian inputs (seeded by
+    `seed`) give an estimate with an interval.
 
-    `null="weights"`: what chance gives, as the mean over `draws` copies of B whose weights are shuffled within each
+    `null="weights"`: the value at chance, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
-    comes along free. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
-    measures of tensors and atoms, a model that all started from; what is compared is how far they moved.
+    is always there. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
+    measures of tensors and atoms, a model that all started from; compared is how far they moved.
 
     Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
-    mean over layers. `joint=m`: models that share nothing are decomposed together first, m atoms a layer on common
-    coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their kernels, with
-    what shuffled weights give; these do not depend on the order of neurons, so that `match` concerns what is asked
-    beside them. Asked beside them, `weight_cosine` reads the whole weights.
+    mean over layers. `joint=m`: models that share nothing are first decomposed together, into m atoms per layer on
+    common coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their
+    kernels, with the value of shuffled weights beside it; polar factors do not depend on the order of neurons, so
+    `match` is only for other measures asked for with them. `weight_cosine` always reads the whole weights.
     """
     things, names = _things(model_a, model_b)
     chosen = _chosen(measures)
@@ -73,45 +75,58 @@ def compare_weights(
     if of_tensors and len(of_tensors) < len(chosen):
         of_maps = ", ".join(m.name for m in chosen if m.name not in of_tensors)
         raise ValueError(
-            f"{', '.join(of_tensors)}: of single tensors; {of_maps}: of networks up to a layer; ask for them apart"
+            f"{', '.join(of_tensors)} compare single tensors, {of_maps} networks up to a layer: ask for them in "
+            "separate calls"
         )
-    _check_options(of_tensors, base=base, null=None if joint else null, probes=probes)
-    of_atoms = tuple(measure for measure in chosen if measure.reads is Atoms)
+    if base is not None and not of_tensors:
+        raise ValueError("base= is for measures of tensors, not for wcka")
+    for name, given in (("null=", None if joint else null), ("probes=", probes)):
+        if given is not None and of_tensors:
+            raise ValueError(f"{name} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
+    if match is not None:
+        one_of(match, "match", ["weights"])
     _check_joint(joint, chosen, match, base)
+    if probes is not None:
+        why = f"{PROBES} are usual, and more narrow the interval"
+        probes = -(-whole_number(probes, "probes", least=FEWEST, why=why) // BLOCK) * BLOCK
     if len(things) > 2 and sites_b is not None:
         raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
-    if match not in (None, "weights"):
-        raise ValueError(f"match={match!r}: None, or 'weights'")
     sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
-    sources = [open_weights(*each, device) for each in zip(things, names, sites, strict=True)]
-    number_duplicates(sources)
-    for source in sources:
-        check_weights(source)
+    networks = [_open(*each, device) for each in zip(things, names, sites, strict=True)]
+    number_duplicates(networks)
+    for network in networks:
+        check_weights(network)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
-    about = provenance(settings=settings, models=[source.describe() for source in sources])
-    matching = {"seed": seed, "input_shape": input_shape}
+    described = [describe_model(network.model, network.name, network.weights) for network in networks]
+    about = provenance(settings=settings, models=described)
+    atoms = None
     if of_tensors:
-        started = None if base is None else open_weights(base, None, None, None).model
-        # What polar factors give by chance is far from 0, so it is always told.
+        # What polar factors give by chance is far from 0, so it is always measured.
         drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
-        options = AtomOptions(joint, started, match is not None, input_shape, drawn, seed)
-        atoms = open_atoms(sources, of_atoms, options) if of_atoms else None
-        return _of_tensors(sources, chosen, about, atoms, base=started, match=match, **(matching if match else {}))
-    size = parse_size(memory)
-    plan = Plan(
-        chosen,
-        input_shape,
-        _probes(probes),
-        draws_of(null, draws, "weights"),
-        seed,
-        MEMORY if size is None else size,
-        match is not None,
-    )
-    found, value = measure_all(sources, plan, about)
-    if len(sources) == 2:
-        return found(0, 1)
-    pairs = list(itertools.combinations(range(len(sources)), 2))
-    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value))
+        start = None if base is None else _open(base, None, None, None).model
+        how: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
+        if of_atoms := [measure for measure in chosen if measure.reads is Atoms]:
+            atoms = open_atoms(networks, of_atoms, joint=joint, base=start, match=bool(match), draws=drawn, **how)
+        options = {"base": start, "match": match, **(how if match else {})}
+        compare, value = _compare_tensors(networks, chosen, about, atoms, options)
+    else:
+        size = parse_size(memory)
+        compare, value = compare_maps(
+            networks,
+            chosen,
+            about,
+            input_shape=input_shape,
+            probes=probes,
+            draws=draws_of(null, draws, "weights"),
+            seed=seed,
+            memory=MEMORY if size is None else size,
+            matched=match is not None,
+        )
+    if len(networks) == 2:
+        return compare(0, 1)
+    pairs = list(itertools.combinations(range(len(networks)), 2))
+    whole = None if atoms is None else atoms.whole
+    return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
 def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
@@ -133,43 +148,26 @@ def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
 def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[Measure, ...]:
     if measures is None:
         measures = DEFAULT
-    found = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     known = ", ".join(measure.name for measure in MEASURES.values() if measure.reads_weights)
-    if not found:
-        raise ValueError(f"no measures asked for; of weights there are {known}")
-    if others := [measure.name for measure in found if not measure.reads_weights]:
-        raise ValueError(f"{', '.join(others)}: not of weights; there are {known}, and compare takes data")
-    return found
-
-
-def _check_options(of_tensors: Sequence[str], **given: Any) -> None:
-    """Refuse what the measures asked for would not look at."""
-    base = given.pop("base")
-    if base is not None and not of_tensors:
-        raise ValueError("base= is for measures of tensors, not for wcka")
-    if unread := [f"{name}=" for name, value in given.items() if value is not None and of_tensors]:
-        raise ValueError(f"{unread[0]} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
-
-
-def _probes(probes: int | None) -> int | None:
-    if probes is None:
-        return None
-    if isinstance(probes, bool) or not isinstance(probes, int) or probes < FEWEST:
+    if not chosen:
+        raise ValueError(f"no measures asked for; those of weights are {known}")
+    if others := [measure.name for measure in chosen if not measure.reads_weights]:
         raise ValueError(
-            f"probes={probes!r}: a whole number of at least {FEWEST}, as {PROBES}; more narrow the interval"
+            f"{', '.join(others)} do not read weights; {known} do. sosie.compare takes data for the others"
         )
-    return -(-probes // BLOCK) * BLOCK
+    return chosen
 
 
 def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, base: Any) -> None:
     of_atoms = [measure for measure in measures if measure.reads is Atoms]
-    names = ", ".join(measure.name for measure in of_atoms)
     if joint is None:
         if of_atoms and match is not None:
+            names = ", ".join(measure.name for measure in of_atoms)
             raise ValueError(f"match= with {names} is for joint=m: models that share coefficients are in one order")
         return
     if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
-        raise ValueError(f"joint={joint!r}: a number of atoms, or 'polar'")
+        raise ValueError(f"joint must be a number of atoms, or 'polar', got {joint!r}")
     if not of_atoms:
         raise ValueError("joint= is for atom_cosine and atom_grassmann: name one as a measure")
     if joint == POLAR:
@@ -184,44 +182,53 @@ def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, b
             )
 
 
-def _of_tensors(
-    sources: list[WeightSource],
-    measures: tuple[Measure, ...],
+def _open(thing: Any, name: str | None, sites: Any, device: Any) -> Network:
+    """A module, a named model or a specification."""
+    if isinstance(thing, str):
+        thing = open_model(thing)
+    model, own, prepare = with_name(thing)
+    name = own if name is None else name
+    if not isinstance(model, nn.Module):
+        hint = ""
+        if isinstance(model, dict) and model and all(isinstance(value, Tensor) for value in model.values()):
+            hint = " (a state dict does not say how its tensors are joined: load it into a model)"
+        raise TypeError(
+            f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
+            f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
+        )
+    return Network(model, name, sites, prepare=prepare, device=device, weights=weights_of(thing))
+
+
+def _compare_tensors(
+    networks: Sequence[Network],
+    measures: Sequence[Measure],
     about: dict[str, Any],
     atoms: AtomComparison | None,
-    **options: Any,
-) -> Comparison | Comparisons:
-    """Measures that read one tensor, or one layer's atoms, of each model at a time."""
-    from .tensors import tensor_values
+    options: dict[str, Any],
+) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
+    """For measures of one tensor, or of the atoms of one layer: the comparison of a pair, and its values alone."""
+    asked = [measure.name for measure in measures]
+    others = [measure for measure in measures if measure.reads is not Atoms]
+    sites = [network.sites for network in networks] if atoms is None else [side.sites for side in atoms.sides]
 
-    plain = [measure for measure in measures if measure.reads is not Atoms]
-    sites = [source.sites for source in sources] if atoms is None else [side.sites for side in atoms.sides]
-
-    def found(i: int, j: int) -> Comparison:
-        names = sources[i].name, sources[j].name
+    def compare(i: int, j: int) -> Comparison:
         values = {} if atoms is None else atoms.values(i, j)
-        side_a, side_b = (None, None) if atoms is None else (atoms.sides[i].side, atoms.sides[j].side)
-        if plain:
-            models = sources[i].model, sources[j].model
+        if others:
+            a, b = networks[i], networks[j]
             side_a, side_b, more = tensor_values(
-                *models, plain, sites_a=sites[i], sites_b=sites[j], names=names, **options
+                a.model, b.model, others, sites_a=sites[i], sites_b=sites[j], names=(a.name, b.name), **options
             )
             values |= more
-        assert side_a is not None
-        assert side_b is not None
-        asked = [measure.name for measure in measures]
+        else:
+            assert atoms is not None
+            side_a, side_b = atoms.sides[i], atoms.sides[j]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
         return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about, kind="weights")
 
-    if len(sources) == 2:
-        return found(0, 1)
-
     def value(i: int, j: int, name: str) -> Array:
-        own = atoms is not None and name in {measure.name for measure in atoms.measures}
-        if atoms is None or not own:
-            return at_layers(found(i, j), name).value
-        return atoms.value(i, j, name)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
+        measure = measures[asked.index(name)] if name in asked else None
+        if atoms is None or measure is None or measure in others:
+            return at_layers(compare(i, j), name).value
+        return atoms.value(i, j, measure)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]
 
-    pairs = list(itertools.combinations(range(len(sources)), 2))
-    whole = None if atoms is None else atoms.whole
-    return Comparisons(tuple(source.name for source in sources), LazyComparisons(pairs, found, value, whole))
+    return compare, value

@@ -1,15 +1,21 @@
-"""A model as something whose weights are compared: its name, its sites, the shape of its input."""
+"""Networks as linear maps of their input, compared without data.
+
+With its activation functions taken away a network is a linear map, and so is its beginning up to any site. Compared are
+the kernels W Wᵀ of the sites, W (d, p) the map from the d entries of the input to the p features of a site: exactly,
+with each entry of the input tried, or estimated from Gaussian inputs where there are too many entries.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -27,113 +33,182 @@ from ..capture import (
     weighted_layers,
 )
 from ..capture.arguments import shapes_for
-from ..engine.provenance import describe_model
-from ..linalg import VANISHED, Invariants, centred, chain_products, double_centred, unit
-from ..models import open_model, weights_of, with_name
+from ..engine import caveats
+from ..engine.network import Network
+from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
+from ..linalg import VANISHED, Invariants, centred, chain_products, double_centred, permuted_moments, unit
+from ..measures import Measure, snap_to_bounds
 from ..progress import Progress
-from ..results import Side
+from ..results import Array, Caveat, Comparison, Estimate, Side
+from ..stats import UncentredLinearMaps
+
+CHUNK = 128  # inputs of one forward pass
+FEWEST_ENTRIES = 4  # of an input, for the formula of the chance level
+OF_ARCHITECTURE = (
+    "the value of unrelated networks depends on their architecture: convolutions alone make them alike. "
+    "null='weights' measures it"
+)
 
 
-@dataclass
-class WeightSource:
-    """A model under comparison; `look` learns its sites and the shape of its input."""
+def compare_maps(
+    networks: Sequence[Network],
+    measures: Sequence[Measure],
+    about: dict[str, Any],
+    *,
+    input_shape: Sequence[int] | None,
+    probes: int | None,
+    draws: int,
+    seed: int,
+    memory: int,
+    matched: bool,
+) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
+    """Two functions: the comparison of a pair of networks, and its values alone, which are cheaper for many pairs.
 
-    model: nn.Module
-    name: str
-    prepare: Any = None
-    sites: Any = None
-    device: str | torch.device | None = None
-    shape: tuple[int, ...] = ()
+    What concerns each network alone is done now.
+    """
+    maps = []
+    for network in networks:
+        chain = _chain(network)
+        if chain is not None and input_shape is not None and math.prod(input_shape) != chain.entries:
+            raise ValueError(
+                f"{network.name} takes {chain.entries} numbers, which is not input_shape {_by(input_shape)}"
+            )
+        maps.append(chain or look(network, input_shape))
+    if len({each.entries for each in maps}) > 1:
+        text = ", ".join(f"{each.side.name} takes {_by(each.shape)}" for each in maps[:6])
+        raise ValueError(
+            f"models must take inputs of one size, but {text}{' …' if len(maps) > 6 else ''}; where an image may have "
+            "several sizes, input_shape= says which"
+        )
+    kinds = list(dict.fromkeys(map(_is_centred, measures)))
+    exact = probes is None and _bytes(maps, len(kinds)) <= memory
+    every = Exact(maps, kinds) if exact else Estimated(maps, probes or PROBES, seed)
+
+    def compare(i: int, j: int) -> Comparison:
+        a, b = maps[i], maps[j]
+        drawn: dict[str, list[Array]] = {measure.name: [] for measure in measures}
+        if draws:
+            with Progress(f"chance for {a.side.name} and {b.side.name}", draws, "shuffled copies") as bar:
+                for draw in range(draws):
+                    copied = replace(b.network, model=shuffled(b.network.model, seed, draw))
+                    other = _chain(copied) or replace(b, network=copied)
+                    for name, value in every.with_other(i, other, measures).items():
+                        drawn[name].append(value)
+                    bar.advance()
+        has_layout = max(len(a.shape), len(b.shape)) > 1
+        values = {}
+        for measure in measures:
+            value, low, high = every.pair(i, j, measure)
+            chance: Chance | None = None
+            if draws:
+                chance = judged(measure, value, np.stack(drawn[measure.name]))
+            elif isinstance(every, Exact) and not has_layout:  # entries of an image in any order are no image
+                chance = every.chance(i, j, measure)
+            doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
+            if not exact:
+                way = f"probes={PROBES} or more give an interval" if low is None else "more probes= narrow the interval"
+                doubts.append(Caveat(f"estimated from {every.statistic}; {way}, more memory= makes it exact"))
+            doubts += caveats.of_draws(draws)
+            doubts += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
+            doubts += caveats.of_bounds(measure, value)
+            values[measure.name] = estimate(
+                measure, value, every.n, every.statistic, doubts, chance, low=low, high=high
+            )
+        return Comparison(a.side, b.side, values, "entries of the input", {**about, "input": list(maps[0].shape)})
+
+    by_name = {measure.name: measure for measure in measures}
+    return compare, lambda i, j, name: every.value(i, j, by_name[name])
+
+
+def estimate(
+    measure: Measure,
+    value: Array,
+    n: int,
+    statistic: str,
+    caveats: Sequence[Caveat],
+    chance: Chance | None = None,
+    **interval: Any,
+) -> Estimate:
+    """The values of one measure with all that is known about them; `interval` is their low and high."""
+    more = interval | ({} if chance is None else chance.fields())
+    return Estimate(value, n, statistic, measure.closer, measure.bounds, measure.same, caveats=tuple(caveats), **more)
+
+
+def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    text = "undefined: the product of the weights up to here is zero, or the same for each entry of the input"
+    lost = np.isnan(value)
+    yield from (Caveat(text, site_a=side_a.sites[i]) for i in np.flatnonzero(lost.all(1)))
+    yield from (Caveat(text, site_b=side_b.sites[j]) for j in np.flatnonzero(lost.all(0)))
+
+
+def _of_networks(measure: Measure, a: LinearNetwork, b: LinearNetwork, matched: bool) -> Iterator[Caveat]:
+    if matched:
+        yield Caveat(f"{measure.name} is the same for neurons in any order: they were not matched")
+    for each in (a, b):
+        if each.guessed:
+            shape = " × ".join(map(str, each.shape))
+            yield Caveat(f"{each.side.name}: an input was taken to be {shape}; input_shape= says otherwise")
+        yield from (Caveat(f"{each.side.name}: {text}") for text in each.notes)
+
+
+def _is_centred(measure: Measure) -> bool:
+    return not issubclass(measure.reads, UncentredLinearMaps)
+
+
+def _array(value: Tensor) -> Array:
+    return value.detach().cpu().double().numpy()
+
+
+# A network without its activation functions: what input it takes, and what its sites are
+
+
+@dataclass(frozen=True)
+class LinearNetwork:
+    """A network with the shape of its input and its sites."""
+
+    network: Network
+    shape: tuple[int, ...]  # of one input
+    side: Side
+    layers: tuple[nn.Linear, ...] = ()  # of a chain, which is made of dense layers and activations alone
+    depths: tuple[int, ...] = ()  # of a chain: how many layers there are up to each site
     guessed: bool = False  # whether nothing said the shape of the input
-    side: Side | None = None
-    notes: tuple[str, ...] = field(default=())
-    weights: str = ""  # where they are from, if that is known
+    notes: tuple[str, ...] = ()  # what is not plain linear algebra, and what it was taken for
 
     @property
     def entries(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def known(self) -> Side:
-        assert self.side is not None
-        return self.side
+    def index(self) -> list[int]:
+        """Which kernel is that of each site: a chain's last layer and its output have one together."""
+        depths = self.depths or tuple(range(len(self.side.sites)))
+        return [sorted(set(depths)).index(depth) for depth in depths]
 
-    def describe(self) -> str:
-        return describe_model(self.model, self.name, self.weights)
-
-    def shaped(self, rows: Tensor) -> Tensor:
-        """Rows of entries as inputs, where the model is."""
-        first = next((t for t in (*self.model.parameters(), *self.model.buffers())), None)
-        return rows.reshape(len(rows), *self.shape).to(None if first is None else first.device)
-
-    @contextmanager
-    def opened(self, sink: Any) -> Iterator[Linearised]:
-        chosen = weighted_layers(self.model) if self.sites is None else self.sites
-        with (
-            restored_after_errors(self.model),
-            as_found(self.model, self.device),
-            linearised(self.model, chosen, sink, prepare=self.prepare) as run,
-        ):
-            yield run
-
-    def look(self, input_shape: Sequence[int] | None) -> None:
-        """Find an input that the model takes, learn its sites, and check that they are linear in it."""
-        shapes, self.guessed = candidates(self.model, self.name, input_shape)
-        failed = []
-        for shape in shapes:
-            self.shape = shape
-            try:
-                self._look()
-                return
-            except NotLinear as error:
-                raise NotLinear(f"{self.name}: {error}") from error
-            except SiteError as error:  # no other shape would help
-                raise type(error)(f"{self.name}: {error}") from error
-            except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-                failed.append(f"{_by(shape)}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-        raise ValueError(
-            f"{self.name} does not take an input of {' or '.join(map(_by, shapes))}; give input_shape=\n  "
-            + "\n  ".join(failed)
-        )
-
-    def _look(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(2, self.entries, generator=generator, dtype=torch.float64)
-        rows = torch.cat([rows, rows[:1] + 2 * rows[1:]])
-
-        def check(site: Site, found: Tensor, exponent: int) -> int:
-            check_linear(site.label, found)
-            return found.shape[1]
-
-        with self.opened(check) as run:
-            widths = run.run(self.shaped(rows))
-            self.notes = tuple(sorted(run.notes))
-            self.side = Side(
-                self.name, tuple(s.label for s in run.sites), tuple(widths), tuple(s.shape for s in run.sites)
-            )
+    def run(self, run: Linearised, rows: Tensor) -> list[Any]:
+        """What becomes of rows (n, entries) of inputs at each site."""
+        return run.run(_inputs(self.network, self.shape, rows))
 
 
-def open_weights(thing: Any, name: str | None, sites: Any, device: Any) -> WeightSource:
-    """A module, a named model or a specification."""
-    if isinstance(thing, str):
-        thing = open_model(thing)
-    model, own, prepare = with_name(thing)
-    name = own if name is None else name
-    if not isinstance(model, nn.Module):
-        hint = ""
-        if isinstance(model, dict) and model and all(isinstance(value, Tensor) for value in model.values()):
-            hint = " (a state dict does not say how its tensors are joined: load it into a model)"
-        raise TypeError(
-            f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
-            f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
-        )
-    return WeightSource(model, name, prepare, sites, device, weights=weights_of(thing))
+def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
+    first = next(itertools.chain(network.model.parameters(), network.model.buffers()), None)
+    return rows.reshape(len(rows), *shape).to(None if first is None else first.device)
 
 
-def check_weights(source: WeightSource) -> None:
-    """Refuse weights that are no numbers, by name."""
-    name = source.name
-    for key, value in (*source.model.named_parameters(), *source.model.named_buffers()):
+@contextmanager
+def _linear(network: Network, sink: Any) -> Iterator[Linearised]:
+    sites = weighted_layers(network.model) if network.sites is None else network.sites
+    with (
+        restored_after_errors(network.model),
+        as_found(network.model, network.device),
+        linearised(network.model, sites, sink, prepare=network.prepare) as run,
+    ):
+        yield run
+
+
+def check_weights(network: Network) -> None:
+    """Raise where a parameter or buffer holds no numbers, or NaN; the error names it."""
+    name = network.name
+    for key, value in (*network.model.named_parameters(), *network.model.named_buffers()):
         if is_lazy(value):
             raise ValueError(f"{name}: {key} has no shape yet; run the model once before its weights are compared")
         if isinstance(value, nn.Parameter) and not value.numel():
@@ -147,6 +222,36 @@ def check_weights(source: WeightSource) -> None:
             continue
         if bad := int((~torch.isfinite(value)).sum()):
             raise ValueError(f"{name}: {key} has {bad} of {value.numel()} values that are NaN or infinite")
+
+
+def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
+    """Find an input that the network takes, learn its sites, and check that they are linear in it."""
+    shapes, guessed = candidates(network.model, network.name, input_shape)
+    generator = torch.Generator().manual_seed(0)
+
+    def check(site: Site, rows: Tensor, exponent: int) -> int:
+        check_linear(site.label, rows)
+        return rows.shape[1]
+
+    failed = []
+    for shape in shapes:
+        rows = torch.randn(2, math.prod(shape), generator=generator, dtype=torch.float64)
+        rows = torch.cat([rows, rows[:1] + 2 * rows[1:]])
+        try:
+            with _linear(network, check) as run:
+                widths = run.run(_inputs(network, shape, rows))
+                sites, notes = run.sites, tuple(sorted(run.notes))
+        except (NotLinear, SiteError) as error:  # no other shape would help
+            raise type(error)(f"{network.name}: {error}") from error
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            failed.append(f"{_by(shape)}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        side = Side(network.name, tuple(s.label for s in sites), tuple(widths), tuple(s.shape for s in sites))
+        return LinearNetwork(network, shape, side, guessed=guessed, notes=notes)
+    raise ValueError(
+        f"{network.name} does not take an input of {' or '.join(map(_by, shapes))}; give input_shape=\n  "
+        + "\n  ".join(failed)
+    )
 
 
 def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
@@ -165,11 +270,74 @@ def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tupl
     raise ValueError(f"{name}: {why} how large an input is; give input_shape=, as (3, 32, 32)")
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _by(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-# W Wᵀ of every site of a model, W (d, p) its linear map from the d entries of the input; of norm 1 each
+def shuffled(model: nn.Module, seed: int, draw: int) -> nn.Module:
+    """A copy whose tensors of weights have the same numbers in another order; biases and norms as they are."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                order = torch.randperm(weights.numel(), generator=generator).to(weights.device)
+                weights.copy_(weights.flatten()[order].view_as(weights))
+    return model
+
+
+# Plain chains of dense layers: their maps are products of matrices, and need no forward pass
+
+# Layers of a chain that leave its product as it is.
+PASSED = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.CELU, nn.SELU, nn.Hardtanh,
+    nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Mish, nn.PReLU, nn.RReLU, nn.Identity, nn.Dropout, nn.Flatten,
+    nn.AlphaDropout,
+)  # fmt: skip
+
+
+def _chain(network: Network) -> LinearNetwork | None:
+    """The chain that a network is, if it is one: an nn.Sequential of dense layers and elementwise activations."""
+    model, sites = network.model, network.sites
+    if network.prepare is not None:
+        return None
+    every = list(_walk("", model))
+    layers = {name: module for name, module in every if type(module) is nn.Linear}
+    if not layers or any(module is None for _, module in every):
+        return None
+    if len(set(layers.values())) < len(layers):
+        return None  # a layer that is used twice has sites for both calls
+    if any(a.out_features != b.in_features for a, b in itertools.pairwise(layers.values())):
+        return None
+    depth = {name: k for k, name in enumerate(layers, 1)} | {"": len(layers)}
+    chosen = {} if sites is None else select(model, sites)
+    wanted = dict.fromkeys([*layers, ""]) if sites is None else chosen
+    if any(name not in depth for name in wanted) or any(each.calls not in (None, {1}) for each in chosen.values()):
+        return None
+    # In the order in which they fire, as anywhere else: the model's own output comes last.
+    ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
+    label = "." if "output" in dict(model.named_modules()) else "output"
+    linear, depths = tuple(layers.values()), tuple(depth[name] for name in ordered)
+    widths = tuple(linear[k - 1].out_features for k in depths)
+    side = Side(network.name, tuple(name or label for name in ordered), widths, tuple((width,) for width in widths))
+    return LinearNetwork(network, (linear[0].in_features,), side, linear, depths)
+
+
+def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
+    """The layers in order; None stands for anything that is not known to be one of a chain."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    if type(module) is nn.Sequential and not hooks:
+        # Not named_children, which leaves out a layer's second use.
+        children = ((f"{name}.{key}" if name else key, child) for key, child in module._modules.items())
+        return [each for key, child in children if child is not None for each in _walk(key, child)]
+    if hooks or hasattr(module, "parametrizations"):
+        return [(name, None)]
+    if type(module) is nn.Flatten:
+        return [(name, module if (module.start_dim, module.end_dim) == (1, -1) else None)]
+    return [(name, module if type(module) in (nn.Linear, *PASSED) else None)]
+
+
+# Kernels W Wᵀ of norm 1, from each entry of the input
 #
 # A chain of layers starts with one matrix, so that all its maps live in the span of that matrix's columns: the kernels
 # are kept in a basis of it, and two models of the same or of other sizes meet in the product of their bases.
@@ -188,15 +356,6 @@ class Kernels:
         """One model alone."""
         return Kernels(None if self.basis is None else self.basis[k : k + 1], self.cores[k : k + 1])
 
-    def invariants(self, k: int) -> Invariants:
-        """What the chance level of a member's sites (S,) depends on."""
-        trace = self.cores[k].diagonal(dim1=-2, dim2=-1).sum(-1)
-        if self.basis is None:
-            along = self.cores[k].diagonal(dim1=-2, dim2=-1)
-        else:
-            along = (self.basis[k] @ self.cores[k] * self.basis[k]).sum(-1)  # (S, d)
-        return Invariants(trace, torch.ones_like(trace), along.square().sum(-1))
-
     def dense(self) -> Kernels:
         """In the entries of the input."""
         if self.basis is None:
@@ -205,28 +364,66 @@ class Kernels:
         return Kernels(None, q @ self.cores @ q.mT)
 
 
-def of_chains(weights: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
+def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool, Kernels]:
+    """Of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
+    if not maps[0].layers:
+        own = _maps(maps[0])
+        return {kind: _of_maps(own, centre=kind) for kind in kinds}
+    device = maps[0].network.device
+    factors = [
+        torch.stack([layer.weight.detach().to(device).mT for layer in stack]).double()
+        for stack in zip(*(each.layers for each in maps), strict=True)
+    ]
+    return {kind: _of_chains(factors, sorted(set(maps[0].depths)), centre=kind) for kind in kinds}
+
+
+def _of_chains(factors: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
     """Of N chains with factors (N, d, p₁), (N, p₁, p₂), …, at these depths: how many factors are multiplied."""
-    first = unit(weights[0])
-    whole = first.square().sum((-2, -1))
+    first = unit(factors[0])
     q, r = torch.linalg.qr(centred(first) if centre else first)
-    maps = chain_products([r, *weights[1:]])
-    kernels = torch.stack([maps[depth - 1] @ maps[depth - 1].mT for depth in depths], dim=1)
-    lost = ~(r.square().sum((-2, -1)) > VANISHED * whole)
-    kernels[lost] = torch.nan
+    products = chain_products([r, *factors[1:]])
+    kernels = torch.stack([products[depth - 1] @ products[depth - 1].mT for depth in depths], dim=1)
+    kernels[~(r.square().sum((-2, -1)) > VANISHED * first.square().sum((-2, -1)))] = torch.nan
     return Kernels(q, _normed(kernels))
 
 
-def of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
-    """Of one model, from its maps (d, p) one by one."""
+def _maps(linear: LinearNetwork) -> list[Tensor]:
+    """W (d, p) of each site, each to a scale of its own."""
+    d = linear.entries
+    maps = [torch.empty(d, width, dtype=torch.float64) for width in linear.side.widths]
+    exponents = torch.zeros(d, len(maps), dtype=torch.long)
+
+    def keep(site: Site, rows: Tensor, exponent: int) -> tuple[Tensor, int]:
+        return rows, exponent
+
+    with (
+        _linear(linear.network, keep) as run,
+        Progress(f"weights of {linear.side.name}", d, "entries of the input") as bar,
+    ):
+        for start in range(0, d, CHUNK):
+            entries = torch.arange(start, min(start + CHUNK, d))
+            for k, (rows, exponent) in enumerate(linear.run(run, nn.functional.one_hot(entries, d).double())):
+                maps[k][entries] = rows.cpu()
+                exponents[entries, k] = exponent
+            bar.advance(len(entries))
+    scale = _common_scale(exponents)
+    return [each * scale[:, k, None] for k, each in enumerate(maps)]
+
+
+def _common_scale(exponents: Tensor) -> Tensor:
+    """Powers of two that bring what was scaled apart, along the first axis, to the scale of the largest."""
+    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it float64 has nothing left
+    return torch.pow(2.0, shift.double())
+
+
+def _of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
     kernels = []
     for each in maps:
         kernel = each @ each.mT
         whole = kernel.diagonal().sum()
         kernel = double_centred(kernel) if centre else kernel
-        kernels.append(
-            kernel if bool(kernel.diagonal().sum() > VANISHED * whole) else torch.full_like(kernel, torch.nan)
-        )
+        vanished = not bool(kernel.diagonal().sum() > VANISHED * whole)
+        kernels.append(torch.full_like(kernel, torch.nan) if vanished else kernel)
     return Kernels(None, _normed(torch.stack(kernels)[None]))
 
 
@@ -237,21 +434,21 @@ def _normed(kernels: Tensor) -> Tensor:
 
 def inner_products(a: Kernels, b: Kernels, *, upper: bool = False) -> Tensor:
     """⟨K, L⟩ for all members and sites: (N, M, S, T). `upper`: a is b, and only members i < j are filled."""
-    if (a.basis is None) != (b.basis is None):
-        a, b = a.dense(), b.dense()
-    (n, s, r, _), (m, t, q, _) = a.cores.shape, b.cores.shape
-    found = a.cores.new_full((n, m, s, t), torch.nan)
     if a.basis is None or b.basis is None:
-        flat_a, flat_b = a.cores.reshape(n * s, -1), b.cores.reshape(m * t, -1)
-        return (flat_a @ flat_b.T).reshape(n, s, m, t).permute(0, 2, 1, 3)
+        a, b = a.dense(), b.dense()
+        (n, s), (m, t) = a.cores.shape[:2], b.cores.shape[:2]
+        products = a.cores.reshape(n * s, -1) @ b.cores.reshape(m * t, -1).T
+        return products.reshape(n, s, m, t).permute(0, 2, 1, 3)
+    (n, s, r, _), (m, t, q, _) = a.cores.shape, b.cores.shape
+    products = a.cores.new_full((n, m, s, t), torch.nan)
     each = 8 * r * q * (s + t + 1)
     step_j = max(1, min(m, BLOCK_BYTES // each))
     step_i = max(1, min(n, BLOCK_BYTES // (each * step_j)))
     for i in range(0, n, step_i):
         for j in range(i if upper else 0, m, step_j):
             rows, columns = slice(i, i + step_i), slice(j, j + step_j)
-            found[rows, columns] = _met(a.basis[rows], a.cores[rows], b.basis[columns], b.cores[columns])
-    return found
+            products[rows, columns] = _met(a.basis[rows], a.cores[rows], b.basis[columns], b.cores[columns])
+    return products
 
 
 def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> Tensor:
@@ -268,88 +465,91 @@ def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> 
     return (left @ right).reshape(n, m, s, t)
 
 
-# Plain chains of dense layers: their maps are products of matrices, and need no forward pass
-
-# Layers of a chain that leave its product as it is.
-PASSED = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.CELU, nn.SELU, nn.Hardtanh,
-    nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Mish, nn.PReLU, nn.RReLU, nn.Identity, nn.Dropout, nn.Flatten,
-    nn.AlphaDropout,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Dense layers one after the other, and at which of them (counted from 1) there is a site."""
-
-    names: tuple[str, ...]
-    layers: tuple[nn.Linear, ...]
-    sites: tuple[tuple[str, int], ...]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for chains that can be stacked."""
-        return tuple(tuple(layer.weight.shape) for layer in self.layers), tuple(depth for _, depth in self.sites)
-
-    @property
-    def depths(self) -> list[int]:
-        """At which there are sites, each once: the whole network and its last layer are one."""
-        return sorted({depth for _, depth in self.sites})
-
-    @property
-    def index(self) -> list[int]:
-        """Which of the depths each site is at."""
-        return [self.depths.index(depth) for _, depth in self.sites]
-
-    def side(self, name: str) -> Side:
-        widths = tuple(self.layers[depth - 1].out_features for _, depth in self.sites)
-        return Side(name, tuple(label for label, _ in self.sites), widths, tuple((width,) for width in widths))
+def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
+    """What trying each entry takes: all kernels, and the maps of one model while they are made."""
+    kernels = largest = 0
+    for each in maps:
+        d, sites = each.entries, len(each.side.sites)
+        rank = min(d, each.layers[0].out_features) if each.layers else d
+        kernels += 8 * kinds * (sites * rank * rank + (d * rank if each.layers else 0))
+        largest = max(largest, 0 if each.layers else 8 * d * sum(each.side.widths))
+    return kernels + largest
 
 
-def chain_of(model: nn.Module, sites: Any, prepare: Any) -> Chain | None:
-    """The chain that a model is, if it is one: an nn.Sequential of dense layers and elementwise activations."""
-    if prepare is not None:
-        return None
-    found = list(_walk("", model))
-    layers = [(name, module) for name, module in found if type(module) is nn.Linear]
-    if not layers or any(module is None for _, module in found):
-        return None
-    if len({id(layer) for _, layer in layers}) < len(layers):
-        return None  # a layer that is used twice has sites for both calls
-    if any(a.out_features != b.in_features for (_, a), (_, b) in itertools.pairwise(layers)):
-        return None
-    names = tuple(name for name, _ in layers)
-    depth = {name: k for k, name in enumerate(names, 1)} | {"": len(names)}
-    chosen = None if sites is None else select(model, sites)
-    wanted = list(dict.fromkeys([*names, ""]) if chosen is None else chosen)
-    if any(name not in depth for name in wanted) or any(w.calls not in (None, {1}) for w in (chosen or {}).values()):
-        return None
-    # In the order in which they fire, as anywhere else: the model's own output comes last.
-    ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
-    label = "." if "output" in dict(model.named_modules()) else "output"
-    return Chain(names, tuple(m for _, m in layers), tuple((name or label, depth[name]) for name in ordered))
+class Exact:
+    """Values from each entry of the input; all pairs of chains of one shape are computed at once."""
+
+    def __init__(self, maps: Sequence[LinearNetwork], kinds: Sequence[bool]) -> None:
+        self.n, self.statistic = maps[0].entries, f"each of {maps[0].entries} entries of the input"
+        groups: dict[Any, list[int]] = {}
+        for k, each in enumerate(maps):
+            sizes = tuple(layer.weight.shape for layer in each.layers)
+            groups.setdefault((sizes, each.depths) if sizes else k, []).append(k)
+        self._place = {k: (g, m) for g, members in enumerate(groups.values()) for m, k in enumerate(members)}
+        self._kernels = [_kernels([maps[k] for k in members], kinds) for members in groups.values()]
+        self._index = [each.index for each in maps]
+        self._tables: dict[tuple[int, int, str], Array] = {}  # values of all pairs of two groups (N, M, S, T)
+        self._invariants: dict[tuple[int, bool], Invariants] = {}
+
+    def value(self, i: int, j: int, measure: Measure) -> Array:
+        """The values of a pair."""
+        if swapped := self._place[i][0] > self._place[j][0]:
+            i, j = j, i
+        (g, m), (h, n) = self._place[i], self._place[j]
+        key = g, h, measure.name
+        if key not in self._tables:
+            a, b = (self._kernels[group][_is_centred(measure)] for group in (g, h))
+            self._tables[key] = _cosines(measure, inner_products(a, b, upper=g == h))
+        table = self._tables[key][m, n][np.ix_(self._index[i], self._index[j])]
+        return table.T if swapped else table
+
+    def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, None, None]:
+        """The values of a pair; there is no interval, since nothing is estimated."""
+        return self.value(i, j, measure), None, None
+
+    def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
+        """The values of a network with one that is not among them."""
+        g, m = self._place[i]
+        kernels = _kernels([other], self._kernels[g])
+        values = {}
+        for measure in measures:
+            kind = _is_centred(measure)
+            products = inner_products(self._kernels[g][kind].member(m), kernels[kind])[0, 0]
+            values[measure.name] = _cosines(measure, products)[np.ix_(self._index[i], other.index)]
+        return values
+
+    def chance(self, i: int, j: int, measure: Measure) -> Chance | None:
+        """Mean and spread over all orders of the entries of the input."""
+        if self.n < FEWEST_ENTRIES or "shift" not in measure.invariant:
+            return None
+        x, y = (self._moments(k, _is_centred(measure)) for k in (i, j))
+        mean, variance = permuted_moments(
+            Invariants(x.trace[:, None], x.norm[:, None], x.diagonal[:, None]),
+            Invariants(y.trace[None], y.norm[None], y.diagonal[None]),
+            self.n,
+        )
+        # Below 0 by rounding only, where a kernel is a multiple of the centring matrix: all shuffles give the same.
+        spread = torch.where(variance > 0, variance, torch.zeros_like(variance)).sqrt()
+        return Chance(_array(mean), _array(torch.where(variance.isnan(), variance, spread)))
+
+    def _moments(self, k: int, kind: bool) -> Invariants:
+        """What the chance level of a network's sites (S,) depends on, made once however many pairs it is in."""
+        if (k, kind) not in self._invariants:
+            (group, member), index = self._place[k], self._index[k]
+            kernels = self._kernels[group][kind]
+            cores = kernels.cores[member]
+            along = cores.diagonal(dim1=-2, dim2=-1)  # (S, r)
+            trace = along.sum(-1)[index]
+            if kernels.basis is not None:
+                along = (kernels.basis[member] @ cores * kernels.basis[member]).sum(-1)  # (S, d)
+            self._invariants[k, kind] = Invariants(trace, torch.ones_like(trace), along.square().sum(-1)[index])
+        return self._invariants[k, kind]
 
 
-def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-    """The layers in order; None stands for anything that is not known to be one of a chain."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is nn.Sequential and not hooks:
-        # Not named_children, which leaves out a layer's second use.
-        children = ((f"{name}.{key}" if name else key, child) for key, child in module._modules.items())
-        return [each for key, child in children if child is not None for each in _walk(key, child)]
-    if hooks or hasattr(module, "parametrizations"):
-        return [(name, None)]
-    if type(module) is nn.Flatten:
-        return [(name, module if (module.start_dim, module.end_dim) == (1, -1) else None)]
-    return [(name, module if type(module) in (nn.Linear, *PASSED) else None)]
-
-
-def stacked(chains: Sequence[Chain], device: Any) -> list[Tensor]:
-    """The factors (N, inputs, outputs) of chains with equal shapes, in float64."""
-    count = len(chains[0].layers)
-    return [
-        torch.stack([chain.layers[k].weight.detach().to(device).mT for chain in chains]).double() for k in range(count)
-    ]
+def _cosines(measure: Measure, products: Tensor) -> Array:
+    """The values of a measure for kernels of norm 1."""
+    one = products.new_ones(())
+    return _array(snap_to_bounds(measure(measure.reads(one, one, products)), measure))
 
 
 # Kernels from random inputs, where there are too many entries to try each: unbiased, and with an interval
@@ -362,86 +562,74 @@ BLOCK = 128  # inputs whose pairs are looked at
 PROBES = 8 * BLOCK
 FEWEST = 2 * BLOCK
 
-
-@dataclass(frozen=True)
-class Probed:
-    """Gram matrices of what each site makes of the probes, off their diagonal, block by block."""
-
-    plain: Tensor  # (blocks, S, b, b)
-    centred: Tensor
-
-    def met(self, other: Probed, *, centre: bool) -> Tensor:
-        """⟨K, L⟩ of each block (blocks, S, T), but for a factor."""
-        return self._grams(centre).flatten(2) @ other._grams(centre).flatten(2).mT
-
-    def size(self, *, centre: bool) -> Tensor:
-        """⟨K, K⟩ of each block (blocks, S), but for the same factor."""
-        return self._grams(centre).square().sum((-2, -1))
-
-    def _grams(self, centre: bool) -> Tensor:
-        return self.centred if centre else self.plain
+Grams = dict[bool, Tensor]  # centred (True) and as they are (False)
 
 
-def probe(source: WeightSource, probes: int, seed: int) -> Probed:
-    """Run a model on the probes that `seed` gives, the same for each model."""
+def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
+    """Gram matrices (blocks, S, b, b) of what each site makes of Gaussian inputs, their diagonal 0.
+
+    The inputs depend on `seed` alone, so that they are the same for each network.
+    """
     grams: list[Tensor] = []
-    sizes: list[Tensor] = []
+    exponents: list[Tensor] = []
     means: list[Tensor] = []
+    generator = torch.Generator().manual_seed(seed)
 
     def gram(site: Site, rows: Tensor, exponent: int) -> tuple[Tensor, int]:
         return (rows @ rows.T).cpu(), 2 * exponent
 
-    with source.opened(gram) as run, Progress(f"probing {source.name}", probes, "inputs") as bar:
-        for drawn in _drawn(source.entries, probes, seed):
-            means.append(drawn.mean(1))
-            with_constant = torch.cat([drawn, drawn.new_ones(1, source.entries)])
-            found = run.run(source.shaped(with_constant))
-            grams.append(torch.stack([each for each, _ in found]))
-            sizes.append(torch.tensor([exponent for _, exponent in found]))
-            bar.advance(len(drawn))
-    whole = torch.stack(grams) * common_scale(torch.stack(sizes))[..., None, None]
-    return _off_diagonal(whole, torch.stack(means))
-
-
-def common_scale(exponents: Tensor) -> Tensor:
-    """Powers of two that bring what was scaled apart, along the first axis, to the scale of the largest."""
-    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it float64 has nothing left
-    return torch.pow(2.0, shift.double())
-
-
-def _drawn(entries: int, probes: int, seed: int) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(probes // BLOCK):
-        yield torch.randn(BLOCK, entries, generator=generator, dtype=torch.float64)
-
-
-def _off_diagonal(whole: Tensor, means: Tensor) -> Probed:
-    """The last row and column are those of the constant input."""
+    with _linear(linear.network, gram) as run, Progress(f"probing {linear.side.name}", probes, "inputs") as bar:
+        for _ in range(probes // BLOCK):
+            rows = torch.randn(BLOCK, linear.entries, generator=generator, dtype=torch.float64)
+            means.append(rows.mean(1))
+            of_sites = linear.run(run, torch.cat([rows, rows.new_ones(1, linear.entries)]))
+            grams.append(torch.stack([each for each, _ in of_sites]))
+            exponents.append(torch.tensor([exponent for _, exponent in of_sites]))
+            bar.advance(BLOCK)
+    whole = torch.stack(grams) * _common_scale(torch.stack(exponents))[..., None, None]
+    # The last row and column are those of the constant input.
     plain, constant, both = whole[..., :-1, :-1], whole[..., :-1, -1], whole[..., -1:, -1:]
-    share = means[:, None, :, None]  # (blocks, 1, b, 1)
+    share = torch.stack(means)[:, None, :, None]  # (blocks, 1, b, 1)
     shared = share * constant[..., None, :]
-    centred = plain - shared - shared.mT + share * share.mT * both
+    of_centred = plain - shared - shared.mT + share * share.mT * both
     largest = whole.abs().amax((0, 2, 3))[None, :, None, None]
     norm = largest.where(largest > 0, largest.new_ones(()))
-    return Probed(*(_without_diagonal(grams / norm) for grams in (plain, centred)))
+    both_kinds = {True: of_centred / norm, False: plain / norm}
+    for each in both_kinds.values():
+        each.diagonal(dim1=-2, dim2=-1).zero_()
+    return both_kinds
 
 
-def _without_diagonal(grams: Tensor) -> Tensor:
-    grams = grams.clone()
-    grams.diagonal(dim1=-2, dim2=-1).zero_()
-    return grams
+class Estimated:
+    """Values from Gaussian inputs."""
+
+    def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:
+        self.n, self.seed, self.statistic = probes, seed, f"{probes} Gaussian inputs, seed {seed}"
+        self._grams = [probe(each, probes, seed) for each in maps]
+
+    def value(self, i: int, j: int, measure: Measure) -> Array:
+        return self.pair(i, j, measure)[0]
+
+    def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, Array | None, Array | None]:
+        """The values of a pair and their interval, from leaving out one block after the other."""
+        value, without = _from_grams(measure, self._grams[i], self._grams[j])
+        if len(without) < FEWEST_GROUPS:
+            return value, None, None
+        return value, *around(measure, value, by_jackknife(without))
+
+    def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
+        grams = probe(other, self.n, self.seed)
+        return {measure.name: _from_grams(measure, self._grams[i], grams)[0] for measure in measures}
 
 
-# Copies of a model whose weights are in no order: what the architecture alone makes alike
-
-
-def shuffled(source: WeightSource, seed: int, draw: int) -> WeightSource:
-    """A copy whose tensors of weights have the same numbers in another order; biases and norms as they are."""
-    model = copy.deepcopy(source.model)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:
-                order = torch.randperm(weights.numel(), generator=generator).to(weights.device)
-                weights.copy_(weights.flatten()[order].view_as(weights))
-    return replace(source, model=model)
+def _from_grams(measure: Measure, of_a: Grams, of_b: Grams) -> tuple[Array, Array]:
+    """The values (S, T) of all blocks, and with each block left out (blocks, S, T)."""
+    a, b = of_a[_is_centred(measure)], of_b[_is_centred(measure)]
+    sums = (
+        a.square().sum((-2, -1))[..., :, None],
+        b.square().sum((-2, -1))[..., None, :],
+        a.flatten(2) @ b.flatten(2).mT,
+    )
+    whole = measure(measure.reads(*(each.sum(0) for each in sums)))
+    without = measure(measure.reads(*(each.sum(0) - each for each in sums)))
+    return _array(snap_to_bounds(whole, measure)), _array(without)

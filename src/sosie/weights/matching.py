@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +13,206 @@ from torch import Tensor, nn
 from ..capture import as_found, unwrap
 from ..capture.arguments import example_input
 from ..capture.structure import tensors_in
+from ..checks import whole_number
 from ..linalg import best_assignment
 from ..models.specification import seeded
 from .axes import Axis, WeightAxes, leaves, named_weights, order_of, places_of, weight_axes
 
-# Networks with their neurons in another order, and whether they still compute the same
-
+SWEEPS = 200  # far more than any descent took
+GAIN = 1e-10  # of the size of all weights: less is rounding, and could go round in circles
 # Of how far answers to different inputs lie apart: rounding of sums in another order stays far below.
 SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
 COARSE = 5e-2  # in fewer digits
+NAMED = 3  # names that an error spells out
 CHANGES = "another order of it changes what the model computes"
+BLIND = "the model gives all random inputs one answer: that matching leaves what it computes could not be checked"
 
-Orders = Mapping[Axis, Tensor]
+
+Orders: TypeAlias = Mapping[Axis, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Model B with its neurons in the order of A's."""
+
+    model_b: nn.Module  # a copy of B that computes what B computes
+    permutations: dict[str, Tensor]  # for each group of axes: entry i of the copy is entry permutation[i] of B
+    history: tuple[float, ...]  # cosine of all parameters with A's: as found, at the start, after each sweep
+    starts: tuple[float, ...]  # that cosine from each start; the best was taken
+    fixed: dict[str, str]  # axes that were held in place for want of an understanding, and why
+    change: Change  # what the new order made of B's outputs: rounding
+
+    @property
+    def before(self) -> float:
+        """Cosine of all parameters of A and B as they were."""
+        return self.history[0]
+
+    @property
+    def after(self) -> float:
+        """The same once B is matched."""
+        return self.history[-1]
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What was held in place, and why; whether the check of the outputs says anything."""
+        texts = [f"{axis} was not matched: {reason}" for axis, reason in self.fixed.items()]
+        return (*texts, BLIND) if self.change.blind else tuple(texts)
+
+
+def match_weights(
+    model_a: nn.Module,
+    model_b: nn.Module,
+    *,
+    seed: int = 0,
+    starts: int = 3,
+    input_shape: Sequence[int] | None = None,
+    example: Tensor | None = None,
+) -> Matched:
+    """Reorder B's neurons so that its parameters are as near to A's as coordinate descent brings them.
+
+    The sum of squared differences over all parameters is made smaller one group of axes at a time, the others held
+    (Ainsworth et al. 2023, weight matching), until no group improves: a local optimum, so there are several starts:
+    from the input layer by layer, from the output, from B as it is, then random orders. The best is kept. What B
+    computes stays the same, which is checked. Which axes belong together is read from one forward on `example`, or on
+    random inputs of `input_shape` (without the batch axis), or of a shape that the first layer tells.
+
+    Not removed: scales that ReLU passes on, signs that tanh does, and orders of neurons within one head of attention
+    or one group of a convolution.
+    """
+    whole_number(starts, "starts", least=1)
+    plain_a, plain_b = unwrap(model_a), unwrap(model_b)
+    weights_a, weights_b = named_weights(plain_a), named_weights(plain_b)
+    check_same_tensors(weights_a, weights_b)
+    check_finite(weights_a, "A")
+    check_finite(weights_b, "B")
+    if example is None:
+        example = example_input(plain_b, input_shape, seed=seed)
+    axes = checked_axes(plain_b, example, seed=seed)
+    trained = {name for name, _ in plain_b.named_parameters()}
+    ours, theirs = ({name: w[name] for name in w if name in trained} for w in (weights_a, weights_b))
+    problem = Problem.of(ours, theirs, axes)
+
+    generator = torch.Generator().manual_seed(seed)
+    runs = []
+    for k in range(starts):
+        start = problem.outwards(backwards=k == 1) if k < 2 else {} if k == 2 else random_orders(axes, generator)
+        runs.append(problem.descend(start, generator))
+        if runs[-1][1][-1] >= 1 - 1e-12:
+            break  # A itself, in another order
+    orders, history = max(runs, key=lambda run: run[1][-1])
+    model = with_orders(plain_b, axes, orders)
+    change = function_change(plain_b, model, example)
+    if not change.is_none:
+        raise ValueError(f"matching changed what the model computes, by {change.share:.1e} of its range")
+    return Matched(
+        model,
+        {name: orders.get(axis, torch.arange(axis.size)) for name, axis in axes.groups.items()},
+        (problem.cosine({}), *history),
+        tuple(cosines[-1] for _, cosines in runs),
+        axes.fixed,
+        change,
+    )
+
+
+# Coordinate descent over orders of neurons: one group of axes at a time is assigned anew, the others held
+
+# One axis of one tensor that holds a group: the tensor's name, the axis, and (entries of the group, k) which k entries
+# of the axis belong to each entry of the group.
+Slices: TypeAlias = tuple[str, int, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The parameters of A and B in float64, and which axes hold which group."""
+
+    a: dict[str, Tensor]
+    b: dict[str, Tensor]
+    axes: dict[str, tuple[Axis, ...]]
+    slices: dict[Axis, list[Slices]]
+    size: float  # product of the norms of all of A's and all of B's parameters
+
+    @classmethod
+    def of(cls, a: Mapping[str, Tensor], b: Mapping[str, Tensor], axes: WeightAxes) -> Problem:
+        device = next(iter(b.values())).device
+        ours, theirs = ({name: t.detach().to(device, torch.float64) for name, t in side.items()} for side in (a, b))
+        slices = {
+            group: [
+                (tensor, dim, places)
+                for tensor, dim in axes.members(name)
+                if tensor in theirs
+                for places in places_of(axes.of[tensor][dim], group)
+            ]
+            for name, group in axes.groups.items()
+        }
+        norms = [sum(float(t.square().sum()) for t in side.values()) ** 0.5 for side in (ours, theirs)]
+        if not norms[0] * norms[1]:
+            raise ValueError(f"all parameters of {'A' if not norms[0] else 'B'} are 0: there is nothing to match")
+        return cls(ours, theirs, axes.of, slices, norms[0] * norms[1])
+
+    def cosine(self, orders: Orders) -> float:
+        """Of all parameters, with B's in these orders."""
+        products = (float((a * reordered(self.b[n], self.axes[n], orders)).sum()) for n, a in self.a.items())
+        return sum(products) / self.size
+
+    def scores(self, group: Axis, orders: Orders, only: Sequence[Slices] | None = None) -> Tensor:
+        """(entries of A, entries of B): inner products of all weights that hold the group, other groups in order."""
+        total = torch.zeros(group.size, group.size, dtype=torch.float64, device=next(iter(self.b.values())).device)
+        others = {axis: order for axis, order in orders.items() if axis is not group}
+        for name, dim, places in self.slices[group] if only is None else only:
+            a, b, axes = self.a[name], self.b[name], self.axes[name]
+            for i in range(len(axes)):
+                b = reordered(b.movedim(i, 0), axes[i : i + 1], others if i == dim else orders).movedim(0, i)
+            x, y = (side.movedim(dim, 0)[places.to(b.device)].flatten(1) for side in (a, b))
+            total += x @ y.T
+        return total
+
+    def outwards(self, *, backwards: bool = False) -> dict[Axis, Tensor]:
+        """A start: groups from the input on (or back from the output), by weights whose other axes are settled."""
+        orders: dict[Axis, Tensor] = {}
+        for group in reversed(self.slices) if backwards else self.slices:
+            settled = [slices for slices in self.slices[group] if self._is_settled(slices[0], group, orders)]
+            orders[group] = best_assignment(self.scores(group, orders, settled or None))[1].cpu()
+        return orders
+
+    def _is_settled(self, name: str, group: Axis, orders: Orders) -> bool:
+        """Whether all other groups that a tensor holds have their order."""
+        inside = {each for axis in self.axes[name] for each in leaves(axis)}
+        return all(each is group or each in orders or each not in self.slices for each in inside)
+
+    def descend(self, start: Orders, generator: torch.Generator) -> tuple[dict[Axis, Tensor], list[float]]:
+        """Sweep over the groups, in a random order each time, until none improves.
+
+        Gives the orders, and the cosines at the start and after each sweep.
+        """
+        orders, groups = dict(start), list(self.slices)
+        history = [self.cosine(orders)]
+        for _ in range(SWEEPS):
+            sweep = torch.randperm(len(groups), generator=generator).tolist()
+            improved = [self._improve(groups[i], orders) for i in sweep]
+            if not any(improved):
+                break
+            history.append(self.cosine(orders))
+        return orders, history
+
+    def _improve(self, group: Axis, orders: dict[Axis, Tensor]) -> bool:
+        """Assign one group anew; whether that brings the weights nearer."""
+        scores = self.scores(group, orders)
+        rows = torch.arange(group.size)
+        before = orders.get(group, rows)
+        after = best_assignment(scores)[1].cpu()
+        names = [name for name, _, _ in self.slices[group]]
+        if len(set(names)) == len(names):
+            gain = float((scores[rows, after] - scores[rows, before]).sum())
+        else:
+            # A tensor that holds the group twice counts with its square, of which the scores are the slope.
+            gain = (self.cosine({**orders, group: after}) - self.cosine({**orders, group: before})) * self.size
+        if gain <= GAIN * self.size:
+            return False
+        orders[group] = after
+        return True
+
+
+# Networks with their neurons in another order, and whether they still compute the same
 
 
 def reordered(tensor: Tensor, axes: tuple[Axis, ...], orders: Orders) -> Tensor:
@@ -59,12 +248,13 @@ class Change:
 
 def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Change:
     """How differently two models answer; in float64 where their forwards can."""
+    doubled = example.double() if example.is_floating_point() else example
     try:
-        found = [_outputs(copy.deepcopy(each).double(), _as_double(example)) for each in (model, other)]
+        outputs = [_outputs(copy.deepcopy(each).double(), doubled) for each in (model, other)]
     except (RuntimeError, TypeError):  # some forwards insist on float32
-        found = [_outputs(each, example) for each in (model, other)]
+        outputs = [_outputs(each, example) for each in (model, other)]
     spread, difference, limit = 0.0, 0.0, SAME[torch.float64]
-    for one, another in zip(*found, strict=True):
+    for one, another in zip(*outputs, strict=True):
         if not bool(torch.isfinite(one).all()):
             raise ValueError("the model's answer to random inputs is not finite: give example= as it would be used")
         several = one.ndim > 0 and len(one) > 1
@@ -77,10 +267,6 @@ def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Chan
 def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
     with as_found(model), seeded(0):
         return [tensor for tensor in tensors_in(model(example)) if tensor.is_floating_point()]
-
-
-def _as_double(example: Tensor) -> Tensor:
-    return example.double() if example.is_floating_point() else example
 
 
 def checked_axes(model: nn.Module, example: Tensor, *, seed: int = 0) -> WeightAxes:
@@ -97,7 +283,9 @@ def checked_axes(model: nn.Module, example: Tensor, *, seed: int = 0) -> WeightA
 
     if not changes(axes.groups.values()):
         return axes
-    axes = axes.without({name: CHANGES for name, axis in axes.groups.items() if changes([axis])})
+    bad = {name: CHANGES for name, axis in axes.groups.items() if changes([axis])}
+    kept = {name: axis for name, axis in axes.groups.items() if name not in bad}
+    axes = replace(axes, groups=kept, fixed={**axes.fixed, **bad})
     if changes(axes.groups.values()):
         raise ValueError("orders of neurons that change nothing one by one do together: this model cannot be matched")
     return axes
@@ -108,119 +296,7 @@ def random_orders(axes: WeightAxes, generator: torch.Generator) -> dict[Axis, Te
     return {axis: torch.randperm(axis.size, generator=generator) for axis in axes.groups.values()}
 
 
-# Coordinate descent over orders of neurons: one group of axes at a time is assigned anew, the others held
-
-SWEEPS = 200  # far more than any descent took
-GAIN = 1e-10  # of the size of all weights: less is rounding, and could go round in circles
-
-
-@dataclass(frozen=True)
-class Run:
-    orders: dict[Axis, Tensor]
-    history: tuple[float, ...]  # cosines: at the start, after each sweep
-
-
-@dataclass(frozen=True)
-class Slices:
-    """One axis of one tensor that holds a group: which of its entries belong to each entry of the group."""
-
-    name: str
-    dim: int
-    places: Tensor  # (entries of the group, entries of the axis that belong to each)
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """The parameters of A and B in float64, and which axes hold which group."""
-
-    a: dict[str, Tensor]
-    b: dict[str, Tensor]
-    axes: dict[str, tuple[Axis, ...]]
-    slices: dict[Axis, tuple[Slices, ...]]
-    size: float  # product of the norms of all of A's and all of B's parameters
-
-    @classmethod
-    def of(cls, a: Mapping[str, Tensor], b: Mapping[str, Tensor], axes: WeightAxes) -> Problem:
-        device = next(iter(b.values())).device
-        ours, theirs = ({name: t.detach().to(device, torch.float64) for name, t in side.items()} for side in (a, b))
-        slices = {}
-        for name, group in axes.groups.items():
-            members = [(tensor, dim) for tensor, dim in axes.members(name) if tensor in theirs]
-            slices[group] = tuple(
-                Slices(tensor, dim, places)
-                for tensor, dim in members
-                for places in places_of(axes.of[tensor][dim], group)
-            )
-        norms = [sum(float(t.square().sum()) for t in side.values()) ** 0.5 for side in (ours, theirs)]
-        if not norms[0] * norms[1]:
-            raise ValueError(f"all parameters of {'A' if not norms[0] else 'B'} are 0: there is nothing to match")
-        return cls(ours, theirs, axes.of, slices, norms[0] * norms[1])
-
-    def cosine(self, orders: Orders) -> float:
-        """Of all parameters, with B's in these orders."""
-        products = (float((a * reordered(self.b[n], self.axes[n], orders)).sum()) for n, a in self.a.items())
-        return sum(products) / self.size
-
-    def scores(self, group: Axis, orders: Orders, only: Sequence[Slices] | None = None) -> Tensor:
-        """(entries of A, entries of B): inner products of all weights that hold the group, other groups in order."""
-        total = torch.zeros(group.size, group.size, dtype=torch.float64, device=next(iter(self.b.values())).device)
-        others = {axis: order for axis, order in orders.items() if axis is not group}
-        for slices in self.slices[group] if only is None else only:
-            a, axes = self.a[slices.name], self.axes[slices.name]
-            b = reordered(self.b[slices.name], axes[: slices.dim], orders)
-            for i in range(slices.dim, len(axes)):
-                moved = reordered(b.movedim(i, 0), axes[i : i + 1], others if i == slices.dim else orders)
-                b = moved.movedim(0, i)
-            places = slices.places.to(b.device)
-            x, y = (side.movedim(slices.dim, 0)[places].flatten(1) for side in (a, b))
-            total += x @ y.T
-        return total
-
-    def outwards(self, *, backwards: bool = False) -> dict[Axis, Tensor]:
-        """A start: groups from the input on (or back from the output), by weights whose other axes are settled."""
-        orders: dict[Axis, Tensor] = {}
-        for group in reversed(self.slices) if backwards else self.slices:
-            settled = [s for s in self.slices[group] if self._is_settled(s, group, orders)]
-            orders[group] = best_assignment(self.scores(group, orders, settled or None))[1].cpu()
-        return orders
-
-    def _is_settled(self, slices: Slices, group: Axis, orders: Orders) -> bool:
-        inside = {each for axis in self.axes[slices.name] for each in leaves(axis)}
-        return all(each is group or each in orders or each not in self.slices for each in inside)
-
-    def descend(self, start: Orders, generator: torch.Generator) -> Run:
-        """Sweep over the groups, in a random order each time, until none improves."""
-        orders, groups = dict(start), list(self.slices)
-        history = [self.cosine(orders)]
-        for _ in range(SWEEPS):
-            sweep = torch.randperm(len(groups), generator=generator).tolist()
-            improved = [self._improve(groups[i], orders) for i in sweep]
-            if not any(improved):
-                break
-            history.append(self.cosine(orders))
-        return Run(orders, tuple(history))
-
-    def _improve(self, group: Axis, orders: dict[Axis, Tensor]) -> bool:
-        """Assign one group anew; whether that brings the weights nearer."""
-        scores = self.scores(group, orders)
-        rows = torch.arange(group.size)
-        before = orders.get(group, rows)
-        after = best_assignment(scores)[1].cpu()
-        names = [slices.name for slices in self.slices[group]]
-        if len(set(names)) == len(names):
-            gain = float((scores[rows, after] - scores[rows, before]).sum())
-        else:
-            # A tensor that holds the group twice counts with its square, of which the scores are the slope.
-            gain = (self.cosine({**orders, group: after}) - self.cosine({**orders, group: before})) * self.size
-        if gain <= GAIN * self.size:
-            return False
-        orders[group] = after
-        return True
-
-
 # Whether two models hold the same tensors, and numbers in them
-
-NAMED = 3  # names that an error spells out
 
 
 def check_same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: tuple[str, str] = ("A", "B")) -> None:
@@ -246,90 +322,3 @@ def check_finite(tensors: Mapping[str, Tensor], label: str) -> None:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-BLIND = "the model gives all random inputs one answer: that matching leaves what it computes could not be checked"
-
-
-@dataclass(frozen=True, eq=False)
-class Matched:
-    """Model B with its neurons in the order of A's."""
-
-    model_b: nn.Module  # a copy of B that computes what B computes
-    permutations: dict[str, Tensor]  # for each group of axes: entry i of the copy is entry permutation[i] of B
-    history: tuple[float, ...]  # cosine of all parameters with A's: as found, at the start, after each sweep
-    starts: tuple[float, ...]  # that cosine from each start; the best was taken
-    fixed: dict[str, str]  # axes that were held in place for want of an understanding, and why
-    change: Change  # what the new order made of B's outputs: rounding
-
-    @property
-    def before(self) -> float:
-        """Cosine of all parameters of A and B as they were."""
-        return self.history[0]
-
-    @property
-    def after(self) -> float:
-        """The same once B is matched."""
-        return self.history[-1]
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What was held in place, and why; whether the check of the outputs says anything."""
-        found = [f"{axis} was not matched: {reason}" for axis, reason in self.fixed.items()]
-        return (*found, BLIND) if self.change.blind else tuple(found)
-
-
-def match_weights(
-    model_a: nn.Module,
-    model_b: nn.Module,
-    *,
-    seed: int = 0,
-    starts: int = 3,
-    input_shape: Sequence[int] | None = None,
-    example: Tensor | None = None,
-) -> Matched:
-    """Reorder B's neurons so that its parameters are as near to A's as coordinate descent brings them.
-
-    The sum of squared differences over all parameters is made smaller one group of axes at a time, the others held
-    (Ainsworth et al. 2023, weight matching), until no group improves: a local optimum, so there are several starts:
-    from the input layer by layer, from the output, from B as it is, then random orders. The best is kept. What B
-    computes stays the same, which is checked. Which axes belong together is read from one forward on `example`, or on
-    random inputs of `input_shape` (without the batch axis), or of a shape that the first layer tells.
-
-    Not removed: scales that ReLU passes on, signs that tanh does, and orders of neurons within one head of attention
-    or one group of a convolution.
-    """
-    if starts < 1:
-        raise ValueError(f"matching needs at least one start, got starts={starts}")
-    plain_a, plain_b = unwrap(model_a), unwrap(model_b)
-    weights_a, weights_b = named_weights(plain_a), named_weights(plain_b)
-    check_same_tensors(weights_a, weights_b)
-    check_finite(weights_a, "A")
-    check_finite(weights_b, "B")
-    if example is None:
-        example = example_input(plain_b, input_shape, seed=seed)
-    axes = checked_axes(plain_b, example, seed=seed)
-    trained = {name for name, _ in plain_b.named_parameters()}
-    ours, theirs = ({name: w[name] for name in w if name in trained} for w in (weights_a, weights_b))
-    problem = Problem.of(ours, theirs, axes)
-
-    generator = torch.Generator().manual_seed(seed)
-    runs = []
-    for k in range(starts):
-        start = problem.outwards(backwards=k == 1) if k < 2 else {} if k == 2 else random_orders(axes, generator)
-        runs.append(problem.descend(start, generator))
-        if runs[-1].history[-1] >= 1 - 1e-12:
-            break  # A itself, in another order
-    best = max(runs, key=lambda run: run.history[-1])
-    model = with_orders(plain_b, axes, best.orders)
-    change = function_change(plain_b, model, example)
-    if not change.is_none:
-        raise ValueError(f"matching changed what the model computes, by {change.share:.1e} of its range")
-    return Matched(
-        model,
-        {name: best.orders.get(axis, torch.arange(axis.size)) for name, axis in axes.groups.items()},
-        (problem.cosine({}), *best.history),
-        tuple(run.history[-1] for run in runs),
-        axes.fixed,
-        change,
-    )

@@ -22,7 +22,6 @@ from ..files import DamagedFile, read_tensors, write_tensors
 from ..models import NamedModel, open_model, with_name
 from ..results import Array
 from ..stats import check_seed
-from ..weights.maps import WeightSource
 from .kinds import (
     FEWEST_PROBES,
     MOST_PROBES,
@@ -193,7 +192,7 @@ def fingerprint(
         found.parameters = _count(module)  # while a GPU is busy with the pass
         _add_cka(found, grams, sites, size, seed)
     if "weights" in wanted:
-        _add_weights(found, WeightSource(module, name, prepare, sites, device), probe, size, seed)
+        _add_weights(found, source, probe, size, seed)
     if "atoms" in wanted:
         _add_atoms(found, module, size, seed)
     if not found.vectors:
@@ -234,7 +233,7 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
     return short.read().clone(), vectors
 
 
-def _add_weights(found: _Found, source: WeightSource, probe: Probe, size: int, seed: int) -> None:
+def _add_weights(found: _Found, source: Network, probe: Probe, size: int, seed: int) -> None:
     try:
         made = linear_vectors(source, probe, seed=seed)
     except ValueError as error:

@@ -19,7 +19,7 @@ from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, li
 from ..models import atom_layers
 from ..process_state import products
 from ..stats import Buckets
-from ..weights.maps import FEWEST, WeightSource, check_weights, probe
+from ..weights.maps import FEWEST, check_weights, look, probe
 
 PROBES = 256
 FEWEST_PROBES = 4  # U-centring needs as many
@@ -253,16 +253,16 @@ class LinearVectors:
 
 
 @products()  # a forward is how weights are read here, and the caller's autocast is not for it
-def linear_vectors(source: WeightSource, given: Probe, *, seed: int, inputs: int = INPUTS) -> LinearVectors:
+def linear_vectors(source: Network, given: Probe, *, seed: int, inputs: int = INPUTS) -> LinearVectors:
     """ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations."""
     check_weights(source)
-    source.look(input_shape(given.batch))
-    probed = probe(source, inputs, seed)
-    block = probed.centred.shape[-1]
+    linear = look(source, input_shape(given.batch))
+    grams = probe(linear, inputs, seed)
+    block = grams[True].shape[-1]
     i, j = torch.triu_indices(block, block, 1)
-    centred, plain = (grams[..., i, j].transpose(0, 1).flatten(1) for grams in (probed.centred, probed.plain))
+    centred, plain = (grams[kind][..., i, j].transpose(0, 1).flatten(1) for kind in (True, False))
     left = centred.norm(dim=1) > MAP_LOST * plain.norm(dim=1)
-    sites = source.known.sites
+    sites = linear.side.sites
     left_out = {
         site: "as a linear map gives the same for each entry of the input"
         for site, there in zip(sites, left.tolist(), strict=True)
@@ -271,7 +271,7 @@ def linear_vectors(source: WeightSource, given: Probe, *, seed: int, inputs: int
     kept = tuple(site for site in sites if site not in left_out)
     if not kept:
         raise ValueError("its linear map gives the same for each entry of the input: nothing is left to compare")
-    return LinearVectors(kept, unit(centred[left]), left_out, source.notes)
+    return LinearVectors(kept, unit(centred[left]), left_out, linear.notes)
 
 
 def input_shape(batch: Any) -> tuple[int, ...] | None:
