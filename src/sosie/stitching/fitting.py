@@ -400,33 +400,23 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
     try:
         if not 2 <= about["n"] < 2**63:
             raise ValueError(f"no fit rests on {str(about['n'])[:20]} rows")
-        joint = _joint(_form(about["a"]["form"]), _form(about["b"]["form"]), about["resize"], tensors)
+        forms = [Form(**{**about[side]["form"], "space": tuple(about[side]["form"]["space"])}) for side in "ab"]
+        # Before the joint is made, which allocates what the forms say.
+        for form in forms:
+            if min(form.channels, *form.space, 1) < 1 or form.channels > 2**20:
+                raise ValueError(f"no activation has {form.channels} channels at {form.space} positions")
+        shapes = {"weight": (forms[1].channels, forms[0].channels), "bias": (forms[1].channels,)}
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != shapes.get(name):
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, but a joint of these sites has {shapes}")
+            if tensor.dtype not in WEIGHTS or not bool(tensor.isfinite().all()):
+                raise ValueError(f"the {name} is of type {tensor.dtype}, or not of finite numbers")
+        joint = Joint(forms[0], forms[1], about["resize"], bias="bias" in tensors)
+        joint.to(tensors["weight"].dtype).load_state_dict(tensors)
         examples = {side: about[side]["example"] and _made_up(about[side]["example"]) for side in "ab"}
-    except ValueError as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:  # no weight, a form with more entries
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     return about, joint, examples
-
-
-def _form(said: dict[str, Any]) -> Form:
-    # A joint allocates its weights from these: they must be sizes, and of something that exists.
-    if min(said["channels"], *said["space"], 1) < 1 or said["channels"] > 2**20:
-        raise ValueError(f"no activation has {said['channels']} channels at {said['space']} positions")
-    return Form(said["channels"], tuple(said["space"]), said["tokens"])
-
-
-def _joint(source: Form, target: Form, resize: Any, tensors: dict[str, Tensor]) -> Joint:
-    shapes = {"weight": (target.channels, source.channels), "bias": (target.channels,)}
-    for name, tensor in tensors.items():
-        # Before the joint is made: it allocates what the forms say.
-        if name not in shapes or tuple(tensor.shape) != shapes[name]:
-            raise ValueError(f"{name} is {tuple(tensor.shape)}, but a joint of these sites has {shapes}")
-        if tensor.dtype not in WEIGHTS or not bool(tensor.isfinite().all()):
-            raise ValueError(f"the {name} is of type {tensor.dtype}, or not of finite numbers")
-    if "weight" not in tensors:
-        raise ValueError("it has no weight")
-    joint = Joint(source, target, resize, bias="bias" in tensors).to(tensors["weight"].dtype)
-    joint.load_state_dict(tensors)
-    return joint
 
 
 def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -67,8 +67,13 @@ class Joint(nn.Module):
     def __init__(self, source: Form, target: Form, resize: Resize = "interpolate", *, bias: bool = True) -> None:
         super().__init__()
         one_of(resize, "resize", RESIZES)
-        _check(source, target)
         self.source, self.target, self.resize = source, target, resize
+        if self.reshapes and not source.space:
+            raise ValueError(f"{source} cannot become {target}: a vector has no positions")
+        if self.reshapes and target.space:
+            if any(len(form.space) != (1 if form.tokens else 2) for form in (source, target)):
+                raise ValueError(f"{source} cannot become {target}: only maps of two dimensions and tokens are resized")
+            self._grids = _grid(source), _grid(target)
         self.weight = nn.Parameter(torch.zeros(target.channels, source.channels))
         self.bias = nn.Parameter(torch.zeros(target.channels)) if bias else None
 
@@ -91,13 +96,10 @@ class Joint(nn.Module):
         if not self.reshapes:
             return activation
         if not target.space:
-            return activation.mean(
-                tuple(range(1, activation.ndim - 1)) if source.tokens else (2, 3)[: activation.ndim - 2]
-            )
-        grid, extra = _grid(source)
+            return activation.mean(tuple(range(1, activation.ndim - 1) if source.tokens else range(2, activation.ndim)))
+        (grid, extra), (size, class_token) = self._grids
         if source.tokens:
             activation = activation[:, extra:].transpose(1, 2).reshape(len(activation), -1, *grid)
-        size, class_token = _grid(target)
         if tuple(activation.shape[2:]) != size and self.resize == "pool":
             activation = F.adaptive_avg_pool2d(activation, (size[0], size[1]))
         elif tuple(activation.shape[2:]) != size:
@@ -121,19 +123,6 @@ def _grid(form: Form) -> tuple[tuple[int, ...], int]:
         if side * side == count - extra:
             return (side, side), extra
     raise ValueError(f"{form}: {count} tokens are no square grid, with or without a class token")
-
-
-def _check(source: Form, target: Form) -> None:
-    if source.space == target.space and source.tokens == target.tokens:
-        return
-    if not source.space:
-        raise ValueError(f"{source} cannot become {target}: a vector has no positions")
-    for form in (source, target):
-        if form.space and len(form.space) != (1 if form.tokens else 2) and target.space:
-            raise ValueError(f"{source} cannot become {target}: only maps of two dimensions and tokens are resized")
-    if target.space:
-        _grid(source)
-        _grid(target)
 
 
 # The sums of paired rows from which joints are fitted
@@ -253,24 +242,6 @@ def _mean(block: Tensor) -> Tensor:
 AT_THE_JOINT = ("linear_cka", "mean_cca", "svcca", "regression_r2")
 
 
-def mapped(moments: JointMoments, affine: Affine) -> JointMoments:
-    """The moments of S(A) and B."""
-    check_fits(moments, affine)
-    weight, bias = affine.weight.to(moments.cov_aa), affine.bias.to(moments.cov_aa)
-    cov = weight @ moments.cov_aa @ weight.T
-    if not bool((cov.diagonal() > 0).any()):
-        raise ValueError("the map sends all of A to one point, so there is nothing to compare with B")
-    return JointMoments(
-        n=moments.n,
-        mean_a=weight @ moments.mean_a + bias,
-        mean_b=moments.mean_b,
-        cov_aa=(cov + cov.T) / 2,
-        cov_bb=moments.cov_bb,
-        cov_ab=weight @ moments.cov_ab,
-        products=moments.products,
-    )
-
-
 def similarity_at_joint(
     moments: JointMoments,
     affine: Affine,
@@ -284,7 +255,13 @@ def similarity_at_joint(
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
     `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
     """
-    return similarities(mapped(moments, affine), map(find, measures), of_b)
+    check_fits(moments, affine)
+    weight, bias = affine.weight.to(moments.cov_aa), affine.bias.to(moments.cov_aa)
+    cov = weight @ moments.cov_aa @ weight.T
+    if not bool((cov.diagonal() > 0).any()):
+        raise ValueError("the map sends all of A to one point, so there is nothing to compare with B")
+    mean, cov, cov_ab = weight @ moments.mean_a + bias, (cov + cov.T) / 2, weight @ moments.cov_ab
+    return similarities(replace(moments, mean_a=mean, cov_aa=cov, cov_ab=cov_ab), map(find, measures), of_b)
 
 
 def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | None = None) -> dict[str, float]:

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -166,8 +166,8 @@ class ActivationCache:
             self._inputs = rebuild(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
         labels = labels_of(inputs)
         self.labels = None if labels is None else labels.to(device).long()
-        self._a = self._whole(self._rows_a, budget // (1 + rows_of_b))
-        self._b = self._whole(self._rows_b, budget // 2) if rows_of_b else None
+        self._kept = {"a": self._whole(partial(self._rows, "a"), budget // (1 + rows_of_b))}
+        self._kept["b"] = self._whole(partial(self._rows, "b"), budget // 2) if rows_of_b else None
         answers = self._whole(upper.answer, budget)
         self.soft: Tensor | None = None  # B's soft answers, where it is a classifier: (classes,) per input
         if answers is not None and answers.ndim == 2 and answers.is_floating_point():
@@ -185,15 +185,11 @@ class ActivationCache:
                 bar.advance(len(part))
         return torch.cat(parts)
 
-    def rows_a(self, index: Tensor) -> Tensor:
-        """(J, m, positions, p): A's rows at the joint, in B's shape."""
-        flat = self._a[index.flatten()] if self._a is not None else self._rows_a(self.inputs(index))
-        return flat.view(*index.shape, *flat.shape[1:])
-
-    def rows_b(self, index: Tensor) -> Tensor:
-        """(J, m, positions, q)."""
-        flat = self._b[index.flatten()] if self._b is not None else self._rows_b(self.inputs(index))
-        return flat.view(*index.shape, *flat.shape[1:])
+    def rows(self, side: str, index: Tensor) -> Tensor:
+        """(J, m × positions, channels): the rows of "a" at the joint, in B's shape, or those of "b"."""
+        kept = self._kept[side]
+        rows = self._rows(side, self.inputs(index)) if kept is None else kept[index.flatten()]
+        return rows.reshape(len(index), -1, rows.shape[-1])
 
     def inputs(self, index: Tensor) -> Any:
         """The batch of these J m inputs, as the data give it."""
@@ -204,21 +200,16 @@ class ActivationCache:
         )
 
     @torch.no_grad()
-    def _rows_a(self, batch: Any) -> Tensor:
-        return rows_of(self.joint.shaped(self.lower.representation(batch)[0]), self.joint.target).to(self.device)
-
-    @torch.no_grad()
-    def _rows_b(self, batch: Any) -> Tensor:
-        activation, mask = self.upper.representation(batch)
-        if mask is not None:
+    def _rows(self, side: str, batch: Any) -> Tensor:
+        """(inputs, positions, channels)."""
+        activation, mask = (self.lower if side == "a" else self.upper).representation(batch)
+        form = self.joint.target
+        if side == "a":
+            activation = self.joint.shaped(activation)
+        elif mask is not None:
             raise ValueError("cka= compares the tokens of a batch, and padding would count: give inputs of one length")
-        return rows_of(activation, self.joint.target).to(self.device)
-
-
-def rows_of(activation: Tensor, form: Form) -> Tensor:
-    """(inputs, positions, channels)."""
-    last = activation if form.tokens or not form.space else activation.movedim(1, -1)
-    return last.reshape(len(last), -1, last.shape[-1])
+        last = activation if form.tokens or not form.space else activation.movedim(1, -1)
+        return last.reshape(len(last), -1, last.shape[-1]).to(self.device)
 
 
 def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
@@ -351,8 +342,18 @@ class JointTrainer:
                     "task_loss needs a network B that answers (inputs, classes); for other answers give "
                     "loss(outputs, batch)"
                 )
-            if any(task.targets == "labels" for task in tasks):
-                _check_labels(cache.labels, cache.soft.shape[1])
+            if not any(task.targets == "labels" for task in tasks):
+                continue
+            if cache.labels is None:
+                raise ValueError(
+                    "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
+                )
+            low, high, classes = int(cache.labels.min()), int(cache.labels.max()), cache.soft.shape[1]
+            if low < 0 or high >= classes:
+                raise ValueError(
+                    f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that "
+                    "differ, take targets='soft'"
+                )
         if any(task.patience for task in tasks) and validation is None and data.n < HELD_OUT:
             raise ValueError(
                 f"patience holds out a tenth of the inputs, and there are fewer than {HELD_OUT}: give validation="
@@ -390,7 +391,7 @@ class JointTrainer:
             weights, biases = (each.detach().double().cpu() for each in layers())
             return [Affine(weight.clone(), bias.clone()) for weight, bias in zip(weights, biases, strict=True)]
 
-        losses_of = self._objective(tasks, data, like)
+        losses_of = self._objective(tasks, like)
 
         def run(cache: ActivationCache, order: Tensor, *, train: bool = False) -> tuple[Tensor, Tensor]:
             """The losses and cross-entropies of every step, (steps, 2, K), and their mean over the inputs, (2, K)."""
@@ -451,14 +452,14 @@ class JointTrainer:
         return histories
 
     def _objective(
-        self, tasks: Sequence[TaskLoss], data: ActivationCache, like: Tensor
+        self, tasks: Sequence[TaskLoss], like: Tensor
     ) -> Callable[[Tensor, Tensor, ActivationCache, Tensor], tuple[Tensor, Tensor]]:
         """A function of K layers and of inputs, at an index (1, m) or (K, m): each joint's loss, by its own options,
 
         and its cross-entropy to B's soft answers (NaN where B is no classifier); both (K,).
         """
         form, upper, autocast = self.joint.target, self.upper, tasks[0].autocast
-        channels_last = self._takes_channels_last(data)
+        channels_last = True  # as the rows lie; until B's upper part turns out not to take maps so
         # Made once: a tensor that is made at every step would have the device waited for.
         l1, cka = (torch.tensor([getattr(t, name) for t in tasks], dtype=like.dtype).to(like) for name in ("l1", "cka"))
         by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
@@ -466,17 +467,24 @@ class JointTrainer:
         any_l1, any_labels = any(task.l1 for task in tasks), any(task.targets == "labels" for task in tasks)
 
         def losses_of(weight: Tensor, bias: Tensor, cache: ActivationCache, index: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal channels_last
             count = len(weight)
             with torch.autocast(like.device.type, torch.bfloat16, enabled=autocast):
-                rows = cache.rows_a(index).flatten(1, 2).expand(count, -1, -1)
+                rows = cache.rows("a", index).expand(count, -1, -1)
                 mapped = torch.baddbmm(bias[:, None].to(rows.dtype), rows, weight.transpose(1, 2).to(rows.dtype))
                 activation = activations_of(mapped, index.shape[1], form)
                 args, kwargs = (), {}
                 if upper.cut.needs_input:
                     call = upper.call(cache.inputs(index))
                     args, kwargs = rebuild(lambda leaf: _repeated(leaf, count // len(index)), call)
-                activation = activation if channels_last else activation.contiguous()
-                outputs = answer_of(upper.cut.task(activation, *args, **kwargs)).unflatten(0, (count, index.shape[1]))
+                try:
+                    output = upper.cut.task(activation if channels_last else activation.contiguous(), *args, **kwargs)
+                except RuntimeError:  # `x.view(…)`, say
+                    if not channels_last:
+                        raise
+                    channels_last = False
+                    output = upper.cut.task(activation.contiguous(), *args, **kwargs)
+            outputs = answer_of(output).unflatten(0, (count, index.shape[1]))
             cross_entropy = torch.full_like(bias[:, 0], math.nan)
             if cache.soft is not None:
                 logarithms = outputs.to(cache.soft.dtype).log_softmax(-1)
@@ -489,24 +497,12 @@ class JointTrainer:
             if any_l1:
                 loss = loss + l1 * weight.abs().sum((1, 2))
             if len(with_cka):
-                rows_b = cache.rows_b(index if len(index) == 1 else index[with_cka]).flatten(1, 2)
+                rows_b = cache.rows("b", index if len(index) == 1 else index[with_cka])
                 penalty = cka[with_cka] * cka_of_rows(mapped[with_cka], rows_b)
                 loss = loss.index_add(0, with_cka, penalty.to(loss))
             return loss, cross_entropy.detach()
 
         return losses_of
-
-    def _takes_channels_last(self, data: ActivationCache) -> bool:
-        """Whether B's upper part runs on maps laid out channels last; `x.view(…)` in it may not."""
-        batch, form = data.inputs(torch.arange(min(2, data.n))), self.joint.target
-        activation, _ = self.upper.representation(batch)
-        args, kwargs = self.upper.call(batch) if self.upper.cut.needs_input else ((), {})
-        rows = rows_of(activation, form).flatten(0, 1)[None]
-        try:
-            self.upper.cut.task(activations_of(rows, len(activation), form), *args, **kwargs)
-        except RuntimeError:
-            return False
-        return True
 
     def _indices(self, layer: Affine) -> dict[str, float]:
         """What the history records of a layer: how much of B it explains, and how alike S(A) and B are."""
@@ -567,16 +563,3 @@ def _repeated(leaf: Any, times: int) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.repeat(times, *[1] * (leaf.ndim - 1))
     return leaf * times if isinstance(leaf, list) else leaf
-
-
-def _check_labels(labels: Tensor | None, classes: int) -> None:
-    if labels is None:
-        raise ValueError(
-            "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that differ, take "
-            "targets='soft'"
-        )
