@@ -68,6 +68,8 @@ def test_to_a_vector_by_the_mean() -> None:
     x, tokens = torch.randn(2, 4, 6, 6), torch.randn(2, 17, 3)
     assert torch.allclose(joint(MAP, Form(2)).shaped(x), x.mean((2, 3)), atol=1e-6)
     assert torch.allclose(joint(TOKENS, Form(2)).shaped(tokens), tokens.mean(1), atol=1e-6)
+    volume = torch.randn(2, 4, 3, 3, 3)
+    assert torch.allclose(joint(Form(4, (3, 3, 3)), Form(2)).shaped(volume), volume.mean((2, 3, 4)), atol=1e-6)
 
 
 @pytest.mark.parametrize(

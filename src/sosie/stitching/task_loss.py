@@ -454,9 +454,9 @@ class JointTrainer:
     def _objective(
         self, tasks: Sequence[TaskLoss], like: Tensor
     ) -> Callable[[Tensor, Tensor, ActivationCache, Tensor], tuple[Tensor, Tensor]]:
-        """A function of K layers and of inputs, at an index (1, m) or (K, m): each joint's loss, by its own options,
+        """A function of K layers and of the inputs at an index (1, m) or (K, m), which gives two tensors (K,).
 
-        and its cross-entropy to B's soft answers (NaN where B is no classifier); both (K,).
+        Each joint's loss, by its own options, and its cross-entropy to B's soft answers, NaN where B is no classifier.
         """
         form, upper, autocast = self.joint.target, self.upper, tasks[0].autocast
         channels_last = True  # as the rows lie; until B's upper part turns out not to take maps so
