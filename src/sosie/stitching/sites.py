@@ -102,11 +102,21 @@ def stitch_sites(
         with replace(model, sites=[site.label for site in sites]).opened() as network:
             mixing.append(network.mixing(first))
     sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
-    if isinstance(way, TaskLoss):
-        held_out = None if validation is None else read_inputs(validation, None)
-        affine_of = _trainer(way, sums, models, grid, first, (kept, held_out, loss))
-    else:
-        affine_of = lambda pair: way(sums[pair].joint(*pair))  # noqa: E731
+    held_out = None if validation is None else read_inputs(validation, None)
+
+    @functools.cache
+    def lower(i: int) -> CutModel:
+        return replace(models[0]).cut_at(grid.a[i].label, first)
+
+    def affine_of(pair: Pair) -> Affine:
+        moments = sums[pair].joint(*pair)
+        if not isinstance(way, TaskLoss):
+            return way(moments)
+        upper = replace(models[1])
+        upper.cut = grid.cuts[pair[1]]
+        trainer = JointTrainer(lower(pair[0]), upper, grid.joints[pair], moments, kept, held_out, loss)
+        return trainer.train([way])[0].affine
+
     grid.fill(affine_of, models[1])
     tallies = evaluate_joints(models, grid.a, grid.joints, grid.cuts, given if test is None else test, max_rows)
     settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
@@ -225,29 +235,6 @@ def _look(model: CutModel, sites: Any, batch: Any) -> tuple[Site, ...]:
     with as_found(model.model), watch(model.model, sites, sink=check) as seen:
         seen.run(*args, **kwargs)
     return seen.sites
-
-
-def _trainer(
-    task: TaskLoss,
-    sums: dict[Pair, JointSums],
-    models: tuple[CutModel, CutModel],
-    grid: SitePairs,
-    batch: Any,
-    given: tuple[Any, Any, UserLoss | None],
-) -> Callable[[Pair], Affine]:
-    """A function that trains the joint of a pair; `given`: inputs, validation data, the user's loss."""
-
-    @functools.cache
-    def lower(i: int) -> CutModel:
-        return replace(models[0]).cut_at(grid.a[i].label, batch)
-
-    def train(pair: Pair) -> Affine:
-        upper = replace(models[1])
-        upper.cut = grid.cuts[pair[1]]
-        trainer = JointTrainer(lower(pair[0]), upper, grid.joints[pair], sums[pair].joint(*pair), *given)
-        return trainer.train([task])[0].affine
-
-    return train
 
 
 # The values
