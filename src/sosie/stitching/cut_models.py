@@ -202,7 +202,7 @@ def sums_of_pairs(
             _, at_a, masks_a = a.run(chunk.batch, seen_a, sites[0])
             _, at_b, masks_b = b.run(chunk.batch, seen_b, sites[1])
             for key, pairs in groups.items():
-                masks = [_no_padding(joints[i, j], masks_a[i], masks_b[j]) for i, j in pairs]
+                masks = [_counting(joints[i, j], masks_a[i], masks_b[j]) for i, j in pairs]
                 known = [mask for mask in masks if mask is not None]
                 keep = functools.reduce(torch.logical_and, known) if known else None
                 form, device = joints[pairs[0]].target, at_b[pairs[0][1]].device
@@ -216,7 +216,7 @@ def sums_of_pairs(
     return {pair: totals[key] for key, pairs in groups.items() for pair in pairs}
 
 
-def _no_padding(joint: Joint, mask_a: Tensor | None, mask_b: Tensor | None) -> Tensor | None:
+def _counting(joint: Joint, mask_a: Tensor | None, mask_b: Tensor | None) -> Tensor | None:
     """Which positions at a joint are padding at neither site, (inputs, tokens); None: all count."""
     refuse_padding(joint, mask_a)
     if mask_a is None or mask_b is None:

@@ -239,15 +239,9 @@ def _mean(block: Tensor) -> Tensor:
 
 # How alike B and a map of A are, at the joint of a stitched network: from moments, for any affine map
 
-AT_THE_JOINT = ("linear_cka", "mean_cca", "svcca", "regression_r2")
-
 
 def similarity_at_joint(
-    moments: JointMoments,
-    affine: Affine,
-    measures: Iterable[str | Measure] = AT_THE_JOINT,
-    *,
-    of_b: Scatter | None = None,
+    moments: JointMoments, affine: Affine, measures: Iterable[str | Measure], *, of_b: Scatter | None = None
 ) -> dict[str, float]:
     """The measures' values for S(A) and B; those that read covariances, neurons, or the alignment, centred or not.
 
@@ -266,30 +260,29 @@ def similarity_at_joint(
 
 def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | None = None) -> dict[str, float]:
     """The measures' values for A and B as they are."""
-    of_a, of_b = scatter(m, "a"), of_b or scatter(m, "b")
-    both = Covariances(of_a, of_b, m.cov_ab)
-    return {measure.name: float(snap_to_bounds(_value(m, both, measure), measure, m.products)) for measure in measures}
+    both = Covariances(scatter(m, "a"), of_b or scatter(m, "b"), m.cov_ab)
+    values = {}
+    for measure in measures:
+        if measure.reads in (Alignment, UncentredAlignment):
+            # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in what measures make of it, and is kept for what the view says it holds.
+            seconds = m.about("mean" if measure.reads is Alignment else "zero")
+            value = measure(measure.reads(*((m.n * second).square().sum() for second in seconds)))
+        elif measure.reads is Covariances:
+            value = measure(both)
+        elif measure.reads is Neurons:
+            p, q = m.widths
+            if measure.same_width and p != q:
+                raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {p} and {q}")
+            value = measure(Neurons(m.cov_aa.diagonal(), m.cov_bb.diagonal(), m.cov_ab))
+        else:
+            raise ValueError(
+                f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not give: apply the "
+                "map to the rows and compare them"
+            )
+        values[measure.name] = float(snap_to_bounds(value, measure, m.products))
+    return values
 
 
 def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:
     """One side's covariance, cut where its products have no more digits."""
     return Scatter(m.cov_aa if side == "a" else m.cov_bb, m.n, tolerance=m.tolerance)
-
-
-def _value(m: JointMoments, both: Covariances, measure: Measure) -> Tensor:
-    if measure.reads in (Alignment, UncentredAlignment):
-        # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in what measures make of it, and is kept for what the view says it holds.
-        seconds = m.about("mean" if measure.reads is Alignment else "zero")
-        xx, yy, xy = ((m.n * second).square().sum() for second in seconds)
-        return measure(measure.reads(xx, yy, xy))
-    if measure.reads is Covariances:
-        return measure(both)
-    if measure.reads is Neurons:
-        p, q = m.widths
-        if measure.same_width and p != q:
-            raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {p} and {q}")
-        return measure(Neurons(m.cov_aa.diagonal(), m.cov_bb.diagonal(), m.cov_ab))
-    raise ValueError(
-        f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not give: apply the map to the "
-        "rows and compare them"
-    )

@@ -396,7 +396,11 @@ class JointTrainer:
         def run(cache: ActivationCache, order: Tensor, *, train: bool = False) -> tuple[Tensor, Tensor]:
             """The losses and cross-entropies of every step, (steps, 2, K), and their mean over the inputs, (2, K)."""
             steps, counts = [], []
-            for index in _batches(order.to(device, non_blocking=True), tasks[0].batch):
+            n, size = order.shape[1], tasks[0].batch
+            ends = list(range(size, n, size))
+            if ends and size > 1 and n - ends[-1] == 1:
+                ends.pop()  # a last batch of one input, which has no CKA, joins the one before
+            for index in order.to(device, non_blocking=True).tensor_split(ends, dim=1):
                 with torch.set_grad_enabled(train):
                     loss, cross_entropy = losses_of(*layers(), cache, index)
                     total = loss.sum()
@@ -518,15 +522,6 @@ class JointTrainer:
     @cached_property
     def _scatter_b(self) -> Scatter:
         return scatter(self.moments, "b")
-
-
-def _batches(order: Tensor, size: int) -> Sequence[Tensor]:
-    """(J, m) at a time; a last batch of one input, which has no CKA, joins the one before."""
-    n = order.shape[1]
-    ends = list(range(size, n, size))
-    if ends and size > 1 and n - ends[-1] == 1:
-        ends.pop()
-    return torch.tensor_split(order, ends, dim=1)
 
 
 def _by_user(loss: UserLoss, outputs: Tensor, cache: ActivationCache, index: Tensor) -> Tensor:
