@@ -88,13 +88,13 @@ class CutModel(Network):
         activation = self.cut.representation(*args, **kwargs)
         return activation, self._no_padding(activation, self.cut.site, batch, kwargs)
 
-    def run(self, batch: Any, seen: Watch, sites: Sequence[Site]) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """The answer to a batch, the activation at every site under watch, and where each has no padding."""
+    def run(self, batch: Any, seen: Watch, sites: Sequence[Site]) -> tuple[Any, list[Tensor], list[Tensor | None]]:
+        """The output for a batch, the activation at every site under watch, and where each has no padding."""
         args, kwargs = self.call(batch)
-        answer = answer_of(unwrap(self.model)(*args, **kwargs))
+        output = unwrap(self.model)(*args, **kwargs)
         activations = [seen[site.label] for site in sites]
         masks = [self._no_padding(each, site, batch, kwargs) for each, site in zip(activations, sites, strict=True)]
-        return answer, activations, masks
+        return output, activations, masks
 
     def _no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
         # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.

@@ -321,9 +321,9 @@ def evaluate_joints(
         Progress(f"evaluating {many}", None, "inputs") as bar,
     ):
         for chunk in chunks_of(data, max_rows, chunk_size(*sites_a, *(cut.site for cut in cuts))):
-            answer_a, activations, masks = a.run(chunk.batch, seen, sites_a)
+            output, activations, masks = a.run(chunk.batch, seen, sites_a)
             args, kwargs = b.call(chunk.batch)
-            answer_b = answer_of(b.model(*args, **kwargs))
+            answer_a, answer_b = answer_of(output), answer_of(b.model(*args, **kwargs))
             labels = labels_of(chunk.batch)
             for (i, j), tally in tallies.items():
                 joint, cut = joints[i, j], cuts[j]
