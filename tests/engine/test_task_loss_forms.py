@@ -45,6 +45,14 @@ def test_maps() -> None:
     check(sosie.stitch(Views(0), "conv", Views(1), "conv", x, fit=FIT), x)
 
 
+def test_maps_that_do_not_fit_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = [*FIT, "task_loss(epochs=3, batch=16, cka=0.1)"]
+    expected = sosie.stitch(cnn(0), "1", cnn(1), "1", images(), fit=fits)
+    monkeypatch.setattr("sosie.stitching.task_loss.BUDGET", 40 * 5 * 4)  # B's answers alone
+    for one, other in zip(sosie.stitch(cnn(0), "1", cnn(1), "1", images(), fit=fits), expected, strict=True):
+        assert torch.allclose(one.model.joint.weight, other.model.joint.weight, atol=1e-5)
+
+
 def test_other_widths_and_sizes() -> None:
     x = images(40, 28)
     torch.manual_seed(0)

@@ -72,6 +72,7 @@ class SiteTracer(fx.Tracer):
         above = [names.by_name[above] for name in own for above in ancestors(name)]
         self._through = {id(module): module for module in above}
         self._example, self._arguments = activation, call
+        self._interpreter = fx.Interpreter(root, garbage_collect_values=False, graph=fx.Graph())
         self._calls, self._computing = 0, False
         self.version = activation._version
         self.decided = False  # whether the forward did anything by a shape or the like that the graph does not repeat
@@ -98,8 +99,21 @@ class SiteTracer(fx.Tracer):
                 del scope["len"]
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        self.activation = self._placeholder("activation", self._example)
-        call = self._arguments.map(self._input)
+        def placeholder(target: str, value: Tensor) -> fx.Proxy:
+            proxy = self.create_proxy("placeholder", target, (), {})
+            proxy.node.meta["value"] = value
+            return proxy
+
+        def input_of(name: str, leaf: Any) -> fx.Proxy:
+            if not isinstance(leaf, Tensor):
+                raise TraceError(f"{name} is a {type(leaf).__name__}: its contents would become part of the graph")
+            proxy = placeholder(f"input_{len(self.inputs)}", leaf.clone())
+            self.inputs.append(proxy.node)
+            self.names.append(name)
+            return proxy
+
+        self.activation = placeholder("activation", self._example)
+        call = self._arguments.map(input_of)
 
         def forward(root: nn.Module):  # an annotation would end up in the graph
             output = root_fn(root, *call.args, **call.kwargs)
@@ -108,19 +122,6 @@ class SiteTracer(fx.Tracer):
             return output
 
         return forward, [self.root]
-
-    def _input(self, name: str, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            raise TraceError(f"{name} is a {type(leaf).__name__}: its contents would become part of the graph")
-        proxy = self._placeholder(f"input_{len(self.inputs)}", leaf.clone())
-        self.inputs.append(proxy.node)
-        self.names.append(name)
-        return proxy
-
-    def _placeholder(self, target: str, value: Tensor) -> fx.Proxy:
-        proxy = self.create_proxy("placeholder", target, (), {})
-        proxy.node.meta["value"] = value
-        return proxy
 
     def proxy(self, node: Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -157,7 +158,11 @@ class SiteTracer(fx.Tracer):
         args, kwargs = map_aggregate((args, kwargs), _value)
         given = [*tensors_in(args), *tensors_in(kwargs)]
         versions = [tensor._version for tensor in given]
-        value = self._compute(kind, target, args, kwargs)
+        self._computing = True
+        try:
+            value = getattr(self._interpreter, kind)(target, args, kwargs)
+        finally:
+            self._computing = False
         reads_form = target in (getattr, operator.getitem) or getattr(target, "__name__", target) in _FORM
         if given and not tensors_in(value) and not reads_form:
             raise TraceError(f"{target} makes a {type(value).__name__} of a tensor's values")
@@ -165,20 +170,6 @@ class SiteTracer(fx.Tracer):
         proxy.node.meta["changes"] = versions != [tensor._version for tensor in given]
         self.decided |= isinstance(value, bool)
         return _opened(proxy, value)
-
-    def _compute(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        self._computing = True
-        try:
-            match kind:
-                case "call_function":
-                    return target(*args, **kwargs)
-                case "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                case "call_module":
-                    return self.root.get_submodule(target)(*args, **kwargs)
-            return reduce(getattr, target.split("."), self.root)
-        finally:
-            self._computing = False
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.decided = True
