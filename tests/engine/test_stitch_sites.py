@@ -187,9 +187,9 @@ def test_what_does_not_fit_is_told() -> None:
         sosie.stitch_sites(a, b, x, measures="debiased_cka")
     with pytest.raises(ValueError, match="closed forms are not trained"):
         sosie.stitch_sites(a, b, x, validation=x)
-    with pytest.raises(ValueError, match="float32.*float64"):
+    with pytest.raises(ValueError, match=r"float32.*float64"):
         sosie.stitch_sites(a, b, x, precision="float16")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pairs must be.*diagonal.*all"):
+    with pytest.raises(ValueError, match=r"pairs must be.*diagonal.*all"):
         sosie.stitch_sites(a, b, x, pairs="some")  # type: ignore[arg-type]
     c = sosie.stitch_sites(a, b, x, sites_a=["0", "3"], sites_b=["3", "0"], fit="identity", pairs="all")
     assert np.isfinite(c["agreement_b"].value).sum() == 2, "identity joins equal widths only"

@@ -83,5 +83,5 @@ def test_to_a_vector_by_the_mean() -> None:
 def test_what_has_no_rule_is_refused(source: Form, target: Form, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Joint(source, target)
-    with pytest.raises(ValueError, match="resize must be one of .*pool.*crop"):
+    with pytest.raises(ValueError, match=r"resize must be one of .*pool.*crop"):
         Joint(MAP, MAP, resize="crop")  # type: ignore[arg-type]

@@ -322,15 +322,14 @@ def evaluate_joints(
     ):
         for chunk in chunks_of(data, max_rows, chunk_size(*sites_a, *(cut.site for cut in cuts))):
             output, activations, masks = a.run(chunk.batch, seen, sites_a)
-            args, kwargs = b.call(chunk.batch)
-            answer_a, answer_b = answer_of(output), answer_of(b.model(*args, **kwargs))
-            labels = labels_of(chunk.batch)
+            answer_a, answer_b, labels = answer_of(output), b.answer(chunk.batch), labels_of(chunk.batch)
+            call = b.call(chunk.batch) if any(cut.needs_input for cut in cuts) else ((), {})
             for (i, j), tally in tallies.items():
                 joint, cut = joints[i, j], cuts[j]
                 refuse_padding(joint, masks[i])
-                given = (args, kwargs) if cut.needs_input else ((), {})
-                mapped = joint(activations[i].to(joint.weight))
-                tally.add(answer_of(cut.task(mapped, *given[0], **given[1])), answer_a, answer_b, labels)
+                args, kwargs = call if cut.needs_input else ((), {})
+                output = cut.task(joint(activations[i].to(joint.weight)), *args, **kwargs)
+                tally.add(answer_of(output), answer_a, answer_b, labels)
             bar.advance(chunk.count)
     return tallies
 
