@@ -237,6 +237,13 @@ def test_a_cka_penalty_drives_cka_down_where_the_loss_does_not_mind() -> None:
     assert driven.history[0]["loss"] == pytest.approx(kept.history[0]["loss"] + 10)
 
 
+def test_a_last_input_of_its_own_joins_the_batch_before() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one row has no CKA
+        found = train("task_loss(epochs=2, batch=30, cka=0.1)", X[:61])
+    assert [line["step"] for line in found.history] == [0, 2, 4]
+
+
 @pytest.mark.parametrize("n", [5, 200])
 def test_cka_of_rows_is_linear_cka(n: int) -> None:
     g = torch.Generator().manual_seed(0)

@@ -113,6 +113,23 @@ def test_what_b_takes_from_its_input_goes_with_every_joint() -> None:
     assert torch.allclose(shared[0].model.joint.weight, trained.model.joint.weight, atol=1e-5)
 
 
+def test_positions_count_where_neither_network_pads() -> None:
+    def tokeniser(lengths: list[int]) -> Any:
+        def prepare(texts: list[str]) -> dict[str, Tensor]:
+            ids = torch.tensor([[ord(c) % 20 for c in text] for text in texts])
+            own = torch.tensor([[lengths[ord(text[0]) % 2]] for text in texts])
+            return {"input_ids": ids, "attention_mask": (torch.arange(5) < own).long()}
+
+        return prepare
+
+    texts = ["abcde", "bcdea", "cdeab", "deabc", "aabbc", "bbccd", "ccdde", "ddeea"]
+    found = sosie.stitch(
+        Masked(0), "mix", Masked(1), "mix", [texts], prepare_a=tokeniser([2, 5]), prepare_b=tokeniser([5, 3])
+    )
+    assert isinstance(found, sosie.Stitch)
+    assert found.n == 4 * 2 + 4 * 3
+
+
 def test_label_spaces_may_differ() -> None:
     torch.manual_seed(0)
     a, b = (nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, classes)) for classes in (7, 3))
