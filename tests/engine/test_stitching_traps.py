@@ -55,7 +55,7 @@ def test_all_sites_read_every_input_once(batch: int) -> None:
     assert found["linear_cka"].n == len(x)
     for name in whole.measures:
         np.testing.assert_allclose(found.matrix(name), whole.matrix(name), atol=1e-9, err_msg=name)
-    with pytest.raises(ValueError, match="can be read but once"):
+    with pytest.raises(ValueError, match="can be read only once"):
         sosie.stitch_sites(a, b, iter(x.split(batch)))
 
 

@@ -45,6 +45,14 @@ def test_maps() -> None:
     check(sosie.stitch(Views(0), "conv", Views(1), "conv", x, fit=FIT), x)
 
 
+def test_maps_that_do_not_fit_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = [*FIT, "task_loss(epochs=3, batch=16, cka=0.1)"]
+    expected = sosie.stitch(cnn(0), "1", cnn(1), "1", images(), fit=fits)
+    monkeypatch.setattr("sosie.stitching.task_loss.BUDGET", 40 * 5 * 4)  # B's answers alone
+    for one, other in zip(sosie.stitch(cnn(0), "1", cnn(1), "1", images(), fit=fits), expected, strict=True):
+        assert torch.allclose(one.model.joint.weight, other.model.joint.weight, atol=1e-5)
+
+
 def test_other_widths_and_sizes() -> None:
     x = images(40, 28)
     torch.manual_seed(0)
@@ -103,6 +111,23 @@ def test_what_b_takes_from_its_input_goes_with_every_joint() -> None:
         assert torch.allclose(found.model.joint.weight, alone.model.joint.weight, atol=1e-5), text
     shared = sosie.stitch(Masked(0), "mix", Masked(1), "mix", x, fit=[fits[0], fits[3]])
     assert torch.allclose(shared[0].model.joint.weight, trained.model.joint.weight, atol=1e-5)
+
+
+def test_positions_count_where_neither_network_pads() -> None:
+    def tokeniser(lengths: list[int]) -> Any:
+        def prepare(texts: list[str]) -> dict[str, Tensor]:
+            ids = torch.tensor([[ord(c) % 20 for c in text] for text in texts])
+            own = torch.tensor([[lengths[ord(text[0]) % 2]] for text in texts])
+            return {"input_ids": ids, "attention_mask": (torch.arange(5) < own).long()}
+
+        return prepare
+
+    texts = ["abcde", "bcdea", "cdeab", "deabc", "aabbc", "bbccd", "ccdde", "ddeea"]
+    found = sosie.stitch(
+        Masked(0), "mix", Masked(1), "mix", [texts], prepare_a=tokeniser([2, 5]), prepare_b=tokeniser([5, 3])
+    )
+    assert isinstance(found, sosie.Stitch)
+    assert found.n == 4 * 2 + 4 * 3
 
 
 def test_label_spaces_may_differ() -> None:

@@ -68,12 +68,14 @@ def test_to_a_vector_by_the_mean() -> None:
     x, tokens = torch.randn(2, 4, 6, 6), torch.randn(2, 17, 3)
     assert torch.allclose(joint(MAP, Form(2)).shaped(x), x.mean((2, 3)), atol=1e-6)
     assert torch.allclose(joint(TOKENS, Form(2)).shaped(tokens), tokens.mean(1), atol=1e-6)
+    volume = torch.randn(2, 4, 3, 3, 3)
+    assert torch.allclose(joint(Form(4, (3, 3, 3)), Form(2)).shaped(volume), volume.mean((2, 3, 4)), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (VECTOR, MAP, "no telling where"),
+        (VECTOR, MAP, "a vector has no positions"),
         (Form(3, (18,), tokens=True), MAP, "18 tokens are no square grid"),
         (Form(3, (9,)), Form(3, (4,)), "only maps of two dimensions"),
     ],
@@ -81,5 +83,5 @@ def test_to_a_vector_by_the_mean() -> None:
 def test_what_has_no_rule_is_refused(source: Form, target: Form, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Joint(source, target)
-    with pytest.raises(ValueError, match="no way to resize"):
+    with pytest.raises(ValueError, match=r"resize must be one of .*pool.*crop"):
         Joint(MAP, MAP, resize="crop")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.stitching.joint import JointMaker, JointSums
+from sosie.stitching.joint import JointSums
 
 PAIRS = [(0, 1), (2, 1), (2, 3)]
 
@@ -25,10 +25,11 @@ def sites(offset: float = 0.0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
 
 
 def streamed(a: dict[int, Tensor], b: dict[int, Tensor], size: int, products: torch.dtype) -> JointSums:
-    maker, total = JointMaker(products), None
+    total = None
     n = len(next(iter(a.values())))
     for start in range(0, n, size):
-        part = maker.part(*({k: x[start : start + size] for k, x in side.items()} for side in (a, b)), PAIRS)
+        blocks = [{k: x[start : start + size] for k, x in side.items()} for side in (a, b)]
+        part = JointSums.of(blocks[0], blocks[1], PAIRS, products, near=total)
         total = part if total is None else total.merge(part)
     assert total is not None
     return total
@@ -61,13 +62,13 @@ def test_covariances_are_those_of_all_rows(size: int, offset: float) -> None:
 def test_parts_with_other_centres_merge_in_any_order() -> None:
     a, b = sites(100.0)
     halves = [
-        JointMaker(torch.float64).part(*({k: x[part] for k, x in side.items()} for side in (a, b)), PAIRS)
+        JointSums.of({k: x[part] for k, x in a.items()}, {k: x[part] for k, x in b.items()}, PAIRS, torch.float64)
         for part in (slice(0, 11), slice(11, 40))
     ]
     one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])
-    assert not torch.equal(one.a[0].centre, other.a[0].centre)
+    assert not torch.equal(one.centre["a", 0], other.centre["a", 0])
     assert torch.allclose(one.joint(0, 1).cov_ab, other.joint(0, 1).cov_ab, atol=1e-11)
-    whole = JointMaker(torch.float64).part(a, b, PAIRS)
+    whole = JointSums.of(a, b, PAIRS, torch.float64)
     assert torch.allclose(one.joint(2, 3).cov_ab, whole.joint(2, 3).cov_ab, atol=1e-11)
 
 
@@ -76,9 +77,7 @@ def test_a_centre_that_is_far_off_is_moved() -> None:
     moved = {0: torch.cat([a[0][:10], a[0][10:] + 1e5]).float(), 2: a[2].float()}
     other = {k: x.float() for k, x in b.items()}
     found = streamed(moved, other, 10, torch.float32)
-    late = JointMaker(torch.float32).part(
-        {0: moved[0][10:], 2: moved[2][10:]}, {k: x[10:] for k, x in other.items()}, PAIRS
-    )
+    late = JointSums.of({0: moved[0][10:], 2: moved[2][10:]}, {k: x[10:] for k, x in other.items()}, PAIRS)
     spread = expected(moved[0].double(), other[1].double())[:3, :3]
     np.testing.assert_allclose(found.joint(0, 1).cov_aa.numpy(), spread, rtol=1e-6)
     inside = expected(moved[0][10:].double(), other[1][10:].double())[:3, :3]
@@ -87,18 +86,17 @@ def test_a_centre_that_is_far_off_is_moved() -> None:
 
 def test_precision_is_the_finer_of_the_two_and_tells_the_tolerance() -> None:
     a, b = sites()
-    coarse = ({k: x.float() for k, x in side.items()} for side in (a, b))
-    assert JointMaker(torch.float32).part(a, b, PAIRS).joint(0, 1).tolerance == 1e-10
-    found = JointMaker(torch.float32).part(*coarse, PAIRS)
+    assert JointSums.of(a, b, PAIRS).joint(0, 1).tolerance == 1e-10
+    found = JointSums.of({k: x.float() for k, x in a.items()}, {k: x.float() for k, x in b.items()}, PAIRS)
     assert found.joint(0, 1).tolerance == 1e-6
     with pytest.raises(ValueError, match="other sites or precisions"):
-        found.merge(JointMaker(torch.float64).part(a, b, PAIRS))
+        found.merge(JointSums.of(a, b, PAIRS, torch.float64))
 
 
 def test_rows_must_be_paired() -> None:
     a, b = sites()
     with pytest.raises(ValueError, match="need paired rows, got 180 and 360"):
-        JointMaker().part({k: x[:20] for k, x in a.items()}, b, PAIRS)
+        JointSums.of({k: x[:20] for k, x in a.items()}, b, PAIRS)
 
 
 @pytest.mark.parametrize("shape", [(60, 16, 400), (1, 16, 100_000)])
@@ -110,9 +108,8 @@ def test_directions_that_are_none_stay_below_the_tolerance_in_float32(
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(shape[0], 8, shape[2], generator=generator)
     x = torch.cat([base, torch.einsum("ij,kjs->kis", torch.randn(8, 8, generator=generator), base)], dim=1)
-    maker = JointMaker(torch.float32)
-    maker.part({0: x}, {0: x}, [(0, 0)])
-    found = maker.part({0: x + offset}, {0: x + offset}, [(0, 0)]).joint(0, 0)
+    earlier = JointSums.of({0: x}, {0: x}, [(0, 0)])
+    found = JointSums.of({0: x + offset}, {0: x + offset}, [(0, 0)], near=earlier).joint(0, 0)
     size = found.cov_aa.diagonal().sqrt()
     values = torch.linalg.eigvalsh(found.cov_aa / torch.outer(size, size))
     assert float(values[:8].abs().max() / values[-1]) < 0.05 * found.tolerance

@@ -1,7 +1,7 @@
-"""Stitching: halves → fit or training of the joint → evaluation; single joints, maps of all sites, files."""
+"""Stitching: cut two networks, fit or train the joint between them, evaluate the network that this makes."""
 
+from .cut_models import CutModel, Stitched
 from .fitting import Stitch, stitch
-from .halves import CutModel, Stitched
 from .sites import stitch_sites
 from .task_loss import TaskLoss
 

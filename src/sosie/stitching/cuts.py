@@ -26,118 +26,17 @@ from ..capture import (
 from ..capture.arguments import CallArguments
 from ..capture.restore import evaluating
 from ..capture.sites import Names, find_name
-from ..capture.structure import activation_in, path_to_tensor, replaced, tensors_in
+from ..capture.structure import activation_in, fresh_leaf, path_to_tensor, replaced, tensors_in
 from ..capture.watch import every_module_called
 from ..process_state import full_precision
 from .task_graph import TaskGraph, task_graph
 
-# What goes around a cut: information about the input that reaches the answer without passing the site
-
+_EXAMPLES = 3  # inputs of the example on which a cut is tried
 _SHOWN = 3  # names in an error message
 
 
 class LeakingCut(SiteError):
     """The answer does not follow from the activation at the site alone."""
-
-
-def leaking(site: Site, found: Sequence[tuple[str, str]]) -> LeakingCut:
-    """The error, from what goes around (in words) and the module that it goes into ("" if that is not known)."""
-    ways = [f"{label} goes around it" + (f" into {into}" if into else "") for label, into in found]
-    more = f" and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
-    known = f"{'; '.join(ways[:_SHOWN])}{more}" if ways else "no layer's output shows how (a branch, or whole numbers?)"
-    where = next((into for _, into in found if into), "")
-    advice = f"cut at {where!r}, where they meet, or further up" if where else "cut where all paths have met"
-    return LeakingCut(
-        f"with the activation at {site.label!r} held fixed, the answer still depends on the input: {known}; {advice}"
-    )
-
-
-def other_content(call: CallArguments) -> CallArguments:
-    """The first input that differs from input 0, in one row, with input 0's masks and positions."""
-    first = call.inputs(0, 1).named_leaves()
-    content = [i for i, (name, leaf) in enumerate(first) if not is_mask(name, leaf)]
-    for row in range(1, call.count()):
-        leaves = call.inputs(row, row + 1).leaves()
-        if any(not _equal(first[i][1], leaves[i]) for i in content):
-            mixed = [leaves[i] if i in content else leaf for i, (_, leaf) in enumerate(first)]
-            return call.map(lambda *_, rest=iter(mixed): next(rest))
-    raise ValueError(f"whether a cut leaks shows on two different inputs; these {call.count()} are all the same")
-
-
-def is_mask(name: str, leaf: Any) -> bool:
-    """Says which tokens count, or where they stand, and not what they are."""
-    return isinstance(leaf, Tensor) and (leaf.dtype == torch.bool or name.endswith(("mask", "position_ids")))
-
-
-def changed_outputs(
-    root: nn.Module,
-    run: Callable[[Callable[[Any], Any], CallArguments], Any],
-    activation: Tensor,
-    calls: Sequence[CallArguments],
-) -> list[str]:
-    """The layers below a site, last first, that the answer is directly made from and that differ between two inputs.
-
-    `run(at_site, call)` is a forward with a function applied to the site's output. Below the site each layer's output
-    is cut off from its own inputs, so that a gradient of the answer reaches only what was used as it stands.
-    """
-    names = Names.of(root)
-    seen: list[dict[str, tuple[Tensor, bool]]] = []
-    for call in calls:
-        outputs: dict[str, Tensor] = {}
-        answer = _forward_with_loose_layers(names, run, activation, call, outputs)
-        reached: Sequence[Tensor | None] = [None] * len(outputs)
-        if answer is not None and answer.requires_grad and outputs:
-            with torch.enable_grad():
-                total = answer.sum()
-            reached = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
-        seen.append({name: (outputs[name], grad is not None) for name, grad in zip(outputs, reached, strict=True)})
-    one, other = seen
-    both = [name for name in one if name in other and one[name][1]]
-    return [
-        f"the output of {name}" for name in reversed(both) if not _equal(one[name][0].detach(), other[name][0].detach())
-    ]
-
-
-def _forward_with_loose_layers(
-    names: Names,
-    run: Callable[[Callable[[Any], Any], CallArguments], Any],
-    activation: Tensor,
-    call: CallArguments,
-    outputs: dict[str, Tensor],
-) -> Tensor | None:
-    below = True
-
-    def at_site(output: Any) -> Any:
-        nonlocal below
-        below = False
-        path = path_to_tensor(output)
-        return output if path is None else replaced(output, path, activation.detach().clone())
-
-    def loosen(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        def fire(module: nn.Module, args: Any, output: Any) -> Any:
-            found = activation_in(output)
-            path = path_to_tensor(output)
-            if not below or isinstance(found, str) or path is None:
-                return None
-            outputs[name] = found.detach().requires_grad_()
-            return replaced(output, path, outputs[name].clone())  # a clone: the model may go on in place
-
-        return fire
-
-    handles = [names.by_name[name].register_forward_hook(loosen(name)) for name in names.leaves()]
-    try:
-        with torch.enable_grad():
-            return answer_in(run(at_site, call))
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    return torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
-
-
-_EXAMPLES = 3  # inputs of the example on which a cut is tried
 
 
 class Cut:
@@ -157,37 +56,47 @@ class Cut:
     def __init__(self, model: nn.Module, site: str, /, *args: Any, **kwargs: Any) -> None:
         self._root = unwrap(model)
         names = Names.of(self._root)
-        self._name, self._call_number = _one_site(names, site)
+        place = find_name(names, site) if isinstance(site, str) else None
+        if place is None:
+            hint = "; a cut is at one site, given by its name"
+            hint = nearest(site.partition("@")[0], names.by_name) if isinstance(site, str) else hint
+            raise UnknownSite(f"no module is called {site!r}{hint}")
+        self._name, self._call_number = place[0], place[1] or 1
         self._module = names.by_name[self._name]
-        self._parameters = _positional_names(self._root)
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(self._root.forward).parameters
+        self._parameters = tuple(name for name, each in parameters.items() if each.kind in kinds)
         if not args and not kwargs:
             raise TypeError("a cut is tried on an example of what the model is called with: Cut(model, site, x)")
         with torch.inference_mode(False), as_found(self._root), full_precision():
-            example = _several(self._arguments(args, kwargs))
+            example = _few(CallArguments(args, kwargs, self._parameters))
             with watch(self._root, f"{self._name}@{self._call_number}") as seen:
                 seen.run(*example.args, **example.kwargs)
             (self.site,) = seen.sites
             (activation,) = seen.values()
-            self._overwrites = self._changes_in_place(activation, example)
+            self._overwrites = False  # what comes after the site changes its activation in place
+            given = activation.clone()
+            self._substituted(given, example)
+            self._overwrites = given._version > 0
             self._graph = self._traced(activation, example)
             self._row = example.inputs(0, 1)
             self._one_row = self._graph is None and self._one_row_is_enough(example)
 
     def representation(self, *args: Any, **kwargs: Any) -> Tensor:
         """The activation at the site. The forward ends all the same: a model may put right at its end what it keeps."""
-        found: Tensor | str = ""
+        activation: Tensor | str = ""
 
         def take(output: Any) -> None:
-            nonlocal found
-            found = activation_in(output)
-            if self._overwrites and isinstance(found, Tensor):
-                found = found.clone()
+            nonlocal activation
+            activation = activation_in(output)
+            if self._overwrites and isinstance(activation, Tensor):
+                activation = activation.clone()
 
         with self._evaluating():
             self._run(take, CallArguments(args, kwargs))
-        if isinstance(found, str):
-            raise SiteError(f"site {self.site.label!r} {found}")
-        return found
+        if isinstance(activation, str):
+            raise SiteError(f"site {self.site.label!r} {activation}")
+        return activation
 
     def task(self, activation: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model's output with this activation at the site; differentiable with respect to it.
@@ -195,11 +104,18 @@ class Cut:
         The input, in the structure of the example, is for what the model takes from it besides the activation
         (padding masks, say); most cuts do without.
         """
+        call = CallArguments(args, kwargs, self._parameters)
         with self._evaluating():
-            call = self._arguments(args, kwargs)
             if self._graph is not None and self._graph.fits(activation, call):
                 return self._graph(activation, call)
-            return self._substituted(activation, self._below(call))
+            if self._one_row and not _has_masks(call):
+                call = call.inputs(0, 1) if args or kwargs else self._row
+            elif not args and not kwargs:
+                raise TypeError(
+                    f"the task map from {self.site.label!r} runs the model's whole forward: give its input too, "
+                    "task(activation, x)"
+                )
+            return self._substituted(activation, call)
 
     @property
     def needs_input(self) -> bool:
@@ -218,17 +134,32 @@ class Cut:
         belong to both maps.
         """
         with torch.inference_mode(False), as_found(self._root), full_precision():
-            call = self._arguments(args, kwargs).map(_copied)
+            call = CallArguments(args, kwargs, self._parameters).map(_copied)
             first, other = call.inputs(0, 1), other_content(call)
             activation = self.representation(*first.args, **first.kwargs)
+            around: list[tuple[str, str]] = []  # what goes around the site, and the module that it goes into
             if self._graph is not None and self._graph.fits(activation, first):
-                if found := self._graph.changed(activation, first, other):
-                    raise leaking(self.site, [(around.label, around.into) for around in found])
-                return
-            answers = [answer_in(self._substituted(activation, each)) for each in (first, other)]
-            if not _close(*answers):
-                labels = changed_outputs(self._root, self._run, activation, (first, other))
-                raise leaking(self.site, [(label, "") for label in labels])
+                around = self._graph.changed(activation, first, other)
+                if not around:
+                    return
+            else:
+                answers = [answer_in(self._substituted(activation, each)) for each in (first, other)]
+                if _close(*answers):
+                    return
+                around = [(name, "") for name in self._changed_outputs(activation, (first, other))]
+        ways = [f"{label} goes around it" + (f" into {into}" if into else "") for label, into in around]
+        more = f" and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
+        known = "; ".join(ways[:_SHOWN]) + more or "no layer's output shows how (a branch, or whole numbers?)"
+        where = next((into for _, into in around if into), "")
+        advice = f"cut at {where!r}, where they meet, or further up" if where else "cut where all paths have met"
+        raise LeakingCut(
+            f"with the activation at {self.site.label!r} held fixed, the answer still depends on the input: {known}; "
+            f"{advice}"
+        )
+
+    def __repr__(self) -> str:
+        how = "a graph" if self._graph is not None else "the whole forward"
+        return f"<Cut of {type(self._root).__name__} at {self.site.label}: task map by {how}>"
 
     # How the maps are made
 
@@ -248,49 +179,37 @@ class Cut:
             finally:
                 handle.remove()
         if calls < self._call_number:
-            raise SilentSite(f"the forward of this input did not come by {self.site.label!r}")
+            raise SilentSite(f"the forward of this input did not reach {self.site.label!r}")
         return output
 
     def _substituted(self, activation: Tensor, call: CallArguments) -> Any:
+        """The whole forward with an activation put in its place."""
         given = activation.clone() if self._overwrites else activation
-        return self._run(lambda output: _with_activation(output, given), call)
 
-    def _below(self, call: CallArguments) -> CallArguments:
-        """What the part below the site is run on, where it is run at all."""
-        given = bool(call.args or call.kwargs)
-        if self._one_row and not _has_masks(call):
-            return call.inputs(0, 1) if given else self._row
-        if not given:
-            raise TypeError(
-                f"the task map from {self.site.label!r} runs the model's whole forward: give its input too, "
-                "task(activation, x)"
-            )
-        return call
+        def put(output: Any) -> Any:
+            path = path_to_tensor(output)
+            if path is None:
+                raise SiteError(f"the site {activation_in(output)}: nothing can be put in its place")
+            return replaced(output, path, given)
 
-    def _changes_in_place(self, activation: Tensor, call: CallArguments) -> bool:
-        given = activation.clone()
-        self._run(lambda output: _with_activation(output, given), call)
-        return given._version > 0
+        return self._run(put, call)
 
     def _traced(self, activation: Tensor, example: CallArguments) -> TaskGraph | None:
+        """The graph of what comes after the site, if it gives what the whole forward gives."""
         try:
             with kept_attributes(self._root):
                 graph = task_graph(self._root, (self._name, self._call_number), activation.clone(), example)
-            right = all(self._agrees(graph, call) for call in (example, example.inputs(0, example.count() - 1)))
+            for call in (example, example.inputs(0, example.count() - 1)):
+                activation = self.representation(*call.args, **call.kwargs)
+                for given in (activation, activation.flip(0)):
+                    expected = self._substituted(given, call)
+                    turned = call.map(lambda _, leaf: leaf.flip(0) if isinstance(leaf, Tensor) else leaf)
+                    self._root(*turned.args, **turned.kwargs)  # so that nothing a module remembers is this input's
+                    if not _same_outputs(graph(given, call), expected):
+                        return None
         except Exception:  # a forward that cannot be traced may fail in any way, and there is another
             return None
-        return graph if right else None
-
-    def _agrees(self, task: Callable[[Tensor, CallArguments], Any], call: CallArguments) -> bool:
-        """Whether a task map gives what the whole forward gives, with its own activations and with others'."""
-        activation = self.representation(*call.args, **call.kwargs)
-        for given in (activation, activation.flip(0)):
-            expected = self._substituted(given, call)
-            turned = call.map(lambda _, leaf: leaf.flip(0) if isinstance(leaf, Tensor) else leaf)
-            self._root(*turned.args, **turned.kwargs)  # so that nothing a module remembers is this input's
-            if not _same_outputs(task(given, call), expected):
-                return False
-        return True
+        return graph
 
     def _one_row_is_enough(self, example: CallArguments) -> bool:
         whole = self._root(*example.args, **example.kwargs)
@@ -306,40 +225,81 @@ class Cut:
         except Exception:  # a forward that remembers how many inputs it began with
             return False
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-        return CallArguments(args, kwargs, self._parameters)
+    def _changed_outputs(self, activation: Tensor, calls: Sequence[CallArguments]) -> list[str]:
+        """The layers below the site, last first, that the answer is directly made from and that differ between calls.
+
+        Below the site each layer's output is cut off from its own inputs, so that a gradient of the answer reaches only
+        what was used as it stands.
+        """
+        names = Names.of(self._root)
+        below = True
+        outputs: dict[str, Tensor] = {}
+
+        def at_site(output: Any) -> Any:
+            nonlocal below
+            below = False
+            path = path_to_tensor(output)
+            return output if path is None else replaced(output, path, activation.detach().clone())
+
+        def loosen(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+            def fire(module: nn.Module, args: Any, output: Any) -> Any:
+                leaf = fresh_leaf(output, anew=True) if below and isinstance(activation_in(output), Tensor) else None
+                if leaf is None:
+                    return None
+                outputs[name] = leaf[0]
+                return leaf[1]
+
+            return fire
+
+        seen: list[dict[str, Tensor]] = []
+        used: list[str] = []  # by the answer to the first call
+        handles = [names.by_name[name].register_forward_hook(loosen(name)) for name in names.leaves()]
+        try:
+            for call in calls:
+                outputs, below = {}, True
+                with torch.enable_grad():
+                    answer = answer_in(self._run(at_site, call))
+                    if not seen and answer is not None and answer.requires_grad and outputs:
+                        reached = torch.autograd.grad(answer.sum(), list(outputs.values()), allow_unused=True)
+                        used = [name for name, grad in zip(outputs, reached, strict=True) if grad is not None]
+                seen.append(outputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        one, other = seen
+        differ = [name for name in used if name in other and not _equal(one[name].detach(), other[name].detach())]
+        return [f"the output of {name}" for name in reversed(differ)]
 
     def _evaluating(self) -> AbstractContextManager[None]:
         return evaluating(self._root) if self._root.training else nullcontext()
 
-    def __repr__(self) -> str:
-        how = "a graph" if self._graph is not None else "the whole forward"
-        return f"<Cut of {type(self._root).__name__} at {self.site.label}: task map by {how}>"
 
-
-def _one_site(names: Names, text: str) -> tuple[str, int]:
-    if not isinstance(text, str):
-        raise UnknownSite(f"a cut is at one site, named as in a list of sites; got {text!r}")
-    found = find_name(names, text)
-    if found is None:
-        raise UnknownSite(f"no module is called {text!r}{nearest(text.partition('@')[0], names.by_name)}")
-    return found[0], found[1] or 1
-
-
-def _positional_names(root: nn.Module) -> tuple[str, ...]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, each in inspect.signature(root.forward).parameters.items() if each.kind in kinds)
-
-
-def _several(call: CallArguments) -> CallArguments:
+def _few(call: CallArguments) -> CallArguments:
     """A few of the inputs, at least two: a single one is doubled."""
     count = call.count()
     if count == 0:
         raise BadBatch("an example without inputs: give at least one")
     few = call.inputs(0, min(count, _EXAMPLES)).map(_copied)
-    return (
-        few if count > 1 else few.map(lambda _, leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf * 2)
-    )
+    if count > 1:
+        return few
+    return few.map(lambda _, leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf * 2)
+
+
+def other_content(call: CallArguments) -> CallArguments:
+    """The first input that differs from input 0, in one row, with input 0's masks and positions."""
+    first = call.inputs(0, 1).named_leaves()
+    content = [i for i, (name, leaf) in enumerate(first) if not is_mask(name, leaf)]
+    for row in range(1, call.count()):
+        leaves = call.inputs(row, row + 1).leaves()
+        if any(not _equal(first[i][1], leaves[i]) for i in content):
+            mixed = [leaves[i] if i in content else leaf for i, (_, leaf) in enumerate(first)]
+            return call.map(lambda *_, rest=iter(mixed): next(rest))
+    raise ValueError(f"whether a cut leaks shows on two different inputs; these {call.count()} are all the same")
+
+
+def is_mask(name: str, leaf: Any) -> bool:
+    """Says which tokens count, or where they stand, and not what they are."""
+    return isinstance(leaf, Tensor) and (leaf.dtype == torch.bool or name.endswith(("mask", "position_ids")))
 
 
 def _has_masks(call: CallArguments) -> bool:
@@ -351,24 +311,20 @@ def _copied(name: str, leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _with_activation(output: Any, activation: Tensor) -> Any:
-    path = path_to_tensor(output)
-    if path is None:
-        raise SiteError(f"the site {activation_in(output)}: nothing can be put in its place")
-    return replaced(output, path, activation)
+def _equal(ours: Any, theirs: Any) -> bool:
+    return torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
 
 
-def _same_outputs(found: Any, expected: Any) -> bool:
-    ours, theirs = tensors_in(found), tensors_in(expected)
-    return type(found) is type(expected) and len(ours) == len(theirs) and all(map(_close, ours, theirs))
+def _same_outputs(ours: Any, theirs: Any) -> bool:
+    one, other = tensors_in(ours), tensors_in(theirs)
+    return type(ours) is type(theirs) and len(one) == len(other) and all(map(_close, one, other))
 
 
-def _close(found: Tensor | None, expected: Tensor | None) -> bool:
+def _close(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Equal up to what the order of a sum may change, measured by the largest entry."""
-    if found is None or expected is None or found.shape != expected.shape or found.dtype != expected.dtype:
+    if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
-    if torch.equal(found, expected) or not found.is_floating_point():
-        return torch.equal(found, expected)
-    largest = expected[expected.isfinite()].abs().max().item() if expected.isfinite().any() else 0.0
-    tolerance = largest * torch.finfo(found.dtype).eps ** 0.5
-    return torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True)
+    if torch.equal(ours, theirs) or not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    largest = theirs[theirs.isfinite()].abs().max().item() if theirs.isfinite().any() else 0.0
+    return torch.allclose(ours, theirs, rtol=0, atol=largest * torch.finfo(ours.dtype).eps ** 0.5, equal_nan=True)

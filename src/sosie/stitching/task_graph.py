@@ -72,11 +72,12 @@ class SiteTracer(fx.Tracer):
         above = [names.by_name[above] for name in own for above in ancestors(name)]
         self._through = {id(module): module for module in above}
         self._example, self._arguments = activation, call
+        self._interpreter = fx.Interpreter(root, garbage_collect_values=False, graph=fx.Graph())
         self._calls, self._computing = 0, False
         self.version = activation._version
         self.decided = False  # whether the forward did anything by a shape or the like that the graph does not repeat
-        self.met = False  # whether the forward came by the site
-        self.inputs: list[Node] = []  # one a tensor of the call
+        self.met = False  # whether the forward reached the site
+        self.inputs: list[Node] = []  # one per tensor of the call
         self.names: list[str] = []
 
     @contextmanager
@@ -98,8 +99,21 @@ class SiteTracer(fx.Tracer):
                 del scope["len"]
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        self.activation = self._placeholder("activation", self._example)
-        call = self._arguments.map(self._input)
+        def placeholder(target: str, value: Tensor) -> fx.Proxy:
+            proxy = self.create_proxy("placeholder", target, (), {})
+            proxy.node.meta["value"] = value
+            return proxy
+
+        def input_of(name: str, leaf: Any) -> fx.Proxy:
+            if not isinstance(leaf, Tensor):
+                raise TraceError(f"{name} is a {type(leaf).__name__}: its contents would become part of the graph")
+            proxy = placeholder(f"input_{len(self.inputs)}", leaf.clone())
+            self.inputs.append(proxy.node)
+            self.names.append(name)
+            return proxy
+
+        self.activation = placeholder("activation", self._example)
+        call = self._arguments.map(input_of)
 
         def forward(root: nn.Module):  # an annotation would end up in the graph
             output = root_fn(root, *call.args, **call.kwargs)
@@ -108,19 +122,6 @@ class SiteTracer(fx.Tracer):
             return output
 
         return forward, [self.root]
-
-    def _input(self, name: str, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            raise TraceError(f"{name} is a {type(leaf).__name__}: its contents would become part of the graph")
-        proxy = self._placeholder(f"input_{len(self.inputs)}", leaf.clone())
-        self.inputs.append(proxy.node)
-        self.names.append(name)
-        return proxy
-
-    def _placeholder(self, target: str, value: Tensor) -> fx.Proxy:
-        proxy = self.create_proxy("placeholder", target, (), {})
-        proxy.node.meta["value"] = value
-        return proxy
 
     def proxy(self, node: Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -142,7 +143,9 @@ class SiteTracer(fx.Tracer):
         if m is self._site:
             self._calls += 1
             if self._calls == self._call:
-                path = path_to_tensor(output, is_tensor=_stands_for_a_tensor)
+                path = path_to_tensor(
+                    output, is_tensor=lambda part: isinstance(part, fx.Proxy) and isinstance(_value(part), Tensor)
+                )
                 if path is None:
                     raise TraceError(f"cannot take the site's {type(output).__name__} apart")
                 self.met, output = True, replaced(output, path, self.activation)
@@ -155,27 +158,18 @@ class SiteTracer(fx.Tracer):
         args, kwargs = map_aggregate((args, kwargs), _value)
         given = [*tensors_in(args), *tensors_in(kwargs)]
         versions = [tensor._version for tensor in given]
-        value = self._compute(kind, target, args, kwargs)
-        if given and not tensors_in(value) and not _reads_form(target):
+        self._computing = True
+        try:
+            value = getattr(self._interpreter, kind)(target, args, kwargs)
+        finally:
+            self._computing = False
+        reads_form = target in (getattr, operator.getitem) or getattr(target, "__name__", target) in _FORM
+        if given and not tensors_in(value) and not reads_form:
             raise TraceError(f"{target} makes a {type(value).__name__} of a tensor's values")
         proxy.node.meta["value"] = value
         proxy.node.meta["changes"] = versions != [tensor._version for tensor in given]
         self.decided |= isinstance(value, bool)
         return _opened(proxy, value)
-
-    def _compute(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        self._computing = True
-        try:
-            match kind:
-                case "call_function":
-                    return target(*args, **kwargs)
-                case "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                case "call_module":
-                    return self.root.get_submodule(target)(*args, **kwargs)
-            return reduce(getattr, target.split("."), self.root)
-        finally:
-            self._computing = False
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.decided = True
@@ -190,18 +184,10 @@ def _value(part: Any) -> Any:
     return part.node.meta["value"] if isinstance(part, fx.Proxy) else part
 
 
-def _stands_for_a_tensor(part: Any) -> bool:
-    return isinstance(part, fx.Proxy) and isinstance(_value(part), Tensor)
-
-
 def _not_a_tensor(value: Any) -> Any:
     if isinstance(value, Tensor):
         raise TraceError("the forward depends on the values of a tensor")
     return value
-
-
-def _reads_form(target: Any) -> bool:
-    return target in (getattr, operator.getitem) or getattr(target, "__name__", target) in _FORM
 
 
 def _opened(proxy: fx.Proxy, value: Any) -> Any:
@@ -215,13 +201,9 @@ def _opened(proxy: fx.Proxy, value: Any) -> Any:
     return proxy
 
 
-@dataclass(frozen=True)
-class Around:
-    """Something computed without the site that the answer is made from."""
-
-    node: Node
-    label: str  # what it is: a module's output, an argument of the model
-    into: str  # the module in which it meets what comes from the site; "" is the model itself
+# Something computed without the site that the answer is made from: its node, what it is (a module's output, an argument
+# of the model), and the module in which it meets what comes from the site ("" is the model itself).
+Around = tuple[Node, str, str]
 
 
 @dataclass(frozen=True)
@@ -243,14 +225,12 @@ class TaskGraph:
     def __call__(self, activation: Tensor, call: CallArguments) -> Any:
         return self.module.forward(activation, *self._inputs(call))
 
-    def changed(self, activation: Tensor, call: CallArguments, other: CallArguments) -> list[Around]:
-        """What goes around the site and is not the same for two inputs."""
-        seen = []
-        for each in (call, other):
-            run = fx.Interpreter(self.module, garbage_collect_values=False)
-            run.run(activation, *self._inputs(each))
-            seen.append(run.env)
-        return [around for around in self.around if not _same(seen[0][around.node], seen[1][around.node])]
+    def changed(self, activation: Tensor, call: CallArguments, other: CallArguments) -> list[tuple[str, str]]:
+        """What goes around the site and is not the same for two inputs, and the module that it goes into."""
+        one, two = (fx.Interpreter(self.module, garbage_collect_values=False) for _ in range(2))
+        one.run(activation, *self._inputs(call))
+        two.run(activation, *self._inputs(other))
+        return [(label, into) for node, label, into in self.around if not _same(one.env[node], two.env[node])]
 
     def _inputs(self, call: CallArguments) -> list[Tensor]:
         if not self.needs:
@@ -273,36 +253,47 @@ def task_graph(root: nn.Module, site: tuple[str, int], activation: Tensor, call:
         raise TraceError("the forward was traced, but the site did not fire in it")
     graph, start = tracer.graph, tracer.activation.node
     _read_batch_size_from(start, graph)
-    answer = _answer_node(graph)
+    # The node of the answer, by the path that leads to it; the whole output where there is none.
+    answer: Any = graph.output_node().args[0]
+    if isinstance(answer, Node) and not isinstance(answer.meta.get("value"), Tensor):
+        answer = answer.kwargs  # a ModelOutput, made from its entries
+    path = path_to_tensor(answer, ANSWERS, lambda part: isinstance(part, Node))
+    answer = graph.output_node() if path is None else reduce(operator.getitem, path, answer)
     _drop_unused(graph, start)
     if activation._version != tracer.version:
-        with graph.inserting_after(_last_placeholder(graph)):
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             copied = graph.call_method("clone", (start,))
         start.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
     around = _around(graph, start, answer, tracer)
     needs = tuple(tracer.inputs.index(node) for node in graph.find_nodes(op="placeholder") if node is not start)
     for node in graph.nodes:
         node.meta.pop("value", None)
-    shape = tuple(activation.shape[1:]) if tracer.decided else None
-    return TaskGraph(_sharing(root, graph), needs, around, call.form(), shape)
+    # The graph runs on the model's own parts: moved or changed, they are seen as they then are.
+    module = fx.GraphModule(root, graph, class_name=f"TaskMapOf{type(root).__name__}")
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target in vars(root):
+            vars(module)[node.target] = vars(root)[node.target]
+    for kind in ("_parameters", "_buffers", "_modules"):
+        vars(module)[kind] = vars(root)[kind]
+    return TaskGraph(module, needs, around, call.form(), tuple(activation.shape[1:]) if tracer.decided else None)
 
 
 def _read_batch_size_from(start: Node, graph: fx.Graph) -> None:
     """Take the number of inputs from the activation where the forward took it from further below.
 
-    Told by its value alone, which may be something else's too: the caller tries the graph on other batches.
+    Recognised by its value alone, which may be something else's too: the caller tries the graph on other batches.
     """
     inputs = [node for node in graph.find_nodes(op="placeholder") if node is not start]
-    above, below = _descendants([start], graph), _descendants(inputs, graph)
-    sizes = [node for node in below - above if type(node.meta.get("value")) is int]
-    sizes = [node for node in sizes if node.meta["value"] == len(start.meta["value"])]
+    count = len(start.meta["value"])
+    below = _descendants(inputs, graph) - _descendants([start], graph)
+    sizes = [node for node in below if type(node.meta.get("value")) is int and node.meta["value"] == count]
     if sizes:
-        with graph.inserting_after(_last_placeholder(graph)):
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             shape = graph.call_function(getattr, (start, "shape"))
             shape.meta["value"] = start.meta["value"].shape
         with graph.inserting_after(shape):
             size = graph.call_function(operator.getitem, (shape, 0))
-            size.meta["value"] = shape.meta["value"][0]
+            size.meta["value"] = count
         for node in sizes:
             node.replace_all_uses_with(size)
 
@@ -320,91 +311,57 @@ def _drop_unused(graph: fx.Graph, start: Node) -> None:
             graph.erase_node(node)
 
 
-def _answer_node(graph: fx.Graph) -> Node:
-    output = graph.output_node()
-    answer = output.args[0]
-    if isinstance(answer, Node) and not isinstance(answer.meta.get("value"), Tensor):
-        answer = answer.kwargs  # a ModelOutput, made from its entries
-    path = path_to_tensor(answer, ANSWERS, lambda part: isinstance(part, Node))
-    found: Any = answer if path is not None else output
-    for key in path or ():
-        found = found[key]
-    return found
-
-
 def _around(graph: fx.Graph, start: Node, answer: Node, tracer: SiteTracer) -> tuple[Around, ...]:
     inputs = [node for node in graph.find_nodes(op="placeholder") if node is not start]
     above, below = (_descendants(ends, graph, by_values=True) for ends in ([start], inputs))
     towards_answer = _ancestors([answer])
-    found = []
+    around = []
     for node in graph.nodes:
         if node in above or node not in below or node not in towards_answer:
             continue
         meeting = [user for user in node.users if user in above and user in towards_answer]
         if meeting or node is answer:
-            into = _module_of(meeting[0]) if meeting else ""
-            found.append(Around(node, _label(node, tracer), into))
-    return tuple(found)
+            # The innermost traced module in whose forward the two meet.
+            stack = [name for name, _ in meeting[0].meta.get("nn_module_stack", {}).values()] if meeting else []
+            if meeting and meeting[0].op == "call_module":
+                stack = [name for name in stack if name != meeting[0].target]
+            around.append((node, _label(node, tracer), stack[-1] if stack else ""))
+    return tuple(around)
 
 
 def _label(node: Node, tracer: SiteTracer) -> str:
+    """A module's output, an argument of the model, or something made from the nearest of these."""
     if node.op == "call_module":
         return f"the output of {node.target}"
     if node.op == "placeholder":
         name = tracer.names[tracer.inputs.index(node)]
         return f"the model's argument {name}" if name else "the model's input"
-    named = (below for below in _closest(node) if below.op == "call_module" or below in tracer.inputs)
-    before = next(named, None)
-    return f"{node.name!r} of {_label(before, tracer)}" if before is not None else repr(node.name)
-
-
-def _closest(node: Node) -> Iterator[Node]:
-    """What a node is made from, the nearest first."""
     waiting = [node]
     for each in waiting:
-        yield each
+        if each.op == "call_module" or each in tracer.inputs:
+            return f"{node.name!r} of {_label(each, tracer)}"
         waiting += [below for below in each.all_input_nodes if below not in waiting]
-
-
-def _module_of(node: Node) -> str:
-    """The innermost traced module in whose forward a node was made."""
-    stack = [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
-    return next((name for name in reversed(stack) if not (node.op == "call_module" and name == node.target)), "")
-
-
-def _sharing(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A module that runs the graph on the model's own parts: moved or changed, they are seen as they then are."""
-    module = fx.GraphModule(root, graph, class_name=f"TaskMapOf{type(root).__name__}")
-    for node in graph.find_nodes(op="get_attr"):
-        if node.target in vars(root):
-            vars(module)[node.target] = vars(root)[node.target]
-    for kind in ("_parameters", "_buffers", "_modules"):
-        vars(module)[kind] = vars(root)[kind]
-    return module
-
-
-def _last_placeholder(graph: fx.Graph) -> Node:
-    return list(graph.find_nodes(op="placeholder"))[-1]
+    return repr(node.name)
 
 
 def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    found, waiting = set(), list(nodes)
+    seen, waiting = set(), list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in seen:
+            seen.add(node)
             waiting += node.all_input_nodes
-    return found
+    return seen
 
 
 def _descendants(nodes: Iterable[Node], graph: fx.Graph, *, by_values: bool = False) -> set[Node]:
     """What is made from these; `by_values`: not where only a shape, a type or a device was taken."""
-    found = set(nodes)
+    made = set(nodes)
     for node in graph.nodes:
         is_form = "value" in node.meta and not tensors_in(node.meta["value"])
-        if found.intersection(node.all_input_nodes) and not (by_values and is_form):
-            found.add(node)
-    return found
+        if made.intersection(node.all_input_nodes) and not (by_values and is_form):
+            made.add(node)
+    return made
 
 
 def _same(one: Any, other: Any) -> bool:

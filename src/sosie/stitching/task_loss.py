@@ -1,44 +1,55 @@
-"""The options of task-loss matching, written as "task_loss(start='random', epochs=10)"."""
+"""Task-loss matching: the layer between two frozen networks is trained so that the stitched network does B's job.
+
+The options, where training starts, what it reads of the two networks, the loop, and how it went. Many layers between
+the same two sites are trained at once: they are folded into the inputs of B's upper part, which runs once for all.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..capture import count_inputs, cut, labels_of
-from ..capture.structure import join, rebuild
-from ..checks import whole_number
+from ..capture import as_found, count_inputs, labels_of
+from ..capture.structure import rebuild, tensors_in
+from ..checks import one_of, positive, whole_number
 from ..factory import parse_call
-from ..linalg import Fit, JointMoments, centred_grams, centred_rows, find_fit, widened
+from ..linalg import Affine, Fit, JointMoments, centred_grams, centred_rows, explained, find_fit, widened
 from ..measures import linear_cka
-from ..process_state import kept_random_state
 from ..progress import Progress
-from ..stats import Alignment
-from .halves import CHUNK, CutModel, answer_of, chunks_of
-from .joint import Form, Joint
+from ..stats import Alignment, Scatter
+from .cut_models import CutModel, answer_of, in_chunks
+from .joint import Form, Joint, scatter, similarity_at_joint
 
 NAME = "task_loss"
-TARGETS = ("soft", "labels")
 RANDOM = "random"
+UserLoss = Callable[[Tensor, Any], Tensor]
+
+BUDGET = 2 * 2**30  # bytes that are kept of activations, and again of inputs; on a GPU a quarter of what is free
+FOLDED = 2**30  # bytes of activations at the joint in one step; joints beyond that wait for the next turn
+HELD_OUT = 10  # one input of so many is held out for early stopping where no validation data are given
+INDICES = ("linear_cka", "mean_cca", "svcca")  # recorded in the history
 
 
 @dataclass(frozen=True)
 class TaskLoss:
     """Train the layer so that the stitched network does B's job (Csiszárik et al. 2021, section 4.2).
 
-    `targets`: "soft", the cross-entropy to B's own soft answers, or "labels", to the data's. `start`: "random" (as
-    torch.nn.Linear starts) or any closed form's text. `rank`: the layer is a product of two factors that meet in so
-    few channels. The loss is that + `l1` Σ |weight| + `cka` × linear CKA between S(A) and B on the rows of the batch
-    (biased upwards where these are few). `threshold`: weights that end up smaller are set to zero. Adam, at a `rate`
-    that is divided by ten at each third of the epochs. `patience`: stop after so many epochs without a better
-    validation loss. `seed`: of a random start, the order of the inputs, and which tenth is held out. `autocast`: the
-    networks run in bfloat16. `record`: similarity indices every so many epochs, and at the end; 0: never (at 256
-    channels they cost a good part of a second each time).
+    Written as "task_loss(start='random', epochs=10)". `targets`: "soft", the cross-entropy to B's own soft answers, or
+    "labels", to the data's. `start`: "random" (as torch.nn.Linear starts) or any closed form's text. `rank`: the layer
+    is a product of two factors that meet in so few channels. The loss is that + `l1` Σ |weight| + `cka` × linear CKA
+    between S(A) and B on the rows of the batch (biased upwards where these are few). `threshold`: weights that end up
+    smaller are set to zero. Adam, at a `rate` that is divided by ten at each third of the epochs. `patience`: stop
+    after so many epochs without a better validation loss. `seed`: of a random start, the order of the inputs, and which
+    tenth is held out. `autocast`: the networks run in bfloat16. `record`: similarity indices every so many epochs, and
+    at the end; 0: never (at 256 channels they take a good part of a second each time).
     """
 
     targets: str = "soft"
@@ -57,22 +68,20 @@ class TaskLoss:
     record: int = 1
 
     def __post_init__(self) -> None:
-        if self.targets not in TARGETS:
-            raise _bad("targets", self.targets, "'soft' or 'labels'")
+        one_of(self.targets, f"{NAME}: targets", ("soft", "labels"))
+        for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("record", 0), ("rank", 1), ("patience", 1)):
+            if not (name in ("rank", "patience") and getattr(self, name) is None):
+                whole_number(getattr(self, name), f"{NAME}: {name}", least=least, most=2**63 - 1)
+        positive(self.rate, f"{NAME}: rate")
+        for name in ("l1", "threshold", "cka"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or (value < 0 and name != "cka"):
+                sign = "; a negative one pulls towards B" if name == "cka" else " of at least 0"
+                raise ValueError(f"{NAME}: {name} must be a finite number{sign}, got {value!r}")
         for name in ("bias", "autocast"):
             if not isinstance(getattr(self, name), bool):
-                raise _bad(name, getattr(self, name), "True or False")
-        for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("record", 0), ("rank", 1), ("patience", 1)):
-            optional = name in ("rank", "patience")
-            if not (optional and getattr(self, name) is None):
-                _check_whole(name, getattr(self, name), least, " or None" if optional else "")
-        if not _is_number(self.rate) or not self.rate > 0:
-            raise _bad("rate", self.rate, "a finite number above 0")
-        for name in ("l1", "threshold"):
-            if not _is_number(getattr(self, name)) or getattr(self, name) < 0:
-                raise _bad(name, getattr(self, name), "a finite number, 0 or more")
-        if not _is_number(self.cka):
-            raise _bad("cka", self.cka, "a finite number; a negative one pulls towards B")
+                raise ValueError(f"{NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         if self.rank is not None and (self.l1 or self.threshold):
             raise ValueError(f"{NAME}: rank={self.rank} with l1 or threshold: weights set to zero would undo the rank")
         self.start_fit  # noqa: B018 (an unknown start is refused here, not after the pass over the data)
@@ -81,7 +90,7 @@ class TaskLoss:
     def start_fit(self) -> Fit | None:
         """The closed form to start from; None: at random."""
         if not isinstance(self.start, str):
-            raise _bad("start", self.start, f"'{RANDOM}' or the text of a closed form")
+            raise ValueError(f"{NAME}: start must be '{RANDOM}' or the text of a closed form, got {self.start!r}")
         return None if self.start == RANDOM else find_fit(self.start, also=(RANDOM,))
 
     @property
@@ -106,428 +115,435 @@ def find_way(text: str | Fit | TaskLoss) -> Fit | TaskLoss:
     return TaskLoss(**options)
 
 
-def find_ways(fit: Any) -> list[Fit | TaskLoss]:
-    """All that were asked for, in order."""
-    if isinstance(fit, (str, Fit, TaskLoss)):
-        return [find_way(fit)]
-    if not isinstance(fit, Sequence) or not fit:
-        raise ValueError(f"fit is a text or a list of at least one, got {fit!r}")
-    return [find_way(each) for each in fit]
-
-
-def _bad(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{NAME}: {name} must be {allowed}, got {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-
-
-def _check_whole(name: str, value: object, least: int, otherwise: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise _bad(name, value, f"a whole number from {least} on{otherwise}")
-
-
-# Where training begins: the layer of a closed form or a random one, whole or as two factors
-
-
-@dataclass(frozen=True)
-class Start:
-    """weight = left right where there are factors, else left alone; in float64."""
-
-    left: Tensor  # (q, p), or (q, rank)
-    right: Tensor | None  # (rank, p)
-    bias: Tensor  # (q,)
-
-
-def start_of(task: TaskLoss, moments: JointMoments) -> Start:
+def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
+    """Where training begins, in float64: the bias (q,), then the weight (q, p) or its factors (q, rank), (rank, p)."""
     p, q = moments.widths
-    rank = None if task.rank is None else whole_number(task.rank, "task_loss: rank", least=1, most=min(p, q))
+    rank = None if task.rank is None else whole_number(task.rank, f"{NAME}: rank", least=1, most=min(p, q))
     fit = task.start_fit
-    found = _random(p, q, rank, task.seed) if fit is None else _fitted(fit, moments, rank, task.bias)
-    return found if task.bias else Start(found.left, found.right, torch.zeros_like(found.bias))
+    if fit is None:
+        generator = torch.Generator().manual_seed(task.seed)
 
+        def uniform(*shape: int, channels: int) -> Tensor:  # as torch.nn.Linear; a factor is a layer of its own
+            return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) / channels**0.5
 
-def _random(p: int, q: int, rank: int | None, seed: int) -> Start:
-    """As torch.nn.Linear: uniform within ± 1 / √(channels in); a factor is a layer of its own."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def uniform(*shape: int, channels: int) -> Tensor:
-        return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) / channels**0.5
-
-    if rank is None:
-        return Start(uniform(q, p, channels=p), None, uniform(q, channels=p))
-    return Start(uniform(q, rank, channels=rank), uniform(rank, p, channels=p), uniform(q, channels=rank))
-
-
-def _fitted(fit: Fit, moments: JointMoments, rank: int | None, bias: bool) -> Start:
-    if rank is not None and fit.name == "least_squares":
-        fit = find_fit(f"reduced_rank(k={rank})")  # the best of that rank, not the nearest to the best of any
-    for option in ("intercept", "centre"):  # without a bias the best map is another
-        if not bias and option in fit.parameters and option not in fit.options:
-            fit = fit.using(**{option: False})
-    affine = fit(moments)
-    if rank is None:
-        return Start(affine.weight, None, affine.bias)
-    left, sizes, right = torch.linalg.svd(affine.weight, full_matrices=False)
-    roots = sizes[:rank].sqrt()
-    weight = (left[:, :rank] * sizes[:rank]) @ right[:rank]
-    moved = affine.bias + (affine.weight - weight) @ moments.mean_a  # what was cut off keeps its mean
-    return Start(left[:, :rank] * roots, roots[:, None] * right[:rank], moved)
-
-
-# Many layers side by side: each has parameters and an optimiser of its own, all are moved by the same operations
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's usual ones
-
-
-class JointStack:
-    """K affine maps (q, p), those of two factors after the others, and Adam, which works entry by entry.
-
-    Factors of different rank are filled up with zeros on both sides: these have no gradient, so stay.
-    """
-
-    def __init__(self, tasks: Sequence[TaskLoss], starts: Sequence[Start], like: Tensor) -> None:
-        whole = [start for start in starts if start.right is None]
-        pairs = [(start.left, start.right) for start in starts if start.right is not None]
-        self.count = len(starts)
-        self.tensors: list[Tensor] = [torch.stack([start.bias for start in starts])]
-        owners = [slice(None)]
-        if whole:
-            self.tensors.append(torch.stack([start.left for start in whole]))
-            owners.append(slice(0, len(whole)))
-        if pairs:
-            rank = max(left.shape[1] for left, _ in pairs)
-            self.tensors.append(torch.stack([_filled(left.T, rank).T for left, _ in pairs]))
-            self.tensors.append(torch.stack([_filled(right, rank) for _, right in pairs]))
-            owners += [slice(len(whole), None)] * 2
-        self._has = bool(whole), bool(pairs)
-        wide = torch.promote_types(like.dtype, torch.float32)  # half precision would lose small steps
-        self.tensors = [tensor.to(like.device, wide).requires_grad_() for tensor in self.tensors]
-        rates = torch.tensor([task.rate for task in tasks], dtype=wide, device=like.device)
-        learns_bias = torch.tensor([task.bias for task in tasks], device=like.device)
-        self._rates = [_beside(rates[own], tensor) for own, tensor in zip(owners, self.tensors, strict=True)]
-        self._rates[0] = self._rates[0] * _beside(learns_bias, self.tensors[0])
-        self._owners = owners
-        self._first = [torch.zeros_like(tensor) for tensor in self.tensors]
-        self._second = [torch.zeros_like(tensor) for tensor in self.tensors]
-        self.steps = 0
-
-    @property
-    def bias(self) -> Tensor:
-        """(K, q)."""
-        return self.tensors[0]
-
-    def weight(self) -> Tensor:
-        """(K, q, p)."""
-        return _weight(self.tensors, self._has)
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], factor: float) -> None:
-        """One step of Adam at `factor` × each joint's rate; one that is no longer finite spoils no other."""
-        self.steps += 1
-        first_share, second_share = 1 - BETA_1**self.steps, 1 - BETA_2**self.steps
-        for k, gradient in enumerate(gradients):
-            first, second, tensor = self._first[k], self._second[k], self.tensors[k]
-            first.lerp_(gradient, 1 - BETA_1)
-            second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-            size = (second.sqrt() / second_share**0.5).add_(EPSILON)
-            tensor.sub_(self._rates[k] * (factor / first_share) * first / size)
-
-    def state(self) -> list[Tensor]:
-        """A copy of all parameters."""
-        return [tensor.detach().clone() for tensor in self.tensors]
-
-    def mixed(self, chosen: Tensor, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[Tensor]:
-        """The state of `one` for the joints that are chosen, else that of the other."""
-        return [
-            torch.where(_beside(chosen[own], left), left, right)
-            for own, left, right in zip(self._owners, one, other, strict=True)
-        ]
-
-    def maps(self, state: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The weights (K, q, p) and biases (K, q) of a state, in float64 on the CPU; one copy from the device each."""
-        wide = [tensor.detach().double() for tensor in state]
-        return _weight(wide, self._has).cpu(), wide[0].cpu()
-
-    def finite(self) -> Tensor:
-        """(K,): whose parameters are all finite."""
-        found = self.bias.isfinite().all(1)
-        for own, tensor in list(zip(self._owners, self.tensors, strict=True))[1:]:
-            found[own] &= tensor.isfinite().all(2).all(1)
-        return found
-
-
-def _weight(tensors: Sequence[Tensor], has: tuple[bool, bool]) -> Tensor:
-    whole, pairs = has
-    if not pairs:
-        return tensors[1]
-    products = torch.bmm(tensors[-2], tensors[-1])
-    return torch.cat([tensors[1], products]) if whole else products
-
-
-def _filled(rows: Tensor, count: int) -> Tensor:
-    return torch.cat([rows, rows.new_zeros(count - len(rows), rows.shape[1])])
-
-
-def _beside(per_joint: Tensor, tensor: Tensor) -> Tensor:
-    """(K,) in a shape that broadcasts with (K, …)."""
-    return per_joint.view(-1, *[1] * (tensor.ndim - 1))
-
-
-# The inputs of a stitch, read once, and what the frozen networks make of them, kept where that fits
-
-BUDGET = 2 * 2**30  # bytes that are kept of activations, and again of inputs; on a GPU a quarter of what is free
-
-
-def read_inputs(data: Any, max_rows: int | None) -> Any:
-    """All inputs as one batch, in the structure of the data's own."""
-    with kept_random_state():
-        return join([chunk.batch for chunk in chunks_of(data, max_rows)])
-
-
-def in_chunks(inputs: Any) -> list[Any]:
-    """The same inputs a chunk at a time, without a copy."""
-    n = count_inputs(inputs)
-    return [cut(inputs, start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
+        shapes = [(q, p)] if rank is None else [(q, rank), (rank, p)]
+        factors = [uniform(*shape, channels=shape[1]) for shape in shapes]
+        bias = uniform(q, channels=shapes[0][1])
+    else:
+        if rank is not None and fit.name == "least_squares":
+            fit = find_fit(f"reduced_rank(k={rank})")  # the best of that rank, not the nearest to the best of any
+        for option in ("intercept", "centre"):  # without a bias the best map is another
+            if not task.bias and option in fit.parameters and option not in fit.options:
+                fit = fit.using(**{option: False})
+        affine = fit(moments)
+        factors, bias = [affine.weight], affine.bias
+        if rank is not None:
+            left, sizes, right = torch.linalg.svd(affine.weight, full_matrices=False)
+            left, roots, right = left[:, :rank], sizes[:rank].sqrt(), right[:rank]
+            factors = [left * roots, roots[:, None] * right]
+            weight = (left * sizes[:rank]) @ right
+            bias = bias + (affine.weight - weight) @ moments.mean_a  # what was cut off keeps its mean
+    return [bias if task.bias else torch.zeros_like(bias), *factors]
 
 
 class ActivationCache:
-    """What training asks for over and over: A's rows at the site, B's, B's answers, labels and inputs, by index.
+    """What training reads of the frozen networks over and over, by index: made once, and kept where that fits.
 
     An index is (J, m): m inputs each for J joints; J = 1: the same for all. Activations that do not fit are made anew
     for each batch.
     """
 
     def __init__(
-        self, lower: CutModel, upper: CutModel, joint: Joint, inputs: Any, *, rows_of_b: bool, like: Tensor
+        self, lower: CutModel, upper: CutModel, joint: Joint, inputs: Any, *, rows_of_b: bool, device: torch.device
     ) -> None:
-        self.lower, self.upper, self.joint = lower, upper, joint
+        self.lower, self.upper, self.joint, self.device = lower, upper, joint, device
         self.n = count_inputs(inputs)
-        self._budget = max(BUDGET, torch.cuda.mem_get_info(like.device)[0] // 4 if like.is_cuda else 0)
-        self._device = like.device
-        self._inputs = self._placed(inputs)
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        budget = max(BUDGET, free // 4)
+        fits = sum(tensor.nbytes for tensor in tensors_in(inputs)) <= budget
+        self._inputs = inputs
+        if fits:
+            self._inputs = rebuild(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
         labels = labels_of(inputs)
-        self.labels = None if labels is None else labels.to(like.device).long()
-        self._a: Tensor | None = None
-        self._b: Tensor | None = None
-        self._fill(rows_of_b)
+        self.labels = None if labels is None else labels.to(device).long()
+        self._kept = {"a": self._whole(partial(self._rows, "a"), budget // (1 + rows_of_b))}
+        self._kept["b"] = self._whole(partial(self._rows, "b"), budget // 2) if rows_of_b else None
+        answers = self._whole(upper.answer, budget)
+        self.soft: Tensor | None = None  # B's soft answers, where it is a classifier: (classes,) per input
+        if answers is not None and answers.ndim == 2 and answers.is_floating_point():
+            self.soft = answers.to(torch.promote_types(answers.dtype, torch.float32)).softmax(1)
 
-    @torch.no_grad()
-    def _fill(self, rows_of_b: bool) -> None:
-        answers, a, b = _Pieces(self._budget), _Pieces(self._budget // (1 + rows_of_b)), _Pieces(self._budget // 2)
-        with Progress("running both networks once", self.n, "inputs") as bar:
+    def _whole(self, make: Callable[[Any], Tensor], budget: int) -> Tensor | None:
+        """What is made of all inputs; None where that does not fit, or where its shape differs between batches."""
+        parts: list[Tensor] = []
+        with torch.no_grad(), Progress("running the networks once", self.n, "inputs") as bar:
             for batch in in_chunks(self._inputs):
-                answers.add(self.upper.answer(batch), self.n)
-                if a.wanted:
-                    a.add(self._rows_a(batch), self.n)
-                if rows_of_b and b.wanted:
-                    b.add(self._rows_b(batch), self.n)
-                bar.advance(count_inputs(batch))
-        self._a, self._b, found = a.whole(), b.whole(), answers.whole()
-        # Soft answers are kept where B is a classifier: one answer (classes,) an input.
-        self.soft = None
-        if found is not None and found.ndim == 2 and found.is_floating_point():
-            self.soft = found.to(torch.promote_types(found.dtype, torch.float32)).softmax(1)
+                part = make(batch)
+                if part.nbytes / len(part) * self.n > budget or part.shape[1:] != (parts or [part])[0].shape[1:]:
+                    return None
+                parts.append(part)
+                bar.advance(len(part))
+        return torch.cat(parts)
 
-    def rows_a(self, index: Tensor) -> Tensor:
-        """(J, m, positions, p): A's rows at the joint, in B's shape."""
-        flat = self._a[index.flatten()] if self._a is not None else self._rows_a(self.inputs(index))
-        return flat.view(*index.shape, *flat.shape[1:])
-
-    def rows_b(self, index: Tensor) -> Tensor:
-        """(J, m, positions, q)."""
-        flat = self._b[index.flatten()] if self._b is not None else self._rows_b(self.inputs(index))
-        return flat.view(*index.shape, *flat.shape[1:])
+    def rows(self, side: str, index: Tensor) -> Tensor:
+        """(J, m × positions, channels): the rows of "a" at the joint, in B's shape, or those of "b"."""
+        kept = self._kept[side]
+        rows = self._rows(side, self.inputs(index)) if kept is None else kept[index.flatten()]
+        return rows.reshape(len(index), -1, rows.shape[-1])
 
     def inputs(self, index: Tensor) -> Any:
         """The batch of these J m inputs, as the data give it."""
-        return rebuild(lambda leaf: _taken(leaf, index.flatten()), self._inputs)
-
-    @torch.no_grad()
-    def _rows_a(self, batch: Any) -> Tensor:
-        return rows_of(self.joint.shaped(self.lower.representation(batch)), self.joint.target).to(self._device)
-
-    @torch.no_grad()
-    def _rows_b(self, batch: Any) -> Tensor:
-        activation, keep = self.upper.tokens(batch)
-        if keep is not None:
-            raise ValueError("cka= compares the tokens of a batch, and padding would count: give inputs of one length")
-        return rows_of(activation, self.joint.target).to(self._device)
-
-    def _placed(self, inputs: Any) -> Any:
-        """On the device if they fit, else where they are."""
-        sizes: list[int] = []
-        rebuild(lambda leaf: sizes.append(leaf.nbytes if isinstance(leaf, Tensor) else 0), inputs)
-        if sum(sizes) > self._budget:
-            return inputs
-        return rebuild(lambda leaf: leaf.to(self._device) if isinstance(leaf, Tensor) else leaf, inputs)
-
-
-def rows_of(activation: Tensor, form: Form) -> Tensor:
-    """(inputs, positions, channels)."""
-    last = activation if form.tokens or not form.space else activation.movedim(1, -1)
-    return last.reshape(len(last), -1, last.shape[-1])
-
-
-class _Pieces:
-    """Parts of one tensor, as long as all of them have one shape and will fit."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._parts: list[Tensor] = []
-        self.wanted = True
-
-    def add(self, part: Tensor, n: int) -> None:
-        fits = part.nbytes / len(part) * n <= self._budget
-        same = not self._parts or part.shape[1:] == self._parts[0].shape[1:]
-        self.wanted = self.wanted and fits and same
-        if self.wanted:
-            self._parts.append(part.detach())
-        else:
-            self._parts.clear()
-
-    def whole(self) -> Tensor | None:
-        return torch.cat(self._parts) if self._parts else None
-
-
-def _taken(leaf: Any, index: Tensor) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf[index.to(leaf.device)]
-    return [leaf[i] for i in index.tolist()]
-
-
-# What each of many joints loses on a batch: they are folded into the inputs of B's upper part, which runs once
-
-UserLoss = Callable[[Tensor, Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Of every joint on one batch."""
-
-    loss: Tensor  # (K,) with penalties
-    cross_entropy: Tensor | None  # (K,) to B's soft answers; None where B is no classifier
-
-    def detached(self) -> Losses:
-        return Losses(self.loss.detach(), None if self.cross_entropy is None else self.cross_entropy.detach())
-
-    @classmethod
-    def mean(cls, parts: Sequence[Losses], counts: Sequence[int]) -> Losses:
-        """Over batches of so many inputs."""
-        shares = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-        crosses = [part.cross_entropy for part in parts if part.cross_entropy is not None]
-
-        def over(found: list[Tensor]) -> Tensor:
-            return shares @ torch.stack(found).double().cpu()  # the device is waited for here
-
-        return cls(over([part.loss for part in parts]), over(crosses) if crosses else None)
-
-
-class Objective:
-    """The loss of K joints, each by its own options."""
-
-    def __init__(
-        self, tasks: Sequence[TaskLoss], upper: CutModel, form: Form, user: UserLoss | None, like: Tensor
-    ) -> None:
-        def per_joint(name: str) -> Tensor:
-            return torch.tensor([getattr(task, name) for task in tasks], dtype=like.dtype, device=like.device)
-
-        self._upper, self._form, self._user = upper, form, user
-        self._l1 = per_joint("l1") if any(task.l1 for task in tasks) else None
-        penalised = [k for k, task in enumerate(tasks) if task.cka]
-        self._with_cka = torch.tensor(penalised, device=like.device) if penalised else None  # made once: no waiting
-        self._cka = per_joint("cka")[penalised]
-        self._by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
-        self._labelled = user is None and any(task.targets == "labels" for task in tasks)
-        self._autocast = tasks[0].autocast
-        self.channels_last = True  # until B's upper part turns out not to run on maps laid out so
-
-    def __call__(self, stack: JointStack, kept: ActivationCache, index: Tensor) -> Losses:
-        """Of the inputs at `index`, (1, m) or (K, m)."""
-        weight = stack.weight()
-        rows = kept.rows_a(index)
-        with torch.autocast(rows.device.type, torch.bfloat16, enabled=self._autocast):
-            mapped = _mapped(rows.flatten(1, 2), weight, stack.bias)
-            outputs = self._answers(mapped, rows.shape, kept, index)
-        loss, cross = self._task(outputs.unflatten(0, (stack.count, index.shape[1])), kept, index)
-        if self._l1 is not None:
-            loss = loss + self._l1 * weight.abs().sum((1, 2))
-        if self._with_cka is not None:
-            rows_b = kept.rows_b(index if len(index) == 1 else index[self._with_cka]).flatten(1, 2)
-            penalty = self._cka * cka_of_rows(mapped[self._with_cka], rows_b)
-            loss = loss.index_add(0, self._with_cka, penalty.to(loss))
-        return Losses(loss, cross)
-
-    def _answers(self, mapped: Tensor, shape: torch.Size, kept: ActivationCache, index: Tensor) -> Tensor:
-        """(K m, …) from the rows (K, m positions, q)."""
-        activation = unfolded(mapped, shape[1], self._form)
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if self._upper.cut.needs_input:
-            times = len(mapped) // len(index)
-            args, kwargs = rebuild(lambda leaf: _repeated(leaf, times), self._upper.call(kept.inputs(index)))
-        return answer_of(
-            self._upper.cut.task(activation if self.channels_last else activation.contiguous(), *args, **kwargs)
+        at = index.flatten()
+        return rebuild(
+            lambda leaf: leaf[at.to(leaf.device)] if isinstance(leaf, Tensor) else [leaf[i] for i in at.tolist()],
+            self._inputs,
         )
 
-    def _task(self, outputs: Tensor, kept: ActivationCache, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        cross = None
-        if kept.soft is not None:
-            logarithms = outputs.to(kept.soft.dtype).log_softmax(-1)
-            cross = -(kept.soft[index] * logarithms).sum(-1).mean(-1)
-        if self._user is not None:
-            return self._by_user(self._user, outputs, kept, index), cross
-        assert cross is not None
-        if not self._labelled:
-            return cross, cross
-        assert kept.labels is not None
-        chosen = kept.labels[index].expand(len(outputs), -1)[..., None]
-        return torch.where(self._by_labels, -logarithms.gather(-1, chosen).mean((1, 2)), cross), cross
-
-    def _by_user(self, loss: UserLoss, outputs: Tensor, kept: ActivationCache, index: Tensor) -> Tensor:
-        batches = [kept.inputs(row) for row in index]
-        found = [loss(own, batches[k if len(batches) > 1 else 0]) for k, own in enumerate(outputs)]
-        for value in found:
-            if not isinstance(value, Tensor) or value.ndim or (torch.is_grad_enabled() and not value.requires_grad):
-                got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(
-                    f"loss(outputs, batch) must return a single number made from the outputs {tuple(outputs.shape[1:])}"
-                    f" as a tensor without dimensions, got {got}"
-                )
-        return torch.stack(found)
-
     @torch.no_grad()
-    def settle(self, stack: JointStack, kept: ActivationCache, index: Tensor) -> None:
-        """Find out whether B's upper part runs on maps laid out channels last; `x.view(…)` in it may not."""
-        try:
-            self(stack, kept, index)
-        except RuntimeError:
-            self.channels_last = False
+    def _rows(self, side: str, batch: Any) -> Tensor:
+        """(inputs, positions, channels)."""
+        activation, mask = (self.lower if side == "a" else self.upper).representation(batch)
+        form = self.joint.target
+        if side == "a":
+            activation = self.joint.shaped(activation)
+        elif mask is not None:
+            raise ValueError("cka= compares the tokens of a batch, and padding would count: give inputs of one length")
+        last = activation if form.tokens or not form.space else activation.movedim(1, -1)
+        return last.reshape(len(last), -1, last.shape[-1]).to(self.device)
 
 
-def _mapped(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(K, r, q) from the rows (1 or K, r, p)."""
-    rows = rows.expand(len(weight), -1, -1)
-    return torch.baddbmm(bias[:, None].to(rows.dtype), rows, weight.transpose(1, 2).to(rows.dtype))
-
-
-def unfolded(mapped: Tensor, inputs: int, form: Form) -> Tensor:
+def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
     """The rows (K, inputs × positions, q) as K × inputs activations of a form; maps are laid out channels last."""
-    first = len(mapped) * inputs
-    width = mapped.shape[-1]
+    first, width = len(rows) * inputs, rows.shape[-1]
     if not form.space:
-        return mapped.reshape(first, width)
+        return rows.reshape(first, width)
     if form.tokens and len(form.space) == 1:
-        return mapped.reshape(first, -1, width)  # texts need not be as long as the first
-    activation = mapped.reshape(first, *form.space, width)
+        return rows.reshape(first, -1, width)  # texts need not be as long as the first
+    activation = rows.reshape(first, *form.space, width)
     return activation if form.tokens else activation.movedim(-1, 1)
+
+
+@dataclass
+class History:
+    """How the training of one joint went: a line for the start and for each epoch, and the layer that is kept.
+
+    With validation data that is the layer of the epoch that loses least on them, else the last one. A joint whose loss
+    is not finite stops and keeps the layer of the epoch with the lowest loss before.
+    """
+
+    task: TaskLoss
+    affine: Affine  # the layer that is kept
+    epoch: int = 0  # after which it was so
+    lines: list[dict[str, float]] = field(default_factory=list)
+    going: bool = True
+
+    def __post_init__(self) -> None:
+        self._best = math.inf, 0, self.affine  # loss, epoch, layer
+
+    def add(self, line: dict[str, float], layer: Affine) -> None:
+        """Note one more epoch, and whether the joint has to stop."""
+        loss, epoch = line.get("validation", line["loss"]), int(line["epoch"])
+        if loss < self._best[0]:
+            self._best = loss, epoch, layer
+        if self.task.patience is not None and epoch - self._best[1] >= self.task.patience:
+            self.going = False
+        self.lines.append(line)
+        self.epoch, self.affine = self._best[1:] if "validation" in line else (epoch, layer)
+
+    def fails(self, epoch: int, losses: list[float], layer: Affine) -> bool:
+        """Whether the losses of an epoch's steps, or the layer after them, are not finite; if so, the joint stops."""
+        step = next((k for k, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
+        if step is None and bool(layer.weight.isfinite().all() and layer.bias.isfinite().all()):
+            return False
+        _, self.epoch, self.affine = self._best
+        self.going = False
+        loss = math.nan if step is None else losses[step - 1]
+        where = f"in epoch {epoch}, at step {step or len(losses)} of it" if epoch else "at the start"
+        warnings.warn(
+            f"{self.task.name}: the loss is {loss} {where}; this joint stops and keeps its best layer so far, of "
+            f"epoch {self.epoch}. A smaller rate may help",
+            stacklevel=2,
+        )
+        return True
+
+    def finish(self, moments: JointMoments, dtype: torch.dtype) -> None:
+        """Set small weights to zero and report on the layer that is kept."""
+        weight, bias = self.affine.weight, self.affine.bias
+        weight = torch.where(weight.abs() < self.task.threshold, 0.0, weight)
+        line = next((line for line in self.lines if line["epoch"] == self.epoch), {})
+        report: dict[str, Any] = {
+            "r2": explained(moments, Affine(weight, bias)),
+            "rank": int(torch.linalg.matrix_rank(weight.to(dtype))),
+            "condition": 1.0,
+            "iterations": self.lines[-1]["step"] if self.lines else 0,
+            "sparsity": float((weight == 0).double().mean()),
+            "epoch": self.epoch,
+            **{key: line[key] for key in ("loss", "validation", "cross_entropy") if key in line},
+        }
+        self.affine = Affine(weight, bias, report)
+
+
+@dataclass
+class JointTrainer:
+    """Trains layers between the same two sites of two frozen networks."""
+
+    lower: CutModel
+    upper: CutModel
+    joint: Joint  # for its form; its weights are not used
+    moments: JointMoments
+    inputs: Any
+    validation: Any = None
+    loss: UserLoss | None = None
+
+    def train(self, tasks: Sequence[TaskLoss]) -> list[History]:
+        """One layer for each task, in their order; those of the same epochs and batch size are trained together."""
+        first = next((p for p in self.upper.model.parameters() if p.is_floating_point()), torch.zeros(()))
+        # Half precision would lose small steps.
+        like = torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+        starts = [start_of(task, self.moments) for task in tasks]
+        together: dict[object, list[int]] = {}
+        for k, task in enumerate(tasks):
+            together.setdefault((task.epochs, task.batch, task.autocast, task.patience is None), []).append(k)
+        numbers = FOLDED // first.element_size() // (self.joint.target.channels * math.prod(self.joint.target.space))
+        histories: dict[int, History] = {}
+        models = [self.lower.model, self.upper.model]
+        with as_found(models):  # which also puts the flags back
+            for model in models:
+                model.requires_grad_(False)
+            data, validation = self._caches(tasks, like.device)
+            for group in together.values():
+                # Joints of one rate and rank stand side by side, so that their parameters are one tensor.
+                group.sort(key=lambda k: (tasks[k].rate, tasks[k].rank or 0))
+                most = max(1, numbers // tasks[group[0]].batch)
+                for part in (group[k : k + most] for k in range(0, len(group), most)):
+                    some = [tasks[k] for k in part], [starts[k] for k in part]
+                    histories.update(zip(part, self._train(*some, data, validation, like), strict=True))
+        for history in histories.values():
+            history.finish(self.moments, like.dtype)
+        return [histories[k] for k in range(len(tasks))]
+
+    def _caches(
+        self, tasks: Sequence[TaskLoss], device: torch.device
+    ) -> tuple[ActivationCache, ActivationCache | None]:
+        """Of the data and of the validation data; refused where they do not suit the tasks."""
+        rows_of_b = any(task.cka for task in tasks)
+        data, validation = (
+            None
+            if inputs is None
+            else ActivationCache(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, device=device)
+            for inputs in (self.inputs, self.validation)
+        )
+        assert data is not None
+        for cache in (data, validation):
+            if cache is None or self.loss is not None:
+                continue
+            if cache.soft is None:
+                raise ValueError(
+                    "task_loss needs a network B that answers (inputs, classes); for other answers give "
+                    "loss(outputs, batch)"
+                )
+            if not any(task.targets == "labels" for task in tasks):
+                continue
+            if cache.labels is None:
+                raise ValueError(
+                    "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
+                )
+            low, high, classes = int(cache.labels.min()), int(cache.labels.max()), cache.soft.shape[1]
+            if low < 0 or high >= classes:
+                raise ValueError(
+                    f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that "
+                    "differ, take targets='soft'"
+                )
+        if any(task.patience for task in tasks) and validation is None and data.n < HELD_OUT:
+            raise ValueError(
+                f"patience holds out a tenth of the inputs, and there are fewer than {HELD_OUT}: give validation="
+            )
+        return data, validation
+
+    def _train(
+        self,
+        tasks: Sequence[TaskLoss],
+        starts: Sequence[list[Tensor]],
+        data: ActivationCache,
+        validation: ActivationCache | None,
+        like: Tensor,
+    ) -> list[History]:
+        """The training loop, of K joints with the same number of epochs and the same batch size."""
+        epochs, device = tasks[0].epochs, like.device
+        blocks: list[list[Tensor]] = []  # the bias and the weight, or its factors, of joints with one rate and rank
+        groups: list[dict[str, Any]] = []
+        for (rate, _), own in itertools.groupby(range(len(tasks)), lambda k: (tasks[k].rate, tasks[k].rank)):
+            parts = zip(*(starts[k] for k in own), strict=True)
+            blocks.append([torch.stack(part).to(like).requires_grad_() for part in parts])
+            groups.append({"params": blocks[-1], "lr": rate})
+        # Adam works entry by entry: no joint sees another, and one that is no longer finite spoils no other.
+        optimiser = torch.optim.Adam(groups)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda epoch: 0.1 ** (3 * epoch // epochs))
+        learns_bias = torch.tensor([[task.bias] for task in tasks], device=device)
+
+        def layers() -> tuple[Tensor, Tensor]:
+            """The weights (K, q, p) and biases (K, q)."""
+            weights = [block[1] if len(block) == 2 else torch.bmm(block[1], block[2]) for block in blocks]
+            return torch.cat(weights), torch.cat([block[0] for block in blocks]) * learns_bias
+
+        def snapshot() -> list[Affine]:
+            """Each joint's layer as it is now, in float64 on the CPU."""
+            weights, biases = (each.detach().double().cpu() for each in layers())
+            return [Affine(weight.clone(), bias.clone()) for weight, bias in zip(weights, biases, strict=True)]
+
+        losses_of = self._objective(tasks, like)
+
+        def run(cache: ActivationCache, order: Tensor, *, train: bool = False) -> tuple[Tensor, Tensor]:
+            """The losses and cross-entropies of every step, (steps, 2, K), and their mean over the inputs, (2, K)."""
+            steps, counts = [], []
+            n, size = order.shape[1], tasks[0].batch
+            ends = list(range(size, n, size))
+            if ends and size > 1 and n - ends[-1] == 1:
+                ends.pop()  # a last batch of one input, which has no CKA, joins the one before
+            for index in order.to(device, non_blocking=True).tensor_split(ends, dim=1):
+                with torch.set_grad_enabled(train):
+                    loss, cross_entropy = losses_of(*layers(), cache, index)
+                    total = loss.sum()
+                if train:
+                    optimiser.zero_grad()
+                    total.backward()
+                    optimiser.step()
+                steps.append(torch.stack([loss.detach(), cross_entropy]))
+                counts.append(index.shape[1])
+            table = torch.stack(steps).double().cpu()  # the device is waited for here, once per pass
+            return table, torch.einsum("s,sik->ik", torch.tensor(counts).double() / sum(counts), table)
+
+        # Which inputs a joint is trained on, and in which order, is decided by its seed; (1, n) where all have one.
+        seeds = [task.seed for task in tasks]
+        generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
+        rows = seeds if len(generators) > 1 else seeds[:1]
+
+        def shuffled(n: int) -> Tensor:
+            orders = {seed: torch.randperm(n, generator=generator) for seed, generator in generators.items()}
+            return torch.stack([orders[seed] for seed in rows])
+
+        chosen, held_out = torch.arange(data.n).expand(len(rows), -1), None
+        if validation is not None:
+            held_out = torch.arange(validation.n)[None]
+        elif tasks[0].patience is not None:
+            held_out, chosen = shuffled(data.n).tensor_split([data.n // HELD_OUT], dim=1)
+
+        histories = [History(task, layer) for task, layer in zip(tasks, snapshot(), strict=True)]
+        step = 0
+        many = f"{len(tasks)} joints" if len(tasks) > 1 else "a joint"
+        with Progress(f"training {many}", epochs, "epochs") as bar:
+            for epoch in range(epochs + 1):  # epoch 0: the losses at the start
+                order = chosen.gather(1, shuffled(chosen.shape[1])) if epoch else chosen
+                table, mean = run(data, order, train=epoch > 0)
+                step += len(table) if epoch else 0
+                validated = None if held_out is None else run(validation or data, held_out)[1]
+                for k, (history, layer) in enumerate(zip(histories, snapshot(), strict=True)):
+                    if not history.going or history.fails(epoch, table[:, 0, k].tolist(), layer):
+                        continue
+                    line = {"epoch": epoch, "step": step, "loss": float(mean[0, k])}
+                    if validated is not None:
+                        line["validation"] = float(validated[0, k])
+                    if data.soft is not None:
+                        line["cross_entropy"] = float(mean[1, k])
+                    if history.task.record and (epoch % history.task.record == 0 or epoch == epochs):
+                        line |= self._indices(layer)
+                    history.add(line, layer)
+                if not any(history.going for history in histories):
+                    break
+                if epoch:
+                    schedule.step()
+                    bar.advance()
+        return histories
+
+    def _objective(
+        self, tasks: Sequence[TaskLoss], like: Tensor
+    ) -> Callable[[Tensor, Tensor, ActivationCache, Tensor], tuple[Tensor, Tensor]]:
+        """A function of K layers and of the inputs at an index (1, m) or (K, m), which gives two tensors (K,).
+
+        Each joint's loss, by its own options, and its cross-entropy to B's soft answers, NaN where B is no classifier.
+        """
+        form, upper, autocast = self.joint.target, self.upper, tasks[0].autocast
+        channels_last = True  # as the rows lie; until B's upper part turns out not to take maps so
+        # Made once: a tensor that is made at every step would have the device waited for.
+        l1, cka = (torch.tensor([getattr(t, name) for t in tasks], dtype=like.dtype).to(like) for name in ("l1", "cka"))
+        by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
+        with_cka = torch.tensor([k for k, task in enumerate(tasks) if task.cka], dtype=torch.long, device=like.device)
+        any_l1, any_labels = any(task.l1 for task in tasks), any(task.targets == "labels" for task in tasks)
+
+        def losses_of(weight: Tensor, bias: Tensor, cache: ActivationCache, index: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal channels_last
+            count = len(weight)
+            with torch.autocast(like.device.type, torch.bfloat16, enabled=autocast):
+                rows = cache.rows("a", index).expand(count, -1, -1)
+                mapped = torch.baddbmm(bias[:, None].to(rows.dtype), rows, weight.transpose(1, 2).to(rows.dtype))
+                activation = activations_of(mapped, index.shape[1], form)
+                args, kwargs = (), {}
+                if upper.cut.needs_input:
+                    call = upper.call(cache.inputs(index))
+                    args, kwargs = rebuild(lambda leaf: _repeated(leaf, count // len(index)), call)
+                try:
+                    output = upper.cut.task(activation if channels_last else activation.contiguous(), *args, **kwargs)
+                except RuntimeError:  # `x.view(…)`, say
+                    if not channels_last:
+                        raise
+                    channels_last = False
+                    output = upper.cut.task(activation.contiguous(), *args, **kwargs)
+            outputs = answer_of(output).unflatten(0, (count, index.shape[1]))
+            cross_entropy = torch.full_like(bias[:, 0], math.nan)
+            if cache.soft is not None:
+                logarithms = outputs.to(cache.soft.dtype).log_softmax(-1)
+                cross_entropy = -(cache.soft[index] * logarithms).sum(-1).mean(-1)
+            loss = cross_entropy if self.loss is None else _by_user(self.loss, outputs, cache, index)
+            if any_labels:
+                assert cache.labels is not None
+                labels = cache.labels[index].expand(count, -1)[..., None]
+                loss = torch.where(by_labels, -logarithms.gather(-1, labels).mean((1, 2)), loss)
+            if any_l1:
+                loss = loss + l1 * weight.abs().sum((1, 2))
+            if len(with_cka):
+                rows_b = cache.rows("b", index if len(index) == 1 else index[with_cka])
+                penalty = cka[with_cka] * cka_of_rows(mapped[with_cka], rows_b)
+                loss = loss.index_add(0, with_cka, penalty.to(loss))
+            return loss, cross_entropy.detach()
+
+        return losses_of
+
+    def _indices(self, layer: Affine) -> dict[str, float]:
+        """What the history records of a layer: how much of B it explains, and how alike S(A) and B are."""
+        r2 = {
+            "r2": explained(self.moments, layer),
+            "r2_about_zero": explained(self.moments, layer, about="zero"),
+        }
+        try:
+            return r2 | similarity_at_joint(self.moments, layer, INDICES, of_b=self._scatter_b)
+        except ValueError:  # a map to one point, as a strong l1 may make it, is like nothing: the line goes without
+            return r2
+
+    @cached_property
+    def _scatter_b(self) -> Scatter:
+        return scatter(self.moments, "b")
+
+
+def _by_user(loss: UserLoss, outputs: Tensor, cache: ActivationCache, index: Tensor) -> Tensor:
+    """The user's own loss of each joint's answers, (K,)."""
+    batches = [cache.inputs(row) for row in index]
+    values = [loss(own, batches[k if len(batches) > 1 else 0]) for k, own in enumerate(outputs)]
+    for value in values:
+        if not isinstance(value, Tensor) or value.ndim or (torch.is_grad_enabled() and not value.requires_grad):
+            got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"loss(outputs, batch) must return a single number made from the outputs {tuple(outputs.shape[1:])}"
+                f" as a tensor without dimensions, got {got}"
+            )
+    return torch.stack(values)
 
 
 def cka_of_rows(x: Tensor, y: Tensor) -> Tensor:
     """(J,) linear CKA of rows x (J, n, p) and y (1 or J, n, q), in float32 at least; differentiable."""
     with torch.autocast(x.device.type, enabled=False):
-        x, y = (_unit_scale(rows) for rows in (x, y))
+        # Over their size: CKA does not see it, and fourth powers of large activations overflow.
+        sizes = [centred_rows(rows.detach()).square().sum((1, 2), keepdim=True).sqrt() for rows in (x, y)]
+        x, y = (widened(rows) / size for rows, size in zip((x, y), sizes, strict=True))
         if x.shape[1] < max(x.shape[2], y.shape[2]):
             of_x, of_y = centred_grams(x), centred_grams(y)
             xx, yy, xy = (part.sum((1, 2)) for part in (of_x.square(), of_y.square(), of_x * of_y))
@@ -536,12 +552,6 @@ def cka_of_rows(x: Tensor, y: Tensor) -> Tensor:
             pairs = (x, x), (y, y), (x, y)
             xx, yy, xy = ((one.transpose(1, 2) @ other).square().sum((1, 2)) for one, other in pairs)
         return linear_cka(Alignment(xx, yy, xy))
-
-
-def _unit_scale(rows: Tensor) -> Tensor:
-    """Over their size: CKA does not see it, and fourth powers of large activations overflow."""
-    size = centred_rows(rows.detach()).square().sum((1, 2), keepdim=True).sqrt()
-    return widened(rows) / size
 
 
 def _repeated(leaf: Any, times: int) -> Any:

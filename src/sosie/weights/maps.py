@@ -114,7 +114,9 @@ def compare_maps(
             values[measure.name] = estimate(
                 measure, value, every.n, every.statistic, doubts, chance, low=low, high=high
             )
-        return Comparison(a.side, b.side, values, "entries of the input", {**about, "input": list(maps[0].shape)})
+        return Comparison(
+            a.side, b.side, values, "entries of the input", {**about, "input": list(maps[0].shape)}, kind="weights"
+        )
 
     by_name = {measure.name: measure for measure in measures}
     return compare, lambda i, j, name: every.value(i, j, by_name[name])
