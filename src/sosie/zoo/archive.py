@@ -9,16 +9,16 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import DamagedFile, Part, assemble, check_tensors, check_writable, write_atomically
+from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
 from ..progress import track
-from .database import NO_ROOM, UnknownModel
 from .fingerprints import from_parts
 from .folder import Settings, load_probe, new_folder
-from .store import Facts, Record, Store, check_kind
-from .vectors import EXACT, as_bytes, no_room
+from .store import Facts, Record, Store, UnknownModel, check_key, errors_in_words
+from .vectors import EXACT, as_bytes
 
 if TYPE_CHECKING:
     from .zoo import Zoo
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 KIND, VERSION = "zoo-file", 2
 GROUP = 32  # models written in one transaction
 MOST_TEXT = 2**30  # bytes of JSON
-_RESERVED = ("facts", "probe")
+SCHEMA = {
+    "settings": {"probe": str, "n": int, "size": int, "seed": int, "kinds": [str], "rows": str},
+    "models": [
+        {
+            "name": str, "digest": str, "architecture": str, "added": str, "tags": [str], "task": (str, None),
+            "source": (str, None), "parent": (str, None), "places": {str: {"first": int, "labels": [str]}},
+        }
+    ],
+}  # fmt: skip
 
 
 def export(zoo: Zoo, path: Path) -> Path:
@@ -38,12 +46,8 @@ def export(zoo: Zoo, path: Path) -> Path:
     names = list(zoo)
     probe = zoo.probe_path.read_bytes()
     load_probe(zoo.probe_path, zoo.settings.probe)
-    try:
+    with errors_in_words(path):
         return write_atomically(path, lambda temporary: _write(zoo, names, probe, temporary))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise no_room(path) from error
-        raise
 
 
 def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
@@ -58,23 +62,23 @@ def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
             except UnknownModel:  # removed meanwhile
                 continue
             places = {}
-            for kind, block in record.blocks.items():
+            for kind, (vectors, labels) in record.blocks.items():
                 if kind not in parts:
                     parts[kind] = open(f"{path}.{kind.replace(':', '-')}", "w+b")  # noqa: SIM115 (closed below)
-                parts[kind].write(as_bytes(block.vectors))
-                first, width = ends.get(kind, (0, block.vectors.shape[1]))
-                places[kind] = {"first": first, "labels": block.labels}
-                ends[kind] = (first + len(block.labels), width)
+                parts[kind].write(as_bytes(vectors))
+                first, width = ends.get(kind, (0, vectors.shape[1]))
+                places[kind] = {"first": first, "labels": labels}
+                ends[kind] = (first + len(labels), width)
             facts = {key: getattr(record, key) for key in ("name", "digest", "architecture", "parameters", "added")}
             models.append({**facts, **asdict(record.facts), "about": record.about, "places": places})
         text = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
-        vectors = [
+        rows_of = [
             Part(f"vectors.{kind}", "F32", (rows, width), rows * width * 4, _pieces(parts[kind]))
             for kind, (rows, width) in ends.items()
         ]  # before the bytes, so that they are aligned
-        others = {"facts": text.encode(), "probe": probe}.items()
-        bytes_ = [Part(name, "U8", (len(content),), len(content), [content]) for name, content in others]
-        assemble(path, [*vectors, *bytes_], {"format": f"sosie-{KIND}", "version": str(VERSION)})
+        texts = {"facts": text.encode(), "probe": probe}
+        others = [Part(name, "U8", (len(content),), len(content), [content]) for name, content in texts.items()]
+        assemble(path, [*rows_of, *others], {"format": f"sosie-{KIND}", "version": str(VERSION)})
     finally:
         for part in parts.values():
             part.close()
@@ -110,27 +114,27 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
 
 def _read(opened: Any, folder: Path) -> None:
     found = json.loads(_bytes(opened, "facts"))
+    check_schema("its list of models", found, SCHEMA)
     settings = Settings.from_json(found["settings"])
     (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))
     if load_probe(folder / "probe.safetensors", settings.probe).n != settings.n:
         raise DamagedFile(f"the probe set has not the {settings.n} inputs that the settings say")
-    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in opened.keys() if name not in _RESERVED}  # noqa: SIM118
+    names = sorted({*opened.keys()} - {"facts", "probe"})
+    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in names}
     for kind, part in vectors.items():
-        check_kind(kind)
+        check_key(kind)
         if part.get_dtype() != "F32" or len(part.get_shape()) != 2:
             raise DamagedFile(f"vectors of kind {kind!r} are {part.get_dtype()} {part.get_shape()}, not float32 rows")
-    if not isinstance(found["models"], list):
-        raise DamagedFile("its models are no list")
     store = Store.create(folder, settings.as_json(), wait=10.0)
     try:
         starts = range(0, len(found["models"]), GROUP)
         for start in track(starts, "importing", len(starts), f"times {GROUP} models"):
             some = found["models"][start : start + GROUP]
             records = [_record(model, settings, vectors) for model in some]
-            if not all(store.append(records, added=[_when(model) for model in some])):
+            if not all(store.append(records)):
                 raise DamagedFile("a model of one name more than once")
     finally:
-        store.database.close()
+        store.close()
 
 
 def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) -> Record:
@@ -139,23 +143,18 @@ def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) 
     for kind, place in model["places"].items():
         first, names = place["first"], place["labels"]
         rows, _ = vectors[kind].get_shape()
-        if not isinstance(first, int) or not isinstance(names, list) or not 0 <= first <= first + len(names) <= rows:
+        if not 0 <= first <= first + len(names) <= rows:
             raise DamagedFile(f"{model['name']!r} has its vectors outside of the {rows} rows of {kind}")
         arrays[EXACT if kind == EXACT else f"vectors.{kind}"] = vectors[kind][first : first + len(names)]
         if kind != EXACT:
             labels[kind] = names
     facts = {**settings.as_json(), "labels": labels, **model["about"]}
     own = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
-    record = settings.record(model["name"], from_parts(facts, arrays), own)
+    when = datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
+    record = settings.record(model["name"], from_parts(facts, arrays), own, when)
     if (record.digest, record.architecture) != (model["digest"], model["architecture"]):
         raise DamagedFile(f"{model['name']!r} says two things about its weights or architecture")
     return record
-
-
-def _when(model: dict[str, Any]) -> str:
-    from datetime import datetime
-
-    return datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
 
 
 def _bytes(opened: Any, name: str) -> bytes:
