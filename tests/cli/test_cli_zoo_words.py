@@ -41,7 +41,7 @@ def told(*arguments: object) -> str:
 
 
 def test_messages_fit_the_command_line_too(folder: Path, tmp_path: Path) -> None:
-    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).startswith("100000 probes:")
+    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).endswith("to 2048, got 100000")
     assert told("init", tmp_path / "n", "--data", "demo", "--kinds", "foo").endswith("got foo")
     assert "--data" in told("list", tmp_path / "none")
     assert told("recommend", folder, "--data", "demo", "--by", "foo").endswith("got 'foo'")
