@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_prints import made, new_zoo
+from made_prints import made, new_zoo, same
 
-from sosie.zoo import Fingerprint, Zoo
+from sosie.zoo import Fingerprint, Zoo, archive
 from sosie.zoo.store import ZooGone
 
 
@@ -104,18 +104,22 @@ def test_wrong_questions(tmp_path: Path) -> None:
     assert "new" not in zoo
 
 
-def test_a_model_that_is_removed_while_all_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zoo_that_changes_while_it_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has the models of one moment, whatever happens to their files."""
     zoo = new_zoo(tmp_path, 4)
-    read = zoo.store.read
+    write = archive.assemble
 
-    def read_late(name: Any, *some: Any) -> Any:
-        if name == "m1":
-            zoo.remove("m2")
-        return read(name, *some)
+    def write_late(*arguments: Any) -> None:
+        zoo.remove("m2")
+        zoo.compact()
+        zoo.add(made(9), "late")
+        write(*arguments)
 
-    monkeypatch.setattr(zoo.store, "read", read_late)
+    monkeypatch.setattr(archive, "assemble", write_late)
     zoo.export(tmp_path / "all.sosiezoo")
-    assert list(Zoo.import_(tmp_path / "all.sosiezoo", tmp_path / "copy")) == ["m0", "m1", "m3"]
+    copy = Zoo.import_(tmp_path / "all.sosiezoo", tmp_path / "copy")
+    assert list(copy) == ["m0", "m1", "m2", "m3"]
+    assert all(same(copy[f"m{k}"].fingerprint, made(k)) for k in range(4))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Questions about one model or two, put to the zoo: what is known, the nearest models and layers, family, a pair."""
+"""What the explorer asks a zoo: about one model or two, about all, the map, and recorded runs; answers are JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .. import __version__
 from ..files import DamagedFile
-from ..report.colour import full_scale
+from ..report.colour import full_scale, ramp
 from ..report.words import visible
 from ..results import THRESHOLDS, Dynamics, Map
 from ..zoo import Fingerprint, NotComparable, Zoo
@@ -27,6 +26,17 @@ from ..zoo.vectors import EXACT, Vectors
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
 WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
 MOST_FAMILY = 100
+
+
+def about(zoo: Zoo) -> dict[str, Any]:
+    """What the front end needs to know of the zoo."""
+    settings = zoo.settings
+    there = {kind_of(key) for key in zoo.store.kinds()}
+    return {
+        "name": zoo.folder.absolute().name, "models": len(zoo), "failed": len(zoo.failed()), "probe": settings.probe,
+        "n": settings.n, "size": settings.size, "kinds": [kind for kind in settings.kinds if kind in there],
+        "what": WHAT, "version": __version__, "ramp": list(ramp()), "choices": zoo.store.choices(),
+    }  # fmt: skip
 
 
 def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
@@ -45,16 +55,10 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
         related = zoo.store.relatives(number)
         kinds = _kinds(zoo, number)
     return {
-        **facts,
-        "parameters": stored.parameters,
-        "source": stored.facts.source,
-        "added": stored.added,
-        "digest": stored.digest,
-        "kinds": kinds,
-        "absent": stored.about["absent"],
-        "notes": _notes(stored.about["about"].get("notes")),
-        **related,
-    }
+        **facts, "parameters": stored.parameters, "source": stored.facts.source, "added": stored.added,
+        "digest": stored.digest, "kinds": kinds, "absent": stored.about["absent"],
+        "notes": _notes(stored.about["about"].get("notes")), **related,
+    }  # fmt: skip
 
 
 def _notes(said: Any) -> list[str]:
@@ -91,11 +95,10 @@ def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
     picked = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
     return {
         "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
-        "candidates": found.asked["candidates"],
-        "total": len(found),
+        "candidates": found.asked["candidates"], "total": len(found),
         "rows": [{name: row[name] for name in picked} for row in found.rows()[:MOST_FAMILY]],
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
 
 
 def _numbers(zoo: Zoo, names: list[str]) -> dict[str, int]:
@@ -110,14 +113,11 @@ def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[s
         kinds = [_kinds(zoo, number) for number in (first, second)]
     values = _whole(zoo, first, second) if exact and kind == "cka" else _short(zoo, first, second, kind, exact)
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "exact": exact or kind == "atoms",
+        "kind": kind, "what": WHAT[kind], "exact": exact or kind == "atoms",
         "kinds": [name for name in kinds[0] if name in kinds[1]],
         "a": {"id": first, "name": sides[0]["name"], "sites": kinds[0][kind]},
-        "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]},
-        "value": np.round(values, 6).tolist(),
-    }
+        "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]}, "value": np.round(values, 6).tolist(),
+    }  # fmt: skip
 
 
 def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
@@ -135,12 +135,6 @@ def _whole(zoo: Zoo, first: int, second: int) -> Any:
     return found[0] @ found[1].T
 
 
-def kinds_of(zoo: Zoo) -> list[str]:
-    """The kinds of vectors that models of the zoo have."""
-    there = {kind_of(key) for key in zoo.store.kinds()}
-    return [kind for kind in zoo.settings.kinds if kind in there]
-
-
 # Questions about all models, put to the zoo: which belong together, which are there twice
 
 MOST_HELD = 20_000  # models: among more, duplicates take longer than a reader waits
@@ -155,17 +149,12 @@ def clusters(zoo: Zoo, kind: str, k: int | None, filters: dict[str, Any]) -> dic
         groups.setdefault(row["cluster"], []).append(row)
     asked = found.asked
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "total": len(found),
-        "silhouette": asked["silhouette"],
-        "chosen": asked["chosen"],
-        "groups": [_group(number, groups[number]) for number in sorted(groups)],
-        "ids": [row["id"] for row in found.found],
-        "clusters": [row["cluster"] for row in found.found],
+        "kind": kind, "what": WHAT[kind], "total": len(found), "silhouette": asked["silhouette"],
+        "chosen": asked["chosen"], "groups": [_group(number, groups[number]) for number in sorted(groups)],
+        "ids": [row["id"] for row in found.found], "clusters": [row["cluster"] for row in found.found],
         "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in found.found],
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
 
 
 def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,12 +162,9 @@ def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     alike = [row["similarity"] for row in rows if row["similarity"] is not None]
     most = Counter(row["architecture"] for row in rows).most_common(1)[0]
     return {
-        "cluster": number,
-        "count": len(rows),
-        "centre": {"id": centre["id"], "name": centre["name"]},
-        "similarity": sum(alike) / len(alike) if alike else None,
-        "architecture": {"name": most[0], "count": most[1]},
-    }
+        "cluster": number, "count": len(rows), "centre": {"id": centre["id"], "name": centre["name"]},
+        "similarity": sum(alike) / len(alike) if alike else None, "architecture": {"name": most[0], "count": most[1]},
+    }  # fmt: skip
 
 
 def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dict[str, Any]:
@@ -214,13 +200,9 @@ def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
             picked = ("name", "same_as", "why", "value", "exact", "architecture", "task", "tags", "parent")
             rows.append({**named, **{name: row[name] for name in picked}})
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "threshold": threshold,
-        "models": found.asked["models"],
-        "rows": rows,
+        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": found.asked["models"], "rows": rows,
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
 
 
 def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -> dict[str, Any]:
@@ -229,13 +211,9 @@ def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -
     counts = Counter(row["why"] for row in found["rows"])
     rows = [row for row in found["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
     return {
-        **found,
-        "same_weights": counts[SAME],
-        "alike": counts[ALIKE],
-        "total": len(rows),
-        "offset": offset,
+        **found, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
         "rows": rows[offset : offset + limit],
-    }
+    }  # fmt: skip
 
 
 # The map of all models, and where a fingerprint that was sent belongs on it
@@ -244,38 +222,17 @@ MOST_POINTS = 20_000
 REFERENCES = 10  # models that a place is worked out from
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Points of a map, and those that all of them were laid out around."""
-
-    numbers: NDArray[np.int64]  # of the models
-    points: NDArray[np.float64]
-    anchors: NDArray[np.int64] | None  # places among the points; None: models were removed while the map was made
-
-    @classmethod
-    def of(cls, found: Map) -> Layout:
-        numbers = np.array([row["id"] for row in found.found], np.int64)
-        points = np.array([(row["x"], row["y"]) for row in found.found], np.float64).reshape(-1, 2)
-        models, landmarks = found.asked["models"], found.asked["landmarks"]
-        anchors: NDArray[np.int64] | None = np.arange(models)
-        if len(found) < models:
-            anchors = None
-        elif landmarks is not None:
-            anchors = drawn(models, landmarks, found.asked["seed"])
-        return cls(numbers, points, anchors)
-
-
 class Maps:
     """The last map of each kind, as it is shown, so that what is sent is put on that one."""
 
     def __init__(self, zoo: Zoo) -> None:
         self._zoo = zoo
-        self._last: dict[str, Layout] = {}
+        self._last: dict[str, Map] = {}
 
     def answer(self, kind: str) -> dict[str, Any]:
         """All models as points, near ones near each other; beyond the most evenly picked ones."""
         found = self._zoo.map(kind)
-        self._last[kind] = Layout.of(found)
+        self._last[kind] = found
         rows = list(found.found)
         if len(rows) > MOST_POINTS:
             rows = [rows[k] for k in np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
@@ -295,8 +252,8 @@ class Maps:
         that the map was laid out around. That is linear in them, and gives those models their own places: so what it
         takes is the place of a few models, and how far the distances are from theirs.
         """
-        layout = self._last.get(kind)
-        if layout is None or layout.anchors is None:
+        last = self._last.get(kind)
+        if last is None or len(last) < last.asked["models"]:  # some were removed while it was made
             return None
         vectors = vectors_of(self._zoo, kind)
         key = sent.key(kind)
@@ -305,22 +262,21 @@ class Maps:
         mine = Vectors(key, rows, zero, zero, np.array([len(rows)], np.int64))
         if key != vectors.kind:
             raise NotComparable("its atoms have other coefficients than those of the zoo, and nothing in common")
-        anchors = layout.anchors[np.isin(layout.numbers[layout.anchors], vectors.models)]
-        if not len(anchors):
+        landmarks, models = last.asked["landmarks"], last.asked["models"]
+        laid_around = np.arange(models) if landmarks is None else drawn(models, landmarks, last.asked["seed"])
+        there = {*vectors.models.tolist()}
+        anchors = [row for row in (last.found[k] for k in laid_around) if row["id"] in there]
+        if not anchors:
             return None
-        some = vectors.part(np.searchsorted(vectors.models, layout.numbers[anchors]))
-        points = layout.points[anchors]
+        some = vectors.part(np.searchsorted(vectors.models, [row["id"] for row in anchors]))
+        points = np.array([(row["x"], row["y"]) for row in anchors])
         alike = similarities(some, mine)
         near = np.sort(np.argsort(-alike[0], kind="stable")[:REFERENCES])
         squared = squared_distances(alike)
         theirs = squared_distances(similarities(some, some.part(near)))
         point = points[near].mean(0) + placed(points, theirs, squared)[0]
-        return {
-            "x": round(float(point[0]), 6),
-            "y": round(float(point[1]), 6),
-            "models": len(anchors),
-            "stress": stress_of(point[None], points, squared),
-        }
+        x, y = (round(float(axis), 6) for axis in point)
+        return {"x": x, "y": y, "models": len(anchors), "stress": stress_of(point[None], points, squared)}
 
 
 # Dynamics that lie in the zoo's folder `runs/`: saved results, looked at through a slider
@@ -376,26 +332,17 @@ def opened(folder: Path, name: str) -> dict[str, Any]:
     except DamagedFile as error:
         raise DamagedFile(str(error).replace(str(path), path.name)) from error
     return {
-        "name": name,
-        "names": [run.name_a, run.name_b],
-        "two_runs": run.two_runs,
-        "what": run.what,
-        "sites": list(run.sites),
-        "steps_a": list(run.steps_a),
-        "steps_b": list(run.steps_b),
+        "name": name, "names": [run.name_a, run.name_b], "two_runs": run.two_runs, "what": run.what,
+        "sites": list(run.sites), "steps_a": list(run.steps_a), "steps_b": list(run.steps_b),
         "measures": [_measure(run, measure) for measure in run.values],
-    }
+    }  # fmt: skip
 
 
 def _measure(run: Dynamics, name: str) -> dict[str, Any]:
     values, scale = run[name], full_scale(run[name])
     settled = {} if run.two_runs else run.settled(THRESHOLDS[0], name)
     return {
-        "name": name,
-        "value": values.value.tolist(),
-        "closer": values.closer,
-        "ends": [scale.far, scale.alike],
-        "threshold": THRESHOLDS[0],
-        "settled": [settled.get(site) for site in run.sites],
+        "name": name, "value": values.value.tolist(), "closer": values.closer, "ends": [scale.far, scale.alike],
+        "threshold": THRESHOLDS[0], "settled": [settled.get(site) for site in run.sites],
         "caveats": list(dict.fromkeys(caveat.text for caveat in values.caveats)),
-    }
+    }  # fmt: skip

@@ -6,19 +6,20 @@ Written and read a model at a time. What others send is checked before it is bel
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
-from ..progress import track
+from ..progress import Progress, track
 from .fingerprints import from_parts
 from .folder import Settings, load_probe, new_folder
-from .store import Facts, Record, Store, UnknownModel, check_key, errors_in_words
-from .vectors import EXACT, as_bytes
+from .search import blocks
+from .store import TAGS, Facts, Record, Store, check_key, errors_in_words
+from .vectors import EXACT, ITEM, Vectors, as_bytes
 
 if TYPE_CHECKING:
     from .zoo import Zoo
@@ -39,56 +40,50 @@ SCHEMA = {
 
 
 def export(zoo: Zoo, path: Path) -> Path:
-    """Whole or not at all; a model that is changed, added or removed meanwhile is in it, or is not."""
+    """Whole or not at all: the zoo as it is at one moment, whatever is added, changed or removed meanwhile."""
     if path.resolve().is_relative_to(zoo.folder.resolve()):
         raise ValueError(f"{path} is inside the zoo's own folder, whose files it might replace: name one elsewhere")
     check_writable(path)
-    names = list(zoo)
     probe = zoo.probe_path.read_bytes()
     load_probe(zoo.probe_path, zoo.settings.probe)
+    models, vectors = zoo.store.again(lambda: _models(zoo.store))
+    facts = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
+
+    def write(temporary: Path) -> None:
+        with Progress("exporting", sum(int(each.count.sum()) for each in vectors), "rows") as bar:
+            parts = [_rows_part(each, bar) for each in vectors]  # before the bytes, so that they are aligned
+            for name, content in (("facts", facts.encode()), ("probe", probe)):
+                parts.append(Part(name, "U8", (len(content),), len(content), [content]))
+            assemble(temporary, parts, {"format": f"sosie-{KIND}", "version": str(VERSION)})
+
     with errors_in_words(path):
-        return write_atomically(path, lambda temporary: _write(zoo, names, probe, temporary))
+        return write_atomically(path, write)
 
 
-def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
-    """A file for each kind first, since the header of the whole says how large they are."""
-    parts: dict[str, Any] = {}
-    ends: dict[str, tuple[int, int]] = {}
-    models = []
-    try:
-        for name in track(names, "exporting", len(names), "models"):
-            try:
-                record = zoo.store.read(name)
-            except UnknownModel:  # removed meanwhile
-                continue
-            places = {}
-            for kind, (vectors, labels) in record.blocks.items():
-                if kind not in parts:
-                    parts[kind] = open(f"{path}.{kind.replace(':', '-')}", "w+b")  # noqa: SIM115 (closed below)
-                parts[kind].write(as_bytes(vectors))
-                first, width = ends.get(kind, (0, vectors.shape[1]))
-                places[kind] = {"first": first, "labels": labels}
-                ends[kind] = (first + len(labels), width)
-            facts = {key: getattr(record, key) for key in ("name", "digest", "architecture", "parameters", "added")}
-            models.append({**facts, **asdict(record.facts), "about": record.about, "places": places})
-        text = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
-        rows_of = [
-            Part(f"vectors.{kind}", "F32", (rows, width), rows * width * 4, _pieces(parts[kind]))
-            for kind, (rows, width) in ends.items()
-        ]  # before the bytes, so that they are aligned
-        texts = {"facts": text.encode(), "probe": probe}
-        others = [Part(name, "U8", (len(content),), len(content), [content]) for name, content in texts.items()]
-        assemble(path, [*rows_of, *others], {"format": f"sosie-{KIND}", "version": str(VERSION)})
-    finally:
-        for part in parts.values():
-            part.close()
-            os.unlink(part.name)
+def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
+    """The models of one moment, each with the places of its vectors in the file to be, and these vectors."""
+    columns = "id, name, digest, architecture, parameters, added, task, source, parent, about"
+    with store.reading():
+        rows = store.select(f"SELECT {columns}, {TAGS} FROM models WHERE removed IS NULL ORDER BY id")
+        models = {row["id"]: row | {"places": {}} for row in rows}
+        vectors = [some for kind in store.files() if len((some := store.read_vectors(kind)).models)]
+        for each in vectors:
+            starts = (np.cumsum(each.count) - each.count).tolist()
+            facts = store.describe(each.models.tolist(), each.kind)
+            for model, start in zip(each.models.tolist(), starts, strict=True):
+                models[model]["places"][each.kind] = {"first": start, "labels": facts[model]["labels"]}
+    return [{name: model[name] for name in model if name != "id"} for model in models.values()], vectors
 
 
-def _pieces(part: Any) -> Iterator[bytes]:
-    part.seek(0)
-    while some := part.read(2**22):
-        yield some
+def _rows_part(vectors: Vectors, bar: Progress) -> Part:
+    rows, width = int(vectors.count.sum()), vectors.rows.shape[1]
+
+    def pieces() -> Iterator[memoryview]:
+        for _, _, some in blocks(vectors):
+            yield as_bytes(some)
+            bar.advance(len(some))
+
+    return Part(f"vectors.{vectors.kind}", "F32", (rows, width), rows * width * ITEM, pieces())
 
 
 def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:

@@ -643,7 +643,7 @@ class Store:
 
     def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Record:
         """A model, by name or id, with its vectors, whose checksums are looked at; some kinds of them, or all."""
-        return self._again(lambda: self._read(name, kinds))
+        return self.again(lambda: self._read(name, kinds))
 
     def _read(self, name: str | int, kinds: Sequence[str] | None) -> Record:
         with self.reading():
@@ -672,9 +672,9 @@ class Store:
     def vectors(self, kind: str, **filters: Any) -> Vectors:
         """The rows of a kind on the disk, and where those of the models are that pass the filters."""
         key = kind, *((name, tuple(_texts(given))) for name, given in filters.items())
-        return self._once(key, lambda: self._again(lambda: self._vectors(kind, filters)))
+        return self._once(key, lambda: self.again(lambda: self.read_vectors(kind, **filters)))
 
-    def _vectors(self, kind: str, filters: Mapping[str, Any]) -> Vectors:
+    def read_vectors(self, kind: str, **filters: Any) -> Vectors:
         condition, values = _condition(filters)
         with self.reading() as connection:
             file = connection.execute("SELECT id, width, name FROM files WHERE kind = ?", (kind,)).fetchone()
@@ -703,7 +703,8 @@ class Store:
         """The whole vectors, if models have some."""
         return self.vectors("exact") if "exact" in self.kinds() else None
 
-    def _again(self, read: Callable[[], T]) -> T:
+    def again(self, read: Callable[[], T]) -> T:
+        """What `read` returns; it is done again where files were compacted away meanwhile."""
         for _ in range(TRIES - 1):
             with contextlib.suppress(FileNotFoundError):
                 return read()

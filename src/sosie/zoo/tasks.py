@@ -36,7 +36,7 @@ from .store import Facts
 
 WINDOW = 64  # tasks that wait in somebody else's executor at one time
 _opening = threading.Lock()  # models are built from the one global random state
-SAME = "the very model is in the zoo: nothing to do"
+UNCHANGED = "the very model is in the zoo: nothing to do"
 DIED_TWICE = (
     "its worker process died twice: out of memory, or a crash below Python (a script that adds with workers= needs "
     '`if __name__ == "__main__":` around what it does)'
@@ -52,7 +52,7 @@ class Failure:
     by_executor: bool = False  # it gave the task up, as a cluster does whose workers died under it
 
 
-Outcome = Fingerprint | str | Failure  # a text: SAME or NO_PROBE
+Outcome = Fingerprint | str | Failure  # a text: UNCHANGED or NO_PROBE
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def make(task: Task) -> Outcome:
     if task.known is not None:
         module, name, prepare = with_name(model, options.get("prepare"))
         if isinstance(module, nn.Module) and Network(module, name, prepare=prepare).digest() == task.known:
-            return SAME
+            return UNCHANGED
     s = task.settings
     return fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
 

@@ -28,8 +28,7 @@ from .kinds import PROBES, Probe
 from .questions import find_clusters, lay_out, vectors_of
 from .search import as_query, search
 from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_name, check_tags
-from .tasks import NO_PROBE, Failure, Outcome, Task, is_fingerprint_file, make, make_all, reason_of
-from .tasks import SAME as SAME_MODEL
+from .tasks import NO_PROBE, UNCHANGED, Failure, Outcome, Task, is_fingerprint_file, make, make_all, reason_of
 from .upkeep import compact, find_problems, mend, problem
 
 if TYPE_CHECKING:
@@ -46,6 +45,10 @@ class Listing(Rows):
 
     columns: tuple[str, ...]
     found: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Listing:
+        return cls(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))
 
     def to_pandas(self) -> pandas.DataFrame:
         return as_frame(self.rows(), self.columns)
@@ -118,23 +121,9 @@ class Report:
         return f"<Report: {self.sentence()}>"
 
 
-def listing(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Listing:
-    return Listing(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))
-
-
 WAIT = 10.0  # seconds for another writer
 COLUMNS = (
-    "name",
-    "architecture",
-    "parameters",
-    "task",
-    "tags",
-    "sites",
-    "kinds",
-    "parent",
-    "source",
-    "added",
-    "digest",
+    *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
 )
 
 
@@ -254,7 +243,19 @@ class Zoo:
         if executor is not None or workers or facts:
             raise ValueError("executor=, workers= and facts= are for several models: give {name: model}")
         name = check_name(default_name(models) if name is None else name)
-        return self[_add_one(self, _task(self, name, models, options, replace), common, replace)]
+        common = _with_source(common, models)
+        try:
+            outcome = make(_task(self, name, models, options, replace, common))
+        except Exception as error:
+            self.store.record_failure(name, reason_of(error), common.source)
+            raise
+        if outcome == NO_PROBE:
+            raise probe_gone(self.probe_path)
+        if isinstance(outcome, Fingerprint):
+            self.store.append([self.settings.record(name, outcome, common)], replace=replace)
+        else:  # it is there, unchanged
+            self.store.change_facts(name, common)
+        return self[name]
 
     def fingerprint(self, model: Any, **options: Any) -> Fingerprint:
         """Of any model, as `search` takes it: made as all others here, on the probe set of the zoo, and not added."""
@@ -285,11 +286,11 @@ class Zoo:
         for row in rows:
             row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
             row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
-        return listing(rows, COLUMNS)
+        return Listing.of(rows, COLUMNS)
 
     def failed(self) -> Listing:
         """Models that could not be fingerprinted, with the reason; one that is added after all is no longer here."""
-        return listing(self.store.failures(), ("name", "reason", "source", "at"))
+        return Listing.of(self.store.failures(), ("name", "reason", "source", "at"))
 
     def __len__(self) -> int:
         return self.store.count()
@@ -513,24 +514,6 @@ GROUP = 16  # fingerprints given as they are that are written in one transaction
 _OPTIONS = ("sites", "prepare", "device")
 
 
-def _add_one(zoo: Zoo, task: Task, facts: Facts, replace: bool) -> str:
-    """The name it has; an error is recorded, then raised."""
-    facts = _with_source(facts, task.model)
-    try:
-        outcome = make(task)
-    except Exception as error:
-        zoo.store.record_failure(task.name, reason_of(error), facts.source)
-        raise
-    if outcome == NO_PROBE:
-        raise probe_gone(zoo.probe_path)
-    if outcome == SAME_MODEL:
-        zoo.store.change_facts(task.name, facts)
-    else:
-        assert isinstance(outcome, Fingerprint)
-        zoo.store.append([zoo.settings.record(task.name, outcome, facts)], replace=replace)
-    return task.name
-
-
 def _add_many(zoo: Zoo, outcomes: Iterable[tuple[Task, Outcome]], replace: bool, total: int | None) -> Added:
     """Every model with what became of it; written as each is done, so that an interruption loses only the last."""
     added: list[str] = []
@@ -559,7 +542,7 @@ def _add_many(zoo: Zoo, outcomes: Iterable[tuple[Task, Outcome]], replace: bool,
         try:
             for task, outcome in outcomes:
                 name, facts = task.name, task.facts
-                if outcome == SAME_MODEL:
+                if outcome == UNCHANGED:
                     zoo.store.change_facts(name, facts)
                     there.append(name)
                 elif isinstance(outcome, Fingerprint):
@@ -606,12 +589,12 @@ def _tasks(
         yield _task(zoo, name, model, options, again, _with_source(replace(common, **own), model))
 
 
-def _task(zoo: Zoo, name: str, model: Any, options: Mapping[str, Any], again: bool, facts: Facts | None = None) -> Task:
+def _task(zoo: Zoo, name: str, model: Any, options: Mapping[str, Any], again: bool, facts: Facts) -> Task:
     """`again`: it is fingerprinted though a model of that name with the same weights may be there."""
     there = None if again else zoo.store.find(name)
     known = None if there is None else there["digest"]
     path = str(zoo.probe_path.absolute())
-    return Task(name, model, zoo.settings, path, known, dict(options), facts or Facts())
+    return Task(name, model, zoo.settings, path, known, dict(options), facts)
 
 
 def _with_source(facts: Facts, model: Any) -> Facts:
