@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,26 @@ def test_a_second_writer_waits(tmp_path: Path) -> None:
     thread.join(60)
     assert done.is_set()
     assert "a" in zoo
+
+
+def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 0, wait=60)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Zoo(tmp_path / "zoo").store.writing():
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            start = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                zoo.add(made(0), "a")
+            assert time.monotonic() - start < 20
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(zoo) == 0
 
 
 def test_threads_share_a_zoo(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The inputs that all models of a collection are shown: fixed, few, known by a hash."""
+"""What fingerprints are made of: the probe set, the projection to short vectors, and the vectors of each kind."""
 
 from __future__ import annotations
 

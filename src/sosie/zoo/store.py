@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -305,6 +306,7 @@ CHOICES = {
     "GROUP BY task",
 }
 END = "coalesce((SELECT first + rows FROM blocks WHERE file = files.id ORDER BY first DESC LIMIT 1), 0) AS end"  # rows
+PAUSE = 0.02  # seconds between two tries to write
 MOST_CHOICES = 200  # of tags, architectures and tasks each
 MOST_RELATED = 100
 MOST_NAMED = 8  # of what there is to filter by, in a message
@@ -420,7 +422,7 @@ class Store:
         if not os.access(self.folder, os.W_OK):
             raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
         with errors_in_words(self.path, self.wait):
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
             try:
                 yield connection
                 connection.execute("UPDATE about SET value = CAST(value AS INTEGER) + 1 WHERE key = 'changes'")
@@ -433,6 +435,22 @@ class Store:
                                 os.truncate(path, size)
                     connection.execute("ROLLBACK")
                 raise
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin to write, or wait for whoever does; SQLite's own waiting would not hear an interruption."""
+        deadline = time.monotonic() + self.wait
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                        raise
+                time.sleep(PAUSE)
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {round(1000 * self.wait)}")
 
     def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The answer to one question; of columns called labels, tags, kinds and about what their JSON says."""
