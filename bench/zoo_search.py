@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.store import Block, Record
+from sosie.zoo.store import Record
 
 WHAT = """A million site vectors of 256 numbers, of 62,500 models in families. *opening*: `Zoo(folder)`; *first*: the
 first search, which reads where the vectors are (and the index); *layer*: the 10 nearest of all site vectors to one;
@@ -54,7 +54,7 @@ def make(folder: Path, models: int) -> dict[str, Any]:
         some = vectors(random, families, random.integers(0, FAMILIES, min(GROUP, models - first)))
         zoo.store.append(
             [
-                Record(f"m{first + k}", f"{first + k:016x}", "Net", 1, {"cka": Block(one, labels)}, about=ABOUT)
+                Record(f"m{first + k}", f"{first + k:016x}", "Net", 1, {"cka": (one, labels)}, about=ABOUT)
                 for k, one in enumerate(some)
             ]
         )

@@ -182,7 +182,7 @@ def test_mistakes_are_told_in_words(folder: Path, tmp_path: Path) -> None:
     for arguments, said in (
         (["list", tmp_path / "none"], "sosie zoo init"),
         (["init", folder, "--data", "demo"], "is a zoo already"),
-        (["init", tmp_path / "none", "--data", "demo", "--rows", "positions"], "flatten, mean, cls, last"),
+        (["init", tmp_path / "none", "--data", "demo", "--rows", "positions"], "one row per input"),
         (["check", tmp_path / "none", "--repair", "--data", "demo"], "no zoo in"),
         (["add", folder, "small_cnn", "small_cnn"], "NAME=MODEL"),
         (["tag", folder, "two"], "--add TAG"),

@@ -41,11 +41,11 @@ def told(*arguments: object) -> str:
 
 
 def test_messages_fit_the_command_line_too(folder: Path, tmp_path: Path) -> None:
-    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).startswith("100000 probes:")
-    assert told("init", tmp_path / "n", "--data", "demo", "--kinds", "foo").endswith("not foo")
+    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).endswith("to 2048, got 100000")
+    assert told("init", tmp_path / "n", "--data", "demo", "--kinds", "foo").endswith("got foo")
     assert "--data" in told("list", tmp_path / "none")
-    assert "no score 'foo'" in told("recommend", folder, "--data", "demo", "--by", "foo")
-    assert "9 clusters: a number from 1 to 2" in told("clusters", folder, "-k", 9)
+    assert told("recommend", folder, "--data", "demo", "--by", "foo").endswith("got 'foo'")
+    assert "clusters must be a whole number from 1 to 2, got 9" in told("clusters", folder, "-k", 9)
 
 
 @pytest.mark.parametrize("verb", ["search", "layers", "map", "clusters", "duplicates", "index"])

@@ -12,7 +12,7 @@ import pytest
 from web_examples import HOSTILE, PROBE, SITES, a_run, awaited, made
 
 from sosie.results import Dynamics
-from sosie.web.cache import Kept, as_json
+from sosie.web.cache import AnswerCache, as_json
 from sosie.zoo import Zoo
 
 
@@ -183,7 +183,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
 
 def test_an_answer_is_worked_out_once_until_the_zoo_changes() -> None:
     changes, made_times = [0], []
-    kept = Kept(lambda: changes[0], most_bytes=1000)
+    kept = AnswerCache(lambda: changes[0], most_bytes=1000)
     ready = threading.Barrier(8)
 
     def ask() -> None:
@@ -204,7 +204,7 @@ def test_an_answer_is_worked_out_once_until_the_zoo_changes() -> None:
 def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, changes, made_times = [100.0], [0], []
     monkeypatch.setattr("sosie.web.cache.time.monotonic", lambda: now[0])
-    kept = Kept(lambda: changes[0])
+    kept = AnswerCache(lambda: changes[0])
 
     def make() -> int:
         made_times.append(1)
@@ -224,7 +224,7 @@ def test_what_took_long_is_given_again_for_a_while(monkeypatch: pytest.MonkeyPat
 def test_few_slow_answers_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("sosie.web.cache.time.monotonic", lambda: now[0])
-    kept = Kept(lambda: 0)
+    kept = AnswerCache(lambda: 0)
 
     def make() -> int:
         now[0] += 2.0
@@ -237,7 +237,7 @@ def test_few_slow_answers_are_given_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_more_is_kept_than_there_is_room_for() -> None:
-    kept = Kept(lambda: 0, most_bytes=1000)
+    kept = AnswerCache(lambda: 0, most_bytes=1000)
     for k in range(50):
         kept.answer((k,), lambda: "x" * 100)
     assert sum(map(len, kept._answers.values())) <= 1000
@@ -246,7 +246,7 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
 
 
 def test_a_failed_answer_is_not_kept() -> None:
-    kept = Kept(lambda: 0)
+    kept = AnswerCache(lambda: 0)
     with pytest.raises(ZeroDivisionError):
         kept.answer(("a",), lambda: 1 / 0)
     assert kept.answer(("a",), lambda: 1) == b"1"

@@ -176,7 +176,7 @@ def test_a_place_in_a_zoo_of_one(tmp_path: Path) -> None:
 
 def test_lists_are_filtered_by_an_index_alone(zoo: Zoo) -> None:
     """The rows of models are long: a search for a part of a name must not go through them."""
-    with zoo.store.database.reading() as connection:
+    with zoo.store.reading() as connection:
         plan = connection.execute(
             "EXPLAIN QUERY PLAN SELECT count(*) FROM models WHERE models.removed IS NULL AND name LIKE ? ESCAPE '\\'",
             ("%a%",),

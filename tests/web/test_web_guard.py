@@ -66,11 +66,11 @@ def test_the_page_has_no_script_of_its_own(client: Any) -> None:
 
 @pytest.mark.parametrize("method", ["put", "delete", "patch", "options"])
 def test_nothing_can_be_written(client: Any, zoo: Zoo, method: str) -> None:
-    before = zoo.store.database.changes()
+    before = zoo.store.changes()
     for path in ("/api/models/1", "/api/near", "/"):
         assert client.request(method, path).status_code == 405
     assert client.post("/api/models/1").status_code == 405
-    assert zoo.store.database.changes() == before
+    assert zoo.store.changes() == before
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_files_are_known_again(client: Any) -> None:
 
 def test_what_breaks_here_is_told_without_details(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     client = TestClient(create_app(zoo), base_url="http://localhost", raise_server_exceptions=False)
-    monkeypatch.setattr("sosie.zoo.store.page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sosie.zoo.store.Store.page", lambda *_, **__: 1 / 0)
     answer = client.get("/api/models")
     assert answer.status_code == 500
     assert "division" not in answer.text
@@ -113,13 +113,13 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_fingerprint_finds_its_nearest_and_is_not_kept(client: Any, zoo: Zoo, tmp_path: Path) -> None:
-    before = zoo.store.database.changes()
+    before = zoo.store.changes()
     found = made(50, near=zoo["m5"].fingerprint, off=0.2, architecture="Sent")
     answer = sent(client, found, tmp_path).json()
     assert answer["rows"][0]["name"] == "m5"
     assert answer["rows"][0]["value"] == pytest.approx(zoo.search(found, k=1).rows()[0]["value"])
     assert answer["sent"]["architecture"] == "Sent"
-    assert zoo.store.database.changes() == before
+    assert zoo.store.changes() == before
 
 
 @pytest.mark.usefixtures("nothing_left")

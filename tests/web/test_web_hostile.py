@@ -18,7 +18,7 @@ from web_examples import made
 
 from sosie.web import create_app
 from sosie.web import serving as prompt
-from sosie.web.cache import Kept
+from sosie.web.cache import AnswerCache
 from sosie.zoo import Zoo
 
 
@@ -59,7 +59,7 @@ def test_one_that_comes_is_answered_on_a_connection_that_is_kept(port: int) -> N
 
 
 def test_questions_take_room_as_answers_do() -> None:
-    kept = Kept(lambda: 0, most_bytes=10_000)
+    kept = AnswerCache(lambda: 0, most_bytes=10_000)
     for k in range(100):
         kept.answer(("models", "x" * 1000, k), lambda: 1)
     assert len(kept._answers) < 10

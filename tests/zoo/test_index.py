@@ -85,7 +85,7 @@ def test_models_that_come_and_go(tmp_path: Path) -> None:
     before = (tmp_path / "zoo" / "vectors" / "cka-16.faiss").stat().st_size
     assert zoo.index()["rows"] == 1400  # 40 rows more, added to what is there
     assert (tmp_path / "zoo" / "vectors" / "cka-16.faiss").stat().st_size > before
-    assert zoo.views.indexes.of(zoo.views.of("cka")).head.trained == 1200  # type: ignore[union-attr]
+    assert indexed.open_index(zoo.store.vectors("cka")).trained == 1200  # type: ignore[union-attr]
     assert recall(zoo, ["p1", "p2", "p330"], "layer") > 0.97
     zoo.compact()
     found = zoo.search("p1")

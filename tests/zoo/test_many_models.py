@@ -15,9 +15,9 @@ from sosie.results import Clusters
 from sosie.zoo import Fingerprint, Zoo
 from sosie.zoo import copies as near_copies
 from sosie.zoo import questions as landmarks
-from sosie.zoo.copies import Near
+from sosie.zoo.copies import near_models
 from sosie.zoo.questions import farthest, of_all, of_some, scaled, similarities, spectrum, square
-from sosie.zoo.store import Mapped
+from sosie.zoo.vectors import Vectors
 
 
 def groups_on_a_circle(folder: Path, sizes: tuple[int, ...]) -> Zoo:
@@ -63,9 +63,9 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
     assert found.asked["landmarks"] == 9
     assert sorted(map(len, found.groups)) == [5, 10, 20]
     assert zoo.clusters() == found
-    with pytest.raises(ValueError, match=r"10 clusters: a number from 1 to 9, or none given: .* landmarks="):
+    with pytest.raises(ValueError, match=r"clusters .* from 1 to 9, got 10: .* landmarks="):
         zoo.clusters(10)
-    with pytest.raises(ValueError, match="landmarks=2"):
+    with pytest.raises(ValueError, match=r"landmarks .* at least 3, got 2"):
         zoo.clusters(landmarks=2)
     monkeypatch.setattr(clusters, "MOST_CLUSTERED", 35)
     assert zoo.clusters().asked["landmarks"] is None
@@ -73,7 +73,7 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("k", [None, 1, 4, 9])
 def test_where_all_are_landmarks_nothing_is_approximate(tmp_path: Path, k: int | None) -> None:
-    similarity = square(new_zoo(tmp_path, 10).store.mapped("cka"))
+    similarity = square(new_zoo(tmp_path, 10).store.vectors("cka"))
     whole, found = of_all(similarity, k), of_some(np.arange(10), similarity, k)
     np.testing.assert_array_equal(found.labels, whole.labels)
     np.testing.assert_allclose(found.own, whole.own, atol=1e-12)
@@ -83,7 +83,7 @@ def test_where_all_are_landmarks_nothing_is_approximate(tmp_path: Path, k: int |
 def test_farthest_first(tmp_path: Path) -> None:
     """After the model at angle 0: the one at the other end, then the one in the middle."""
     zoo = on_a_circle(tmp_path, np.linspace(0, 2, 9))
-    mapped = zoo.store.mapped("cka")
+    mapped = zoo.store.vectors("cka")
     near = similarities(mapped.part([0]), mapped)[:, 0]
     near[0] = np.inf
     assert farthest(mapped, near, 2).tolist() == [4, 8]
@@ -112,7 +112,7 @@ def test_all_pairs_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, til
     zoo.add({f"m{k}": one for k, one in enumerate(prints)})
     zoo.remove("m5")
     left = [one for k, one in enumerate(prints) if k != 5]
-    found = square(zoo.store.mapped("cka"))
+    found = square(zoo.store.vectors("cka"))
     for i, a in enumerate(left):
         for j, b in enumerate(left):
             cosines = a.cosine(b)
@@ -140,7 +140,7 @@ def test_points_that_are_all_one() -> None:
     assert shares == [0, 0]
 
 
-def copies(seed: int, models: int, spread: float) -> Mapped:
+def copies(seed: int, models: int, spread: float) -> Vectors:
     """Models in families of different sizes and numbers of sites, vectors of length 1."""
     random = np.random.default_rng(seed)
     family = random.integers(0, 6, models)
@@ -149,7 +149,7 @@ def copies(seed: int, models: int, spread: float) -> Mapped:
     noise = spread * random.normal(size=(models, 3, SIZE)) * random.integers(0, 3, models)[:, None, None]
     rows = np.concatenate([(base[f] + e)[:c] for f, e, c in zip(family, noise, count, strict=True)])
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return Mapped("cka", rows, np.arange(models) * 2, np.cumsum(count) - count, count)
+    return Vectors("cka", rows, np.arange(models) * 2, np.cumsum(count) - count, count)
 
 
 @pytest.mark.parametrize(("spread", "least"), [(1e-3, 1 - 1e-5), (0.05, 0.99), (0.2, 0.9), (0.5, 0.6)])
@@ -169,14 +169,14 @@ def test_no_pair_that_is_near_is_missed(
         if near:
             wanted[2 * b] = [2 * a for a in near]
     assert 20 < sum(map(len, wanted.values())) < 60 * 59 / 4
-    found = {model: others.tolist() for model, others in Near(mapped, least - 1e-7).each(set())}
+    found = {model: others.tolist() for model, others in near_models(mapped, least - 1e-7, set())}
     assert found == wanted
 
 
 def test_models_that_are_taken_are_left_out() -> None:
     mapped = copies(1, 40, 0.0)  # families of equals
     taken: set[int] = set()
-    for model, others in Near(mapped, 0.999).each(taken):
+    for model, others in near_models(mapped, 0.999, taken):
         assert not taken & set(others.tolist())
         taken.add(model)
     assert len(taken) == 40 - 6
@@ -190,8 +190,8 @@ def test_vectors_that_are_not_quite_of_length_one(monkeypatch: pytest.MonkeyPatc
     angles = np.array([0, angle, *np.linspace(0.5, 2, 20)])
     rows = np.zeros((22, SIZE), np.float32)
     rows[:, 0], rows[:, 1] = length * np.sin(angles), length * np.cos(angles)
-    mapped = Mapped("cka", rows, np.arange(22), np.arange(22), np.ones(22, np.int64))
-    found = [(a, b.tolist()) for a, b in Near(mapped, least).each(set()) if a == 1]
+    mapped = Vectors("cka", rows, np.arange(22), np.arange(22), np.ones(22, np.int64))
+    found = [(a, b.tolist()) for a, b in near_models(mapped, least, set()) if a == 1]
     assert found == [(1, [0])]
 
 

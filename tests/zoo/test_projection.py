@@ -111,7 +111,8 @@ def small_nets() -> list[nn.Module]:
 def test_linear_vectors_have_wcka_as_their_mean() -> None:
     nets, probe, found = small_nets(), Probe.of(torch.ones(4, 12)), []
     for seed in range(60):
-        made = [linear_vectors(Network(net, "net"), probe, seed=seed).vectors for net in nets]
+        each = [linear_vectors(Network(net, "net"), probe, seed=seed)[0] for net in nets]
+        made = [torch.stack(list(vectors.values())) for vectors in each]
         found.append((made[0] @ made[1].T).numpy())
     expected = sosie.compare_weights(*nets).matrix("wcka")
     assert made[0].shape == (3, 2 * 128 * 127 // 2)

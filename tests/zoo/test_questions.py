@@ -61,7 +61,7 @@ def test_similarities_of_whole_models(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     zoo.add({f"m{k}": made(k, sites=1 + k % 4) for k in range(9)})
     zoo.remove("m4")
-    mapped = zoo.store.mapped("cka")
+    mapped = zoo.store.vectors("cka")
     found = similarities(mapped, mapped)
     left = [k for k in range(9) if k != 4]
     for i, a in enumerate(left):
@@ -96,7 +96,7 @@ def test_landmarks_are_placed_where_they_are() -> None:
 def test_the_stress_is_that_of_the_points(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 7)
     found = zoo.map()
-    mapped = zoo.store.mapped("cka")
+    mapped = zoo.store.vectors("cka")
     true = np.sqrt(np.maximum(2 - 2 * similarities(mapped, mapped), 0))
     np.fill_diagonal(true, 0)
     wanted = np.sqrt(((apart(found) - true) ** 2).sum() / (true**2).sum())
@@ -115,7 +115,7 @@ def test_a_map_of_few_models_and_its_orientation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(oriented(points), oriented(points * [-1, 1]))
     with pytest.raises(ValueError, match="no model has the tag 'none'"):
         zoo.map(tag="none")
-    with pytest.raises(ValueError, match="landmarks=2"):
+    with pytest.raises(ValueError, match=r"landmarks .* at least 3, got 2"):
         zoo.map(landmarks=2)
 
 
@@ -130,7 +130,7 @@ def test_clusters_that_were_put_there(tmp_path: Path) -> None:
     assert len(zoo.clusters(5).groups) == 5
     assert len(zoo.clusters(1).groups) == 1
     assert Clusters.load(found.save(tmp_path / "c.json")) == found
-    with pytest.raises(ValueError, match="13 clusters: a number from 1 to 12"):
+    with pytest.raises(ValueError, match=r"clusters .* from 1 to 12, got 13"):
         zoo.clusters(13)
 
 
@@ -164,7 +164,7 @@ def test_duplicates_are_found_and_others_are_not(tmp_path: Path) -> None:
     assert all(row["value"] >= 1 - 1e-5 and row["exact"] for row in found)
     assert [row["name"] for row in zoo.duplicates(0.9)] == ["copy", "turned", "tuned"]
     assert Duplicates.load(found.save(tmp_path / "d.json")) == found
-    with pytest.raises(ValueError, match="threshold of 2"):
+    with pytest.raises(ValueError, match=r"threshold .* from 0.5 to 1, got 2"):
         zoo.duplicates(2)
 
 
@@ -236,7 +236,7 @@ def test_atoms_meet_at_their_own_layer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 different sets of coefficients"):
         zoo.map("atoms")
     key = mine.key("atoms")
-    mapped = zoo.store.mapped(key)
+    mapped = zoo.store.vectors(key)
     again = similarities(mapped, mapped)
     assert again[0, 1] == pytest.approx({row["name"]: row["value"] for row in found}["a1"], abs=1e-6)
     assert len(zoo.map(key)) == 4

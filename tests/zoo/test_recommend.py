@@ -100,7 +100,7 @@ def test_with_labels_a_probe_decides(tmp_path: Path) -> None:
     assert "equal ones by mean_embedding" in found.notes[0]
     told = zoo.recommend([x], models=nets, probe_layer=0)
     assert all("no labels" in row["reason"] for row in told)
-    with pytest.raises(ValueError, match="and with a probe layer"):
+    with pytest.raises(ValueError, match="needs a probe layer"):
         zoo.recommend(data, models=nets, by="probe_accuracy")
 
 

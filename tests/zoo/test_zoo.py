@@ -178,7 +178,7 @@ def test_list_filters(tmp_path: Path) -> None:
 
 def test_removed_models_are_gone_and_their_room_comes_back(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 6)
-    mapped = zoo.store.mapped("cka")
+    mapped = zoo.store.vectors("cka")
     kept = np.array(mapped.rows)
     held = zoo["m3"]
     zoo.remove("m0", "m3")
@@ -202,17 +202,16 @@ def test_removed_models_are_gone_and_their_room_comes_back(tmp_path: Path) -> No
 def test_rows_and_their_owners(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 5)
     zoo.remove("m1")
-    mapped = zoo.store.mapped("cka")
-    assert list(mapped.index()) == [0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    mapped = zoo.store.vectors("cka")
+    assert list(mapped.row_numbers()) == [0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 14]
     assert mapped.rows.shape == (15, SIZE)
-    model, which = mapped.owner(7)
-    assert zoo.store.names([model]) == {model: "m2"}
-    assert np.array_equal(mapped.rows[7], made(2).vectors["cka"][which])
-    with pytest.raises(KeyError, match="no model"):
-        mapped.owner(4)
-    assert len(zoo.store.mapped("cka", architecture="Net0").models) == 2
+    (place,) = mapped.owners(np.array([7]))
+    assert mapped.models[place] == zoo["m2"].id
+    assert np.array_equal(mapped.rows[7], made(2).vectors["cka"][7 - mapped.first[place]])
+    assert mapped.has_rows(np.array([-1, 0, 4, 7, 14, 15])).tolist() == [False, True, False, True, True, False]
+    assert len(zoo.store.vectors("cka", architecture="Net0").models) == 2
     with pytest.raises(KeyError, match="there are cka, exact, weights"):
-        zoo.store.mapped("atoms")
+        zoo.store.vectors("atoms")
 
 
 def test_a_zoo_travels_as_its_folder(tmp_path: Path) -> None:

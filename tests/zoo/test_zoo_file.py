@@ -122,7 +122,7 @@ def no_list(facts: dict[str, Any]) -> None:
     [
         (name, "separators"), (twice, "once"), (outside, "outside of the 9 rows"), (negative, "outside"),
         (others, "not those of the whole ones"), (kind, "KeyError"), (probe, "hash"), (size, "shape"),
-        (when, "isoformat"), (tags, "printable"), (digest, "two things"), (no_list, "no list"),
+        (when, "isoformat"), (tags, "printable"), (digest, "two things"), (no_list, "a list"),
     ],
 )  # fmt: skip
 def test_facts_that_do_not_add_up(change: Callable[[dict[str, Any]], None], said: str, parts: Any) -> None:

@@ -71,7 +71,7 @@ MOMENTS = [half_a_write, before_the_sync, between_the_rows_and_the_database, bef
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 def test_a_model_that_was_not_complete_is_not_there(moment: Callable[[], None], tmp_path: Path) -> None:
-    new_zoo(tmp_path, 3).store.database.close()
+    new_zoo(tmp_path, 3).store.close()
     killed(lambda: Zoo(tmp_path / "zoo").add(made(7), "late"), moment)
     zoo = Zoo(tmp_path / "zoo")
     assert list(zoo) == ["m0", "m1", "m2"]
@@ -86,7 +86,7 @@ def test_a_model_that_was_not_complete_is_not_there(moment: Callable[[], None], 
 
 
 def test_repair_cuts_a_tail(tmp_path: Path) -> None:
-    new_zoo(tmp_path, 3).store.database.close()
+    new_zoo(tmp_path, 3).store.close()
     size = (tmp_path / "zoo" / "exact.f32").stat().st_size
     killed(lambda: Zoo(tmp_path / "zoo").add(made(7), "late"), between_the_rows_and_the_database)
     zoo = Zoo(tmp_path / "zoo")
@@ -101,7 +101,7 @@ def test_repair_cuts_a_tail(tmp_path: Path) -> None:
 def test_killed_while_it_is_compacted(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 4)
     zoo.remove("m1")
-    zoo.store.database.close()
+    zoo.store.close()
     killed(lambda: Zoo(tmp_path / "zoo").compact(), half_a_write)
     zoo = Zoo(tmp_path / "zoo")
     assert [p["what"] for p in zoo.check().problems] == ["leftover"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import split
+from .options import Device, Out, Rows, check_outputs, parse_shape, split, tell
 
 
 def cost(
@@ -25,42 +24,22 @@ def cost(
     sites: Annotated[
         str | None, typer.Option(help="Sites of both models; else layers of atoms, or what `sosie compare` takes.")
     ] = None,
-    rows: Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")] = "positions",
+    rows: Rows = "positions",
     batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of models without weights.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    out: Out = None,
 ) -> None:
     """Tell what measures cost for a pair of models: FLOPs, time and memory, as the number of inputs grows."""
     from .. import benchmark
-    from ..files import check_writable
-    from ..report import print_costs
-    from .sites import parse_shape
 
-    check_writable(out)
+    check_outputs(out)
+    numbers = split(probes) or []
+    if not all(number.replace("_", "").isdecimal() for number in numbers):
+        raise ValueError(f"--probes: numbers of inputs separated by commas, as 100,1000; got {probes!r}")
     found = benchmark.cost(
-        model,
-        model_b,
-        None if measures is None else split(measures) or [],
-        data,
-        input_shape=None if shape is None else parse_shape(shape),
-        probes=_numbers(probes),
-        sites=split(sites),
-        rows=rows,
-        batch=batch,
-        seed=seed,
-        device=device,
-        memory=memory,
-    )
-    written = None if out is None else found.save(out)
-    print_costs(found)
-    if written is not None:
-        typer.echo(f"wrote {written}")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part.replace("_", "")) for part in split(text) or []]
-    except ValueError as error:
-        raise ValueError(f"--probes: numbers of inputs separated by commas, as 100,1000; got {text!r}") from error
+        model, model_b, split(measures), data, input_shape=parse_shape(shape), probes=list(map(int, numbers)),
+        sites=split(sites), rows=rows, batch=batch, seed=seed, device=device, memory=memory,
+    )  # fmt: skip
+    tell(found, out)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import split
+from .options import Batch, Device, Out, Rows, check_outputs, split, tell
 
 
 def dynamics(
@@ -31,24 +31,21 @@ def dynamics(
         str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
-    rows: Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")] = "flatten",
+    rows: Rows = "flatten",
     max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs that checkpoints are run on (1024).")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")] = 256,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    batch: Batch = 256,
+    device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Budget for states, e.g. 2GiB.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    out: Out = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with a slider.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every site.")] = False,
 ) -> None:
     """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
     from .. import history
     from ..data import open_data
-    from ..files import check_writable
     from ..history.run_folder import is_run
-    from ..report import print_dynamics, write_report
 
-    for path in (out, html):
-        check_writable(path)
+    check_outputs(out, html)
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)
@@ -64,22 +61,11 @@ def dynamics(
         raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run, which knows its own")
     checkpoints = runs if steps is None else _at_steps(runs, steps)
     found = history.dynamics(
-        recorded[0] if recorded else checkpoints,
-        recorded[1] if len(recorded) == 2 else None,
-        measures=None if measures is None else split(measures) or [],
-        data=None if data is None else open_data(data, batch=batch),
-        sites=split(sites),
-        rows=rows,
-        max_rows=max_rows,
-        device=device,
-        memory=memory,
-    )
-    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
-    written = [found.save(out)] if out is not None else []
-    written += [write_report(found, html)] if html is not None else []
-    print_dynamics(found, full=full)
-    for path in written:
-        typer.echo(f"wrote {path}")
+        recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
+        measures=split(measures), data=None if data is None else open_data(data, batch=batch), sites=split(sites),
+        rows=rows, max_rows=max_rows, device=device, memory=memory,
+    )  # fmt: skip
+    tell(found, out, html, full=full)
 
 
 def _at_steps(checkpoints: list[str], steps: str) -> dict[int, str]:

@@ -6,30 +6,18 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import typer
 
 from .. import __version__
-from . import (
-    benchmark,
-    compare,
-    cost,
-    demo,
-    dynamics,
-    measures,
-    outputs,
-    papers,
-    report,
-    serve,
-    sites,
-    sketch,
-    stitch,
-    transfer,
-    weights,
-    zoo,
-)
+from . import papers, zoo
 
+VERBS = (
+    *("demo", "compare", "outputs", "sites", "measures", "report", "stitch", "sketch", "transfer", "weights"),
+    *("dynamics", "cost", "benchmark", "serve"),
+)  # in the order of the help; a module each
 app = typer.Typer(
     name="sosie",
     help="How alike are these neural networks: in what they represent, what they do, and what they are made of?",
@@ -54,11 +42,8 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-for module in (
-    *(demo, compare, outputs, sites, measures, report, stitch, sketch, transfer, weights, dynamics, cost, benchmark),
-    serve,
-):
-    app.command()(_interruptible(getattr(module, module.__name__.rpartition(".")[2])))
+for _name in VERBS:
+    app.command()(_interruptible(getattr(import_module(f"{__package__}.{_name}"), _name)))
 _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
 for _name, _verb in (zoo.VERBS | zoo.QUESTIONS).items():
     _zoo.command(_name)(_interruptible(_verb))

@@ -1,4 +1,4 @@
-"""Comma-separated lists whose items may have options in brackets."""
+"""What verbs share: their options, comma-separated lists, how a result is written and shown, processes of torchrun."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Data = Annotated[
+    str | None,
+    typer.Option(help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."),
+]
+SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
+SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
+SiteNames = Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")]
+Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
+MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
+Batch = Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
+Out = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to look at.")]
+Full = Annotated[bool, typer.Option("--full", help="Print every layer.")]
 
 
 def split(text: str | None) -> list[str] | None:
@@ -23,6 +42,64 @@ def split(text: str | None) -> list[str] | None:
     if not found:
         raise ValueError(f"an empty list: {text!r}")
     return found
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given; others have the defaults of the function that they go to."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """3x32x32 as numbers."""
+    if text is None:
+        return None
+    parts = text.lower().replace(",", "x").split("x")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"a shape looks like 3x32x32, got {text!r}")
+    return tuple(map(int, parts))
+
+
+def parse_size(text: str) -> int | None:
+    """Buckets of a sketch, or None for all rows."""
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"--size is a whole number of buckets, or all, got {text!r}")
+    return int(text)
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise if a file cannot be written, before the work is done."""
+    from ..files import check_writable
+
+    for path in paths:
+        check_writable(path)
+
+
+def tell(found: Any, out: Path | None = None, html: Path | None = None, *, full: bool = False) -> None:
+    """Write a result, then print it: a reader that goes away, as `| head` does, must not cost the files."""
+    from ..report import write_report
+
+    written = [found.save(out)] if out is not None else []
+    written += [write_report(found, html)] if html is not None else []
+    show(found, full=full)
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+def show(found: Any, *, full: bool = False) -> None:
+    """Print a result of any kind."""
+    from ..report import print_answer, print_comparison, print_costs, print_dynamics
+    from ..results import Answer, Costs, Dynamics
+
+    if isinstance(found, Costs):
+        print_costs(found)
+    elif isinstance(found, Answer):
+        print_answer(found)
+    elif isinstance(found, Dynamics):
+        print_dynamics(found, full=full)
+    else:
+        print_comparison(found, full=full)
 
 
 # Processes that torchrun started: they work together, and one of them speaks

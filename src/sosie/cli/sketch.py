@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .options import split
-
-if TYPE_CHECKING:
-    from ..sketching import Sketch
+from .options import Device, MaxRows, SiteNames, check_outputs, given, parse_size, split
 
 
 def sketch(
@@ -21,7 +18,7 @@ def sketch(
     merge: Annotated[
         bool, typer.Option("--merge", help="Put sketches of parts of the data together instead of making one.")
     ] = False,
-    sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
+    sites: SiteNames = None,
     size: Annotated[str | None, typer.Option(help="Buckets (512), or all: keep every row, which is exact.")] = None,
     stack: Annotated[int | None, typer.Option(min=1, help="Sketches on top of each other.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of buckets and signs; one for all that is compared.")] = None,
@@ -35,86 +32,56 @@ def sketch(
     first_row: Annotated[
         int | None, typer.Option(min=0, help="Index of the first input, where the data are one part of more.")
     ] = None,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")] = None,
+    max_rows: MaxRows = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Inputs a pass (256); does not change values.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    device: Device = None,
 ) -> None:
     """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""
-    from ..files import check_writable
+    from ..data import open_data
+    from ..sketching import Sketch, is_sketch
+    from ..sketching import sketch as make
 
     if out.suffix != ".safetensors":
         raise ValueError(f"a sketch is written as .safetensors, got --out {out}")
-    check_writable(out)
-    options: dict[str, Any] = {"sites": sites, "size": size, "stack": stack, "seed": seed, "kernels": kernels}
-    options |= {"rows": rows, "output": output, "beta": beta, "memory": memory, "first_row": first_row}
-    options |= {"max_rows": max_rows, "device": device}
-    given = {name: value for name, value in options.items() if value is not None}
+    check_outputs(out)
+    options = given(
+        sites=split(sites), size=size, stack=stack, seed=seed, kernels=split(kernels), rows=rows, output=output,
+        beta=beta, memory=memory, first_row=first_row, max_rows=max_rows, device=device,
+    )  # fmt: skip
     if merge:
-        beside = {**given, "data": data, "batch": batch}
-        if wrong := [f"--{name.replace('_', '-')}" for name, value in beside.items() if value is not None]:
+        if wrong := [f"--{name.replace('_', '-')}" for name in given(**options, data=data, batch=batch)]:
             raise ValueError(f"{', '.join(wrong)}: not with --merge, which puts sketches together as they are")
-        found = _merged(things)
+        if len(things) < 2:
+            raise ValueError(f"--merge puts two sketches or more together, got {len(things)}")
+        found = Sketch.load(things[0])
+        for path in things[1:]:
+            try:
+                found = found.merge(Sketch.load(path))
+            except ValueError as error:
+                error.add_note(f"while merging {path}")
+                raise
     else:
         if len(things) > 1:
             raise ValueError(f"one model at a time, got {len(things)}; --merge puts sketches together")
         if data is None:
             raise ValueError("say which data to run the model on: --data demo, npz:file, folder:path …")
-        found = _made(things[0], data, batch or 256, given)
+        if is_sketch(things[0]):
+            raise ValueError(f"{things[0]} is a sketch already; --merge puts sketches together")
+        if size is not None:
+            options["size"] = parse_size(size)
+        found = make(things[0], open_data(data, batch=batch or 256), **options)
     found.save(out)
-    _tell(found, device)
-    typer.echo(f"wrote {out}")
-
-
-def size_of(text: str) -> int | None:
-    """Buckets, or None for all rows."""
-    if text == "all":
-        return None
-    if not text.isdecimal():
-        raise ValueError(f"--size is a whole number of buckets, or all, got {text!r}")
-    return int(text)
-
-
-def _made(model: str, data: str, batch: int, given: dict[str, Any]) -> Sketch:
-    from .. import sketching
-    from ..data import open_data
-
-    if sketching.is_sketch(model):
-        raise ValueError(f"{model} is a sketch already; --merge puts sketches together")
-    for name in ("sites", "kernels"):
-        if name in given:
-            given[name] = split(given[name])
-    if "size" in given:
-        given["size"] = size_of(given["size"])
-    return sketching.sketch(model, open_data(data, batch=batch), **given)
-
-
-def _merged(paths: list[str]) -> Sketch:
-    from ..sketching import Sketch
-
-    if len(paths) < 2:
-        raise ValueError(f"--merge puts two sketches or more together, got {len(paths)}")
-    found = Sketch.load(paths[0])
-    for path in paths[1:]:
-        try:
-            found = found.merge(Sketch.load(path))
-        except ValueError as error:
-            error.add_note(f"while merging {path}")
-            raise
-    return found
-
-
-def _tell(found: Sketch, device: str | None) -> None:
-    """What was kept, how large it is, and the most memory that the process held."""
     how = "every row kept" if found.size is None else f"in {found.size} buckets, seed {found.seed}"
     count = len(found.side.sites)
     typer.echo(f"{found.side.name}: {count} site{'s' * (count != 1)}, {found.n:,} rows {how}")
     typer.echo(f"kept: {', '.join(found.parts)}; gradients of: {found.output}")
     if folded := [site for site, kept in zip(found.side.sites, found.sites, strict=True) if kept.folded is not None]:
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
-    typer.echo(f"{found.bytes / 2**20:.1f} MiB{_peak(device)}")
+    typer.echo(f"{found.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
 
 
 def _peak(device: str | None) -> str:
+    """The most memory that the process held."""
     text = ""
     if sys.platform != "win32":
         import resource

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .options import check_outputs, tell
 from .options import split as split_list
 
 
@@ -46,8 +47,9 @@ def stitch(
     ] = None,
 ) -> None:
     """Join A up to a site to B from a site on by an affine layer, and see how well the whole does B's job."""
+    from .. import stitching
     from ..data import open_data
-    from ..files import check_writable
+    from ..report import print_numbers
 
     if (site is None) != all_sites:
         raise ValueError("say where to stitch: --site NAME for one place, or --all-sites, not both")
@@ -55,50 +57,20 @@ def stitch(
     alone = of_all if site else {"--site-b": site_b, "--save": save}
     if wrong := [name for name, value in alone.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
-    for path in (save, out, report):
-        check_writable(path)
+    check_outputs(save, out, report)
     fitted = open_data(data, split=split, batch=batch, limit=max_rows)
     held_out = open_data(test or data, batch=batch, limit=max_rows)
     how: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
-    if site is not None:
-        _one_site((model_a, site), (model_b, site_b or site), fitted, held_out, how, save)
+    if all_sites:
+        how |= {"sites_a": split_list(sites_a or sites), "sites_b": split_list(sites_b or sites)}
+        how |= {"pairs": pairs, "measures": split_list(measures)}
+        tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, **how), out, report)
         return
-    chosen = {"sites_a": split_list(sites_a or sites), "sites_b": split_list(sites_b or sites)}
-    how |= {"pairs": pairs, "measures": split_list(measures), **chosen}
-    _all_sites(model_a, model_b, fitted, held_out, how, out, report)
-
-
-def _one_site(
-    a: tuple[str, str], b: tuple[str, str], data: Any, held_out: Any, how: dict[str, Any], save: Path | None
-) -> None:
-    from .. import stitching
-    from ..report import print_numbers
-
-    found = stitching.stitch(*a, *b, data, **how)
+    assert site is not None
+    found = stitching.stitch(model_a, site, model_b, site_b or site, fitted, **how)
     assert isinstance(found, stitching.Stitch)  # one fit, one stitch
-    written = [found.save(save)] if save is not None else []
-    numbers = {f"fit: {key}": value for key, value in found.report.items()}
-    print_numbers(f"{found.fit} from {a[1]} of A to {b[1]} of B", {**numbers, **found.evaluate(held_out)})
-    for path in written:
-        typer.echo(f"wrote {path}")
-
-
-def _all_sites(
-    model_a: str,
-    model_b: str,
-    data: Any,
-    held_out: Any,
-    how: dict[str, Any],
-    out: Path | None,
-    report: Path | None,
-) -> None:
-    from .. import stitching
-    from ..report import print_comparison, write_report
-
-    found = stitching.stitch_sites(model_a, model_b, data, test=held_out, **how)
-    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
-    written = [found.save(out)] if out is not None else []
-    written += [write_report(found, report)] if report is not None else []
-    print_comparison(found)
-    for path in written:
-        typer.echo(f"wrote {path}")
+    written = None if save is None else found.save(save)
+    numbers = {f"fit: {key}": value for key, value in found.report.items()} | found.evaluate(held_out)
+    print_numbers(f"{found.fit} from {site} of A to {site_b or site} of B", numbers)
+    if written is not None:
+        typer.echo(f"wrote {written}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .options import split
+from .options import Device, Full, Html, Out, SitesA, SitesB, check_outputs, parse_shape, split, tell
 
 
 def weights(
@@ -23,8 +22,8 @@ def weights(
         str | None,
         typer.Option(help="Sites of both models: names, globs, leaves, blocks; output is the whole network."),
     ] = None,
-    sites_a: Annotated[str | None, typer.Option(help="Sites of the first model.")] = None,
-    sites_b: Annotated[str | None, typer.Option(help="Sites of the second model.")] = None,
+    sites_a: SitesA = None,
+    sites_b: SitesB = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else the first layer is asked.")
     ] = None,
@@ -41,49 +40,23 @@ def weights(
         str | None, typer.Option(help="For measures of tensors and atoms: the model that all started from.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs, of shuffles and of models without weights.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the maps, e.g. 8GiB.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every layer.")] = False,
+    out: Out = None,
+    html: Html = None,
+    full: Full = False,
 ) -> None:
     """Compare what models are made of: no data, the network up to each layer and from end to end."""
-    from ..files import check_writable
     from ..models import open_model
-    from ..report import print_comparison, write_report
     from ..weights import compare_weights
-    from .sites import parse_shape
 
-    for path in (out, html):
-        check_writable(path)
+    check_outputs(out, html)
+    parts: Any = int(joint) if joint is not None and joint.isdecimal() else joint
+    if parts is not None and parts != "polar" and not isinstance(parts, int):
+        raise ValueError(f"--joint {joint}: a number of atoms, or polar")
     found = compare_weights(
-        [open_model(text, seed=seed) for text in models],
-        measures=None if measures is None else split(measures) or [],
-        sites_a=split(sites_a or sites),
-        sites_b=split(sites_b or (sites if len(models) == 2 else None)),
-        match=match,
-        joint=_joint(joint),
-        base=base,
-        input_shape=None if shape is None else parse_shape(shape),
-        probes=probes,
-        null=null,
-        draws=draws,
-        seed=seed,
-        device=device,
-        memory=memory,
-    )
-    # Files first: a reader of the output that goes away, as `| head` does, must not cost the result.
-    written = [found.save(out)] if out is not None else []
-    written += [write_report(found, html)] if html is not None else []
-    print_comparison(found, full=full)
-    for path in written:
-        typer.echo(f"wrote {path}")
-
-
-def _joint(text: str | None) -> Any:
-    if text is None or text == "polar":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"--joint {text}: a number of atoms, or polar") from None
+        [open_model(text, seed=seed) for text in models], measures=split(measures), sites_a=split(sites_a or sites),
+        sites_b=split(sites_b or (sites if len(models) == 2 else None)), match=match, joint=parts, base=base,
+        input_shape=parse_shape(shape), probes=probes, null=null, draws=draws, seed=seed, device=device, memory=memory,
+    )  # fmt: skip
+    tell(found, out, html, full=full)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import split
+from .options import Device, Html, SiteNames, given, show, split
 
 if TYPE_CHECKING:
     from ..results import Answer
@@ -50,8 +50,8 @@ def add(
     tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
     task: Annotated[str | None, typer.Option(help="What they were trained for.")] = None,
     parent: Annotated[str | None, typer.Option(help="The model that they were fine-tuned from.")] = None,
-    sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    sites: SiteNames = None,
+    device: Device = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one does.")] = 0,
     dask: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster make them: tcp://host:8786, or its .json.")
@@ -71,15 +71,9 @@ def add(
         typer.echo(f"connecting to {dask} …", err=True)
     with nullcontext() if dask is None else dask_cluster(dask) as executor:
         found = zoo.add(
-            named,
-            tags=tag or (),
-            task=task,
-            parent=parent,
-            replace=replace,
-            workers=workers,
-            executor=executor,
-            **_given(sites=split(sites), device=device),
-        )
+            named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, executor=executor,
+            **given(sites=split(sites), device=device),
+        )  # fmt: skip
     assert isinstance(found, Added)
     _print(found.rows(), ("name", "outcome"))
     for name, reason in found.failed.items():
@@ -95,11 +89,11 @@ def fingerprint(
     folder: Folder,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as add takes it.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write, .safetensors.")],
-    sites: Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")] = None,
+    sites: SiteNames = None,
+    device: Device = None,
 ) -> None:
     """Write the fingerprint of a model that is not added: to search with, to look up in `sosie serve`, to send."""
-    found = open_zoo(folder).fingerprint(model, **_given(sites=split(sites), device=device))
+    found = open_zoo(folder).fingerprint(model, **given(sites=split(sites), device=device))
     path = found.save(out)
     typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
@@ -114,7 +108,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
 ) -> None:
     """List the models."""
-    from ..zoo.store import why_none
+    from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
     found = zoo.failed() if failed else zoo.list(tag or None, architecture, task, limit=limit)
@@ -127,8 +121,8 @@ def list_(
     elif len(found):
         _print(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
-    filters = {"tag": tag, "architecture": architecture, "task": task}
-    if not failed and len(zoo) and (why := why_none(zoo.store.database, filters)):
+    filters = check_filters(tag or None, architecture, task)
+    if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
         typer.echo(_safe(why))
 
 
@@ -218,21 +212,20 @@ def _models(zoo: Zoo) -> str:
     return counted(len(zoo), "model")
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _named(models: list[str]) -> dict[str, str]:
-    """NAME=MODEL, or a name made of the model's own; of a pattern of weights files, each."""
+    """NAME=MODEL, or a name made of the model's own; of ARCHITECTURE@pattern each file of weights that matches."""
+    from glob import glob
+
     from ..zoo.zoo import default_name
 
     found: dict[str, str] = {}
     for text in models:
         name, model = (None, text) if Path(text).is_file() else _split_name(text)
-        several = _matching(model)
-        if name is not None and len(several) > 1:
-            raise ValueError(f"one name, {name!r}, for {len(several)} files: leave it out, each has that of its file")
-        for each in several:
+        architecture, at, weights = model.rpartition("@")
+        files = sorted(glob(weights)) if at and not Path(weights).exists() else []
+        if name is not None and len(files) > 1:
+            raise ValueError(f"one name, {name!r}, for {len(files)} files: leave it out, each has that of its file")
+        for each in [f"{architecture}@{file}" for file in files] or [model]:
             called = default_name(each) if name is None else name
             if called in found:
                 raise ValueError(f"two models are called {called!r}: write NAME=MODEL, with a name for each")
@@ -250,15 +243,6 @@ def _split_name(text: str) -> tuple[str | None, str]:
         if not depth and letter == "=":
             at = k
     return (None, text) if at is None else (text[:at].strip(), text[at + 1 :])
-
-
-def _matching(model: str) -> list[str]:
-    """ARCHITECTURE@pattern for every file that matches; anything else as it is."""
-    from glob import glob
-
-    architecture, at, weights = model.rpartition("@")
-    files = sorted(glob(weights)) if at and not Path(weights).exists() else []
-    return [f"{architecture}@{file}" for file in files] or [model]
 
 
 def _print(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
@@ -285,8 +269,6 @@ Task = Annotated[str | None, typer.Option(help="Only those trained for this.")]
 Count = Annotated[int, typer.Option("--count", "-k", min=1, help="How many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")]
 Out = Annotated[Path | None, typer.Option(help="Write the answer as JSON.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page to look at.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Quick = Annotated[bool, typer.Option("--quick", help="By the short vectors alone.")]
 Sites = Annotated[str | None, typer.Option(help="Layers of the model: names or globs, separated by commas.")]
 
@@ -300,7 +282,7 @@ def search(
     """The models nearest to one."""
     found = open_zoo(folder).search(
         model, count, kind, site=split(sites), tag=tag or None, architecture=architecture, task=task, exact=not quick,
-        symmetric=symmetric, **_on(device),
+        symmetric=symmetric, **given(device=device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
 
@@ -313,7 +295,7 @@ def layers(
     """The layers of other models nearest to each layer of one."""
     found = open_zoo(folder).search(
         model, count, kind, "layer", site=split(sites), tag=tag or None, architecture=architecture, task=task,
-        exact=not quick, **_on(device),
+        exact=not quick, **given(device=device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
 
@@ -346,8 +328,9 @@ def duplicates(
     as_json: AsJson = False, out: Out = None, html: Html = None,
 ) -> None:  # fmt: skip
     """Models that are there already: the same weights, or alike at every layer."""
-    given = {} if threshold is None else {"threshold": threshold}
-    found = open_zoo(folder).duplicates(kind=kind, tag=tag or None, architecture=architecture, task=task, **given)
+    found = open_zoo(folder).duplicates(
+        kind=kind, tag=tag or None, architecture=architecture, task=task, **given(threshold=threshold)
+    )
     _tell(found, as_json, out, html)
 
 
@@ -356,7 +339,7 @@ def family(
     html: Html = None,
 ) -> None:  # fmt: skip
     """Which models does one come from, or come from it?"""
-    _tell(open_zoo(folder).family(model, count, **_on(device)), as_json, out, html)
+    _tell(open_zoo(folder).family(model, count, **given(device=device)), as_json, out, html)
 
 
 def recommend(
@@ -376,7 +359,7 @@ def recommend(
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
     found = open_zoo(folder).recommend(
         data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
-        architecture=architecture, task=task, **_on(device),
+        architecture=architecture, task=task, **given(device=device),
     )  # fmt: skip
     _tell(found, as_json, out, html)
     if not found.models:
@@ -397,19 +380,15 @@ QUESTIONS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def _on(device: str | None) -> dict[str, Any]:
-    return {} if device is None else {"device": device}
-
-
 def _tell(found: Answer, as_json: bool, out: Path | None, html: Path | None) -> None:
     """Files first: a reader of the output that goes away, as `| head` does, must not cost the answer."""
-    from ..report import print_answer, write_report
+    from ..report import write_report
 
     written = [found.save(out)] if out is not None else []
     written += [write_report(found, html)] if html is not None else []
     if as_json:
         typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
     else:
-        print_answer(found)
+        show(found)
     for path in written:
         typer.echo(f"wrote {path}", err=as_json)

@@ -8,12 +8,11 @@ import os
 import pathlib
 import tempfile
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -23,15 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..files import DamagedFile
-from ..report.colour import ramp
 from ..report.page import style_file
-from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy, store
+from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy
 from ..zoo.copies import SAME
-from ..zoo.database import UnknownModel, ZooGone
 from ..zoo.fingerprints import MOST_SITES
-from ..zoo.store import Facts
+from ..zoo.store import Facts, UnknownModel, ZooGone, check_filters
 from . import questions
-from .cache import Kept, as_json
+from .cache import AnswerCache, as_json
 from .questions import Maps
 
 # The front end's files, as they came with sosie
@@ -45,44 +42,30 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class File:
-    content: bytes
-    kind: str
-    tag: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"ETag": self.tag, "Cache-Control": "no-cache"}
-
-
-def static_files() -> dict[str, File]:
-    """All of them by name; a name that is not among them is served by nobody."""
-    found = {}
-    for path in (*sorted(FOLDER.iterdir()), style_file("colours")):
-        if path.suffix in KINDS:
-            content = path.read_bytes()
-            tag = hashlib.blake2b(content, digest_size=12).hexdigest()
-            found[path.name] = File(content, KINDS[path.suffix], f'"{tag}"')
-    return found
-
-
 class FrontEnd:
     """Answers for the files, which were read when the server started; every other path goes on to the application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.files = {f"/{name}": file for name, file in static_files().items()}
+        self.files: dict[str, tuple[bytes, str, str]] = {}  # content, type, ETag
+        for path in (*sorted(FOLDER.iterdir()), style_file("colours")):
+            if path.suffix in KINDS:
+                content = path.read_bytes()
+                tag = hashlib.blake2b(content, digest_size=12).hexdigest()
+                self.files[f"/{path.name}"] = content, KINDS[path.suffix], f'"{tag}"'
         self.files["/"] = self.files["/index.html"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self.files.get(scope["path"]) if scope["type"] == "http" else None
-        if found is None or scope["method"] not in ("GET", "HEAD"):
+        file = self.files.get(scope["path"]) if scope["type"] == "http" else None
+        if file is None or scope["method"] not in ("GET", "HEAD"):
             await self.app(scope, receive, send)
-        elif Headers(scope=scope).get("if-none-match") == found.tag:
-            await Response(status_code=304, headers=found.headers)(scope, receive, send)
+            return
+        content, kind, tag = file
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if Headers(scope=scope).get("if-none-match") == tag:
+            await Response(status_code=304, headers=headers)(scope, receive, send)
         else:
-            await Response(found.content, media_type=found.kind, headers=found.headers)(scope, receive, send)
+            await Response(content, media_type=kind, headers=headers)(scope, receive, send)
 
 
 # What every request passes: who may ask, and what a browser may do with the answer
@@ -147,15 +130,8 @@ class Guard:
         if method not in ("GET", "HEAD", "POST"):
             return JSONResponse({"error": "the explorer only reads"}, 405)
         origin = headers.get("origin")
-        if method == "POST" and origin is not None and urlsplit_netloc(origin) != headers["host"].lower():
+        if method == "POST" and origin is not None and origin.lower().partition("://")[2] != headers["host"].lower():
             return JSONResponse({"error": "another page may not send files here"}, 403)
-        return None
-
-
-def urlsplit_netloc(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
         return None
 
 
@@ -187,20 +163,16 @@ async def received(stream: AsyncIterator[bytes], most: int) -> pathlib.Path:
     handle, name = tempfile.mkstemp(prefix="sosie-upload-", suffix=".safetensors")
     try:
         with os.fdopen(handle, "wb") as file:
-            await asyncio.wait_for(_write(stream, file, most), SECONDS)
+            async with asyncio.timeout(SECONDS):
+                async for part in stream:
+                    file.write(part)
+                    if file.tell() > most:
+                        text = f"a fingerprint of this zoo has at most {most:,} bytes: the rest was not read"
+                        raise TooLarge(text)
     except BaseException:
         os.unlink(name)
         raise
     return pathlib.Path(name)
-
-
-async def _write(stream: AsyncIterator[bytes], file: BinaryIO, most: int) -> None:
-    taken = 0
-    async for part in stream:
-        taken += len(part)
-        if taken > most:
-            raise TooLarge(f"a fingerprint of this zoo has at most {most:,} bytes: the rest was not read")
-        file.write(part)
 
 
 def checked(zoo: Zoo, path: pathlib.Path) -> Fingerprint:
@@ -233,18 +205,22 @@ Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
 Offset = Annotated[int, Query(ge=0, le=2**62)]
 
 
+def _filters(tag: Texts = None, architecture: Texts = None, task: Texts = None) -> dict[str, list[str]]:
+    return check_filters(tag or None, architecture or None, task or None)
+
+
+Filters = Annotated[dict[str, list[str]], Depends(_filters)]
+
+
 def create_app(zoo: Zoo, hosts: Iterable[str] = ()) -> ASGIApp:
     """An ASGI application that shows a zoo and changes nothing; `hosts` are names it answers to beside loopback's."""
     # By its whole path, which errors name and readers are not told: a short one, "zoo" say, is a word of the messages.
     zoo = Zoo(zoo.folder.absolute(), wait=zoo.store.wait)
     app = FastAPI(title="sosie", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
-    kept = Kept(zoo.store.database.changes)
+    answers = AnswerCache(zoo.store.changes)
     _tell_errors(app, zoo)
-    _models(app, zoo, kept)
-    _similarity(app, zoo, kept)
-    _groups(app, zoo, kept)
-    _maps(app, zoo, kept)
-    _runs(app, zoo, kept)
+    _about_models(app, zoo, answers)
+    _about_all(app, zoo, answers)
     return Guard(FrontEnd(app), hosts)  # outside of everything, so that answers about errors pass it too
 
 
@@ -252,105 +228,82 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _filters(tag: Texts = None, architecture: Texts = None, task: Texts = None) -> dict[str, Any]:
-    return {"tag": tag or None, "architecture": architecture or None, "task": task or None}
+def _key(filters: dict[str, list[str]]) -> tuple[Any, ...]:
+    return tuple((name, *texts) for name, texts in filters.items())
 
 
-def _key(filters: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(tuple(value) if value else None for value in filters.values())
-
-
-def _models(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
-    @app.get("/api/zoo")
-    async def about() -> Response:
-        return _json(await kept.ask(("zoo",), lambda: _about(zoo)))
+def _about_models(app: FastAPI, zoo: Zoo, answers: AnswerCache) -> None:
+    """Routes about some models: lists of them, one, two, and what is near one."""
 
     @app.get("/api/models")
-    async def models(
-        text: Text = None,
-        tag: Texts = None,
-        architecture: Texts = None,
-        task: Texts = None,
-        limit: Limit = 50,
-        offset: Offset = 0,
-    ) -> Response:
-        filters = _filters(tag, architecture, task)
-        make = partial(store.page, zoo.store.database, limit, offset, text=text, **filters)
-        return _json(await kept.ask(("models", text, limit, offset, *_key(filters)), make))
+    async def models(filters: Filters, text: Text = None, limit: Limit = 50, offset: Offset = 0) -> Response:
+        make = partial(zoo.store.page, limit, offset, text=text, **filters)
+        return _json(await answers.ask(("models", text, limit, offset, *_key(filters)), make))
 
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
-        return _json(await kept.ask(("model", number), lambda: questions.model(zoo, number), quick=True))
+        return _json(await answers.ask(("model", number), lambda: questions.model(zoo, number), quick=True))
 
-
-def _about(zoo: Zoo) -> dict[str, Any]:
-    about = zoo.settings
-    return {
-        "name": zoo.folder.absolute().name,
-        "models": len(zoo),
-        "failed": len(zoo.failed()),
-        "probe": about.probe,
-        "n": about.n,
-        "size": about.size,
-        "kinds": questions.kinds_of(zoo),
-        "what": questions.WHAT,
-        "version": __version__,
-        "ramp": list(ramp()),
-        "most_bytes": most_bytes(zoo),
-        "choices": store.choices(zoo.store.database),
-    }
-
-
-def _similarity(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
     @app.get("/api/models/{number}/near")
     async def near(
         number: Number,
+        filters: Filters,
         k: K = 10,
         kind: Kind = "cka",
         by: Literal["model", "layer"] = "model",
         site: Annotated[str | None, Query(max_length=1000)] = None,
-        tag: Texts = None,
-        architecture: Texts = None,
-        task: Texts = None,
     ) -> Response:
-        filters = _filters(tag, architecture, task)
         make = partial(questions.near, zoo, number, k=k, kind=kind, by=by, site=site, **filters)
-        return _json(await kept.ask(("near", number, k, kind, by, site, *_key(filters)), make))
+        return _json(await answers.ask(("near", number, k, kind, by, site, *_key(filters)), make))
 
     @app.get("/api/models/{number}/family")
     async def family(number: Number, k: K = 5) -> Response:
-        return _json(await kept.ask(("family", number, k), lambda: questions.family(zoo, number, k)))
+        return _json(await answers.ask(("family", number, k), lambda: questions.family(zoo, number, k)))
 
     @app.get("/api/pairs/{first}/{second}")
     async def pair(first: Number, second: Number, kind: Kind = "cka", exact: bool = False) -> Response:
         make = partial(questions.pair, zoo, first, second, kind=kind, exact=exact)
-        return _json(await kept.ask(("pair", first, second, kind, exact), make))
+        return _json(await answers.ask(("pair", first, second, kind, exact), make))
+
+    @app.get("/api/runs")
+    def all_runs() -> Response:
+        return _json(as_json({"rows": questions.listed(zoo.folder)}))
+
+    @app.get("/api/run")
+    async def run(name: Annotated[str, Query(max_length=255)]) -> Response:
+        question = ("run", name, *questions.stamp(zoo.folder, name))
+        return _json(await answers.ask(question, lambda: questions.opened(zoo.folder, name)))
 
 
-def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
-    async def clustered(kind: str, k: int | None, filters: dict[str, Any]) -> bytes:
+def _about_all(app: FastAPI, zoo: Zoo, answers: AnswerCache) -> None:
+    """Routes about all models: what the zoo is, groups, duplicates, the map, and where a sent fingerprint belongs."""
+    maps = Maps(zoo)
+    most = most_bytes(zoo)
+    room = asyncio.Semaphore(AT_ONCE)
+
+    @app.get("/api/zoo")
+    async def about() -> Response:
+        return _json(await answers.ask(("zoo",), lambda: questions.about(zoo) | {"most_bytes": most}))
+
+    async def clustered(kind: str, k: int | None, filters: dict[str, list[str]]) -> bytes:
         make = partial(questions.clusters, zoo, kind, k, filters)
-        return await kept.ask(("clusters", kind, k, *_key(filters)), make, patient=True)
+        return await answers.ask(("clusters", kind, k, *_key(filters)), make, patient=True)
 
     @app.get("/api/clusters")
-    async def clusters(
-        k: Clusters = None, kind: Kind = "cka", tag: Texts = None, architecture: Texts = None, task: Texts = None
-    ) -> Response:
-        return _json(await clustered(kind, k, _filters(tag, architecture, task)))
+    async def clusters(filters: Filters, k: Clusters = None, kind: Kind = "cka") -> Response:
+        return _json(await clustered(kind, k, filters))
 
     @app.get("/api/clusters/{number}")
     async def members(
         number: Annotated[int, Path(ge=0, le=2**62)],
+        filters: Filters,
         k: Clusters = None,
         kind: Kind = "cka",
-        tag: Texts = None,
-        architecture: Texts = None,
-        task: Texts = None,
         limit: Limit = 50,
         offset: Offset = 0,
     ) -> Response:
-        whole = await clustered(kind, k, _filters(tag, architecture, task))
-        return _json(await kept.work_out(lambda: questions.members(zoo, whole, number, limit, offset)))
+        whole = await clustered(kind, k, filters)
+        return _json(await answers.work_out(lambda: questions.members(zoo, whole, number, limit, offset)))
 
     @app.get("/api/duplicates")
     async def duplicates(
@@ -361,17 +314,11 @@ def _groups(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         offset: Offset = 0,
     ) -> Response:
         make = partial(questions.duplicates, zoo, kind, threshold)
-        whole = await kept.ask(("duplicates", kind, threshold), make, patient=True)
-        return _json(await kept.work_out(lambda: questions.page_of_duplicates(whole, why, limit, offset)))
-
-
-def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
-    maps = Maps(zoo)
-    most = most_bytes(zoo)
-    room = asyncio.Semaphore(AT_ONCE)
+        whole = await answers.ask(("duplicates", kind, threshold), make, patient=True)
+        return _json(await answers.work_out(lambda: questions.page_of_duplicates(whole, why, limit, offset)))
 
     async def map_of(kind: str) -> bytes:
-        return await kept.ask(("map", kind), lambda: maps.answer(kind), patient=True)
+        return await answers.ask(("map", kind), lambda: maps.answer(kind), patient=True)
 
     @app.get("/api/map")
     async def map_(kind: Kind = "cka") -> Response:
@@ -383,25 +330,14 @@ def _maps(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
         path = await received(request.stream(), most)  # with no place taken: it may arrive slowly
         try:
             async with room:
-                found = await run_in_threadpool(checked, zoo, path)
-                answer = await run_in_threadpool(questions.near, zoo, found, k=k, kind=kind, by="model")
+                sent = await run_in_threadpool(checked, zoo, path)
+                answer = await run_in_threadpool(questions.near, zoo, sent, k=k, kind=kind, by="model")
                 if place:
                     await map_of(kind)
-                    answer["place"] = await run_in_threadpool(maps.place, kind, found)
-                return _json(as_json({**answer, "sent": described(found)}))
+                    answer["place"] = await run_in_threadpool(maps.place, kind, sent)
+                return _json(as_json({**answer, "sent": described(sent)}))
         finally:
             os.unlink(path)
-
-
-def _runs(app: FastAPI, zoo: Zoo, kept: Kept) -> None:
-    @app.get("/api/runs")
-    def all_runs() -> Response:
-        return _json(as_json({"rows": questions.listed(zoo.folder)}))
-
-    @app.get("/api/run")
-    async def run(name: Annotated[str, Query(max_length=255)]) -> Response:
-        question = ("run", name, *questions.stamp(zoo.folder, name))
-        return _json(await kept.ask(question, lambda: questions.opened(zoo.folder, name)))
 
 
 def _tell_errors(app: FastAPI, zoo: Zoo) -> None:

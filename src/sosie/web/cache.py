@@ -50,7 +50,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), time.monotonic() - start
 
 
-class Kept:
+class AnswerCache:
     """The last answers, up to some bytes of them, each under the number of changes the zoo had when it was asked."""
 
     def __init__(self, changes: Callable[[], int], most_bytes: int = MOST_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""Questions about one model or two, put to the zoo: what is known, the nearest models and layers, family, a pair."""
+"""What the explorer asks a zoo: about one model or two, about all, the map, and recorded runs; answers are JSON."""
 
 from __future__ import annotations
 
@@ -6,57 +6,59 @@ import json
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .. import __version__
 from ..files import DamagedFile
-from ..report.colour import full_scale
+from ..report.colour import full_scale, ramp
 from ..report.words import visible
 from ..results import THRESHOLDS, Dynamics, Map
 from ..zoo import Fingerprint, NotComparable, Zoo
-from ..zoo.database import UnknownModel
 from ..zoo.fingerprints import kind_of
-from ..zoo.questions import drawn, mapped_of, placed, similarities, squared_distances, stress_of
+from ..zoo.questions import drawn, placed, similarities, squared_distances, stress_of, vectors_of
 from ..zoo.search import Query
-from ..zoo.store import Mapped, numbers_of, relatives, short_facts, sites
-from ..zoo.vectors import EXACT
+from ..zoo.store import UnknownModel
+from ..zoo.vectors import EXACT, Vectors
 
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
 WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
 MOST_FAMILY = 100
 
 
+def about(zoo: Zoo) -> dict[str, Any]:
+    """What the front end needs to know of the zoo."""
+    settings = zoo.settings
+    there = {kind_of(key) for key in zoo.store.kinds()}
+    return {
+        "name": zoo.folder.absolute().name, "models": len(zoo), "failed": len(zoo.failed()), "probe": settings.probe,
+        "n": settings.n, "size": settings.size, "kinds": [kind for kind in settings.kinds if kind in there],
+        "what": WHAT, "version": __version__, "ramp": list(ramp()), "choices": zoo.store.choices(),
+    }  # fmt: skip
+
+
 def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
     """Of a model that is in the zoo now."""
-    found = short_facts(zoo.store.database, [model]).get(model)
-    if found is None:
+    found = zoo.store.short_facts("id", [model])
+    if not found:
         raise UnknownModel(f"no model number {model} in this zoo: it was removed, or never there")
-    return found
+    return found[0]
 
 
 def model(zoo: Zoo, number: int) -> dict[str, Any]:
     """All that is known of a model, but for its vectors."""
-    database = zoo.store.database
-    with database.reading():  # all of one moment, in one transaction
+    with zoo.store.reading():  # all of one moment, in one transaction
         facts = facts_of(zoo, number)
         stored = zoo.store.read(number, kinds=())
-        related = relatives(database, number)
+        related = zoo.store.relatives(number)
         kinds = _kinds(zoo, number)
     return {
-        **facts,
-        "parameters": stored.parameters,
-        "source": stored.facts.source,
-        "added": stored.added,
-        "digest": stored.digest,
-        "kinds": kinds,
-        "absent": stored.about["absent"],
-        "notes": _notes(stored.about["about"].get("notes")),
-        **related,
-    }
+        **facts, "parameters": stored.parameters, "source": stored.facts.source, "added": stored.added,
+        "digest": stored.digest, "kinds": kinds, "absent": stored.about["absent"],
+        "notes": _notes(stored.about["about"].get("notes")), **related,
+    }  # fmt: skip
 
 
 def _notes(said: Any) -> list[str]:
@@ -65,7 +67,7 @@ def _notes(said: Any) -> list[str]:
 
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:
-    return {kind_of(key): labels for key, labels in sites(zoo.store.database, number).items() if key != EXACT}
+    return {kind_of(key): labels for key, labels in zoo.store.sites(number).items() if key != EXACT}
 
 
 def near(
@@ -89,32 +91,33 @@ def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
     """The models that it may come from, or that come from it, with what was recorded of them."""
     found = zoo.family(_as_query(zoo, number), k)
     parent = found.asked["recorded_parent"]
-    known = numbers_of(zoo.store.database, [parent] if parent else [])
+    known = _numbers(zoo, [parent] if parent else [])
     picked = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
     return {
         "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
-        "candidates": found.asked["candidates"],
-        "total": len(found),
+        "candidates": found.asked["candidates"], "total": len(found),
         "rows": [{name: row[name] for name in picked} for row in found.rows()[:MOST_FAMILY]],
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
+
+
+def _numbers(zoo: Zoo, names: list[str]) -> dict[str, int]:
+    """The ids of models by their names; removed ones are left out."""
+    return {row["name"]: row["id"] for row in zoo.store.short_facts("name", names)}
 
 
 def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[str, Any]:
     """Every site of one model against every site of another."""
-    with zoo.store.database.reading():
+    with zoo.store.reading():
         sides = [facts_of(zoo, number) for number in (first, second)]
         kinds = [_kinds(zoo, number) for number in (first, second)]
     values = _whole(zoo, first, second) if exact and kind == "cka" else _short(zoo, first, second, kind, exact)
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "exact": exact or kind == "atoms",
+        "kind": kind, "what": WHAT[kind], "exact": exact or kind == "atoms",
         "kinds": [name for name in kinds[0] if name in kinds[1]],
         "a": {"id": first, "name": sides[0]["name"], "sites": kinds[0][kind]},
-        "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]},
-        "value": np.round(values, 6).tolist(),
-    }
+        "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]}, "value": np.round(values, 6).tolist(),
+    }  # fmt: skip
 
 
 def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
@@ -126,16 +129,10 @@ def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
 def _whole(zoo: Zoo, first: int, second: int) -> Any:
     """By the whole vectors, which are large: nothing else is read."""
     blocks = [zoo.store.read(number, kinds=(EXACT,)).blocks.get(EXACT) for number in (first, second)]
-    found = [block.vectors.astype(np.float64) for block in blocks if block is not None]
+    found = [block[0].astype(np.float64) for block in blocks if block is not None]
     if len(found) < 2:
         raise NotComparable("one of the two has no whole vectors: the short ones give an estimate")
     return found[0] @ found[1].T
-
-
-def kinds_of(zoo: Zoo) -> list[str]:
-    """The kinds of vectors that models of the zoo have."""
-    there = {kind_of(key) for key in zoo.store.kinds()}
-    return [kind for kind in zoo.settings.kinds if kind in there]
 
 
 # Questions about all models, put to the zoo: which belong together, which are there twice
@@ -152,17 +149,12 @@ def clusters(zoo: Zoo, kind: str, k: int | None, filters: dict[str, Any]) -> dic
         groups.setdefault(row["cluster"], []).append(row)
     asked = found.asked
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "total": len(found),
-        "silhouette": asked["silhouette"],
-        "chosen": asked["chosen"],
-        "groups": [_group(number, groups[number]) for number in sorted(groups)],
-        "ids": [row["id"] for row in found.found],
-        "clusters": [row["cluster"] for row in found.found],
+        "kind": kind, "what": WHAT[kind], "total": len(found), "silhouette": asked["silhouette"],
+        "chosen": asked["chosen"], "groups": [_group(number, groups[number]) for number in sorted(groups)],
+        "ids": [row["id"] for row in found.found], "clusters": [row["cluster"] for row in found.found],
         "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in found.found],
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
 
 
 def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,12 +162,9 @@ def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     alike = [row["similarity"] for row in rows if row["similarity"] is not None]
     most = Counter(row["architecture"] for row in rows).most_common(1)[0]
     return {
-        "cluster": number,
-        "count": len(rows),
-        "centre": {"id": centre["id"], "name": centre["name"]},
-        "similarity": sum(alike) / len(alike) if alike else None,
-        "architecture": {"name": most[0], "count": most[1]},
-    }
+        "cluster": number, "count": len(rows), "centre": {"id": centre["id"], "name": centre["name"]},
+        "similarity": sum(alike) / len(alike) if alike else None, "architecture": {"name": most[0], "count": most[1]},
+    }  # fmt: skip
 
 
 def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dict[str, Any]:
@@ -190,7 +179,7 @@ def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dic
         if cluster == number
     ]
     some = every[offset : offset + limit]
-    facts = short_facts(zoo.store.database, [model for model, _ in some])
+    facts = {row["id"]: row for row in zoo.store.short_facts("id", [model for model, _ in some])}
     rows = [{**facts[model], "similarity": similarity} for model, similarity in some if model in facts]
     return {"group": group, "total": len(every), "offset": offset, "rows": rows}
 
@@ -203,9 +192,7 @@ def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
             "looks among all"
         )
     found = zoo.duplicates(threshold, kind)
-    numbers = numbers_of(
-        zoo.store.database, list({row[key]: None for row in found.found for key in ("name", "same_as")})
-    )
+    numbers = _numbers(zoo, list({row[key]: None for row in found.found for key in ("name", "same_as")}))
     rows = []
     for row in found.found:
         if row["name"] in numbers and row["same_as"] in numbers:
@@ -213,13 +200,9 @@ def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
             picked = ("name", "same_as", "why", "value", "exact", "architecture", "task", "tags", "parent")
             rows.append({**named, **{name: row[name] for name in picked}})
     return {
-        "kind": kind,
-        "what": WHAT[kind],
-        "threshold": threshold,
-        "models": found.asked["models"],
-        "rows": rows,
+        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": found.asked["models"], "rows": rows,
         "notes": list(found.notes),
-    }
+    }  # fmt: skip
 
 
 def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -> dict[str, Any]:
@@ -228,13 +211,9 @@ def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -
     counts = Counter(row["why"] for row in found["rows"])
     rows = [row for row in found["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
     return {
-        **found,
-        "same_weights": counts[SAME],
-        "alike": counts[ALIKE],
-        "total": len(rows),
-        "offset": offset,
+        **found, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
         "rows": rows[offset : offset + limit],
-    }
+    }  # fmt: skip
 
 
 # The map of all models, and where a fingerprint that was sent belongs on it
@@ -243,38 +222,17 @@ MOST_POINTS = 20_000
 REFERENCES = 10  # models that a place is worked out from
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Points of a map, and those that all of them were laid out around."""
-
-    numbers: NDArray[np.int64]  # of the models
-    points: NDArray[np.float64]
-    anchors: NDArray[np.int64] | None  # places among the points; None: models were removed while the map was made
-
-    @classmethod
-    def of(cls, found: Map) -> Layout:
-        numbers = np.array([row["id"] for row in found.found], np.int64)
-        points = np.array([(row["x"], row["y"]) for row in found.found], np.float64).reshape(-1, 2)
-        models, landmarks = found.asked["models"], found.asked["landmarks"]
-        anchors: NDArray[np.int64] | None = np.arange(models)
-        if len(found) < models:
-            anchors = None
-        elif landmarks is not None:
-            anchors = drawn(models, landmarks, found.asked["seed"])
-        return cls(numbers, points, anchors)
-
-
 class Maps:
     """The last map of each kind, as it is shown, so that what is sent is put on that one."""
 
     def __init__(self, zoo: Zoo) -> None:
         self._zoo = zoo
-        self._last: dict[str, Layout] = {}
+        self._last: dict[str, Map] = {}
 
     def answer(self, kind: str) -> dict[str, Any]:
         """All models as points, near ones near each other; beyond the most evenly picked ones."""
         found = self._zoo.map(kind)
-        self._last[kind] = Layout.of(found)
+        self._last[kind] = found
         rows = list(found.found)
         if len(rows) > MOST_POINTS:
             rows = [rows[k] for k in np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
@@ -294,37 +252,31 @@ class Maps:
         that the map was laid out around. That is linear in them, and gives those models their own places: so what it
         takes is the place of a few models, and how far the distances are from theirs.
         """
-        layout = self._last.get(kind)
-        if layout is None or layout.anchors is None:
+        last = self._last.get(kind)
+        if last is None or len(last) < last.asked["models"]:  # some were removed while it was made
             return None
-        mapped = mapped_of(self._zoo, kind)
-        mine = _mapped(sent, kind)
-        if mine.kind != mapped.kind:
+        vectors = vectors_of(self._zoo, kind)
+        key = sent.key(kind)
+        rows = np.ascontiguousarray(sent.vectors[key], np.float32)
+        zero = np.zeros(1, np.int64)
+        mine = Vectors(key, rows, zero, zero, np.array([len(rows)], np.int64))
+        if key != vectors.kind:
             raise NotComparable("its atoms have other coefficients than those of the zoo, and nothing in common")
-        anchors = layout.anchors[np.isin(layout.numbers[layout.anchors], mapped.models)]
-        if not len(anchors):
+        landmarks, models = last.asked["landmarks"], last.asked["models"]
+        laid_around = np.arange(models) if landmarks is None else drawn(models, landmarks, last.asked["seed"])
+        there = {*vectors.models.tolist()}
+        anchors = [row for row in (last.found[k] for k in laid_around) if row["id"] in there]
+        if not anchors:
             return None
-        some = mapped.part(np.searchsorted(mapped.models, layout.numbers[anchors]))
-        points = layout.points[anchors]
+        some = vectors.part(np.searchsorted(vectors.models, [row["id"] for row in anchors]))
+        points = np.array([(row["x"], row["y"]) for row in anchors])
         alike = similarities(some, mine)
         near = np.sort(np.argsort(-alike[0], kind="stable")[:REFERENCES])
         squared = squared_distances(alike)
         theirs = squared_distances(similarities(some, some.part(near)))
         point = points[near].mean(0) + placed(points, theirs, squared)[0]
-        return {
-            "x": round(float(point[0]), 6),
-            "y": round(float(point[1]), 6),
-            "models": len(anchors),
-            "stress": stress_of(point[None], points, squared),
-        }
-
-
-def _mapped(sent: Fingerprint, kind: str) -> Mapped:
-    """The vectors of one model, as those of a zoo."""
-    key = sent.key(kind)
-    vectors = np.ascontiguousarray(sent.vectors[key], np.float32)
-    zero = np.zeros(1, np.int64)
-    return Mapped(key, vectors, zero, zero, np.array([len(vectors)], np.int64))
+        x, y = (round(float(axis), 6) for axis in point)
+        return {"x": x, "y": y, "models": len(anchors), "stress": stress_of(point[None], points, squared)}
 
 
 # Dynamics that lie in the zoo's folder `runs/`: saved results, looked at through a slider
@@ -380,26 +332,17 @@ def opened(folder: Path, name: str) -> dict[str, Any]:
     except DamagedFile as error:
         raise DamagedFile(str(error).replace(str(path), path.name)) from error
     return {
-        "name": name,
-        "names": [run.name_a, run.name_b],
-        "two_runs": run.two_runs,
-        "what": run.what,
-        "sites": list(run.sites),
-        "steps_a": list(run.steps_a),
-        "steps_b": list(run.steps_b),
+        "name": name, "names": [run.name_a, run.name_b], "two_runs": run.two_runs, "what": run.what,
+        "sites": list(run.sites), "steps_a": list(run.steps_a), "steps_b": list(run.steps_b),
         "measures": [_measure(run, measure) for measure in run.values],
-    }
+    }  # fmt: skip
 
 
 def _measure(run: Dynamics, name: str) -> dict[str, Any]:
     values, scale = run[name], full_scale(run[name])
     settled = {} if run.two_runs else run.settled(THRESHOLDS[0], name)
     return {
-        "name": name,
-        "value": values.value.tolist(),
-        "closer": values.closer,
-        "ends": [scale.far, scale.alike],
-        "threshold": THRESHOLDS[0],
-        "settled": [settled.get(site) for site in run.sites],
+        "name": name, "value": values.value.tolist(), "closer": values.closer, "ends": [scale.far, scale.alike],
+        "threshold": THRESHOLDS[0], "settled": [settled.get(site) for site in run.sites],
         "caveats": list(dict.fromkeys(caveat.text for caveat in values.caveats)),
-    }
+    }  # fmt: skip

@@ -1,9 +1,8 @@
 """Many models: fingerprints of them, kept and searched."""
 
-from .database import DiskFull, ZooBusy
 from .fingerprints import Fingerprint, NotComparable, fingerprint
 from .kinds import Probe
-from .store import NameTaken
+from .store import DiskFull, NameTaken, ZooBusy
 from .zoo import Added, Entry, Listing, Report, Zoo
 
 __all__ = [

@@ -6,19 +6,20 @@ Written and read a model at a time. What others send is checked before it is bel
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import DamagedFile, Part, assemble, check_tensors, check_writable, write_atomically
-from ..progress import track
-from .database import NO_ROOM, UnknownModel
+import numpy as np
+
+from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
+from ..progress import Progress, track
 from .fingerprints import from_parts
 from .folder import Settings, load_probe, new_folder
-from .store import Facts, Record, Store, check_kind
-from .vectors import EXACT, as_bytes, no_room
+from .search import blocks
+from .store import TAGS, Facts, Record, Store, check_key, errors_in_words
+from .vectors import EXACT, ITEM, Vectors, as_bytes
 
 if TYPE_CHECKING:
     from .zoo import Zoo
@@ -27,64 +28,62 @@ if TYPE_CHECKING:
 KIND, VERSION = "zoo-file", 2
 GROUP = 32  # models written in one transaction
 MOST_TEXT = 2**30  # bytes of JSON
-_RESERVED = ("facts", "probe")
+SCHEMA = {
+    "settings": {"probe": str, "n": int, "size": int, "seed": int, "kinds": [str], "rows": str},
+    "models": [
+        {
+            "name": str, "digest": str, "architecture": str, "added": str, "tags": [str], "task": (str, None),
+            "source": (str, None), "parent": (str, None), "places": {str: {"first": int, "labels": [str]}},
+        }
+    ],
+}  # fmt: skip
 
 
 def export(zoo: Zoo, path: Path) -> Path:
-    """Whole or not at all; a model that is changed, added or removed meanwhile is in it, or is not."""
+    """Whole or not at all: the zoo as it is at one moment, whatever is added, changed or removed meanwhile."""
     if path.resolve().is_relative_to(zoo.folder.resolve()):
         raise ValueError(f"{path} is inside the zoo's own folder, whose files it might replace: name one elsewhere")
     check_writable(path)
-    names = list(zoo)
     probe = zoo.probe_path.read_bytes()
     load_probe(zoo.probe_path, zoo.settings.probe)
-    try:
-        return write_atomically(path, lambda temporary: _write(zoo, names, probe, temporary))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise no_room(path) from error
-        raise
+    models, vectors = zoo.store.again(lambda: _models(zoo.store))
+    facts = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
+
+    def write(temporary: Path) -> None:
+        with Progress("exporting", sum(int(each.count.sum()) for each in vectors), "rows") as bar:
+            parts = [_rows_part(each, bar) for each in vectors]  # before the bytes, so that they are aligned
+            for name, content in (("facts", facts.encode()), ("probe", probe)):
+                parts.append(Part(name, "U8", (len(content),), len(content), [content]))
+            assemble(temporary, parts, {"format": f"sosie-{KIND}", "version": str(VERSION)})
+
+    with errors_in_words(path):
+        return write_atomically(path, write)
 
 
-def _write(zoo: Zoo, names: list[str], probe: bytes, path: Path) -> None:
-    """A file for each kind first, since the header of the whole says how large they are."""
-    parts: dict[str, Any] = {}
-    ends: dict[str, tuple[int, int]] = {}
-    models = []
-    try:
-        for name in track(names, "exporting", len(names), "models"):
-            try:
-                record = zoo.store.read(name)
-            except UnknownModel:  # removed meanwhile
-                continue
-            places = {}
-            for kind, block in record.blocks.items():
-                if kind not in parts:
-                    parts[kind] = open(f"{path}.{kind.replace(':', '-')}", "w+b")  # noqa: SIM115 (closed below)
-                parts[kind].write(as_bytes(block.vectors))
-                first, width = ends.get(kind, (0, block.vectors.shape[1]))
-                places[kind] = {"first": first, "labels": block.labels}
-                ends[kind] = (first + len(block.labels), width)
-            facts = {key: getattr(record, key) for key in ("name", "digest", "architecture", "parameters", "added")}
-            models.append({**facts, **asdict(record.facts), "about": record.about, "places": places})
-        text = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
-        vectors = [
-            Part(f"vectors.{kind}", "F32", (rows, width), rows * width * 4, _pieces(parts[kind]))
-            for kind, (rows, width) in ends.items()
-        ]  # before the bytes, so that they are aligned
-        others = {"facts": text.encode(), "probe": probe}.items()
-        bytes_ = [Part(name, "U8", (len(content),), len(content), [content]) for name, content in others]
-        assemble(path, [*vectors, *bytes_], {"format": f"sosie-{KIND}", "version": str(VERSION)})
-    finally:
-        for part in parts.values():
-            part.close()
-            os.unlink(part.name)
+def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
+    """The models of one moment, each with the places of its vectors in the file to be, and these vectors."""
+    columns = "id, name, digest, architecture, parameters, added, task, source, parent, about"
+    with store.reading():
+        rows = store.select(f"SELECT {columns}, {TAGS} FROM models WHERE removed IS NULL ORDER BY id")
+        models = {row["id"]: row | {"places": {}} for row in rows}
+        vectors = [some for kind in store.files() if len((some := store.read_vectors(kind)).models)]
+        for each in vectors:
+            starts = (np.cumsum(each.count) - each.count).tolist()
+            facts = store.describe(each.models.tolist(), each.kind)
+            for model, start in zip(each.models.tolist(), starts, strict=True):
+                models[model]["places"][each.kind] = {"first": start, "labels": facts[model]["labels"]}
+    return [{name: model[name] for name in model if name != "id"} for model in models.values()], vectors
 
 
-def _pieces(part: Any) -> Iterator[bytes]:
-    part.seek(0)
-    while some := part.read(2**22):
-        yield some
+def _rows_part(vectors: Vectors, bar: Progress) -> Part:
+    rows, width = int(vectors.count.sum()), vectors.rows.shape[1]
+
+    def pieces() -> Iterator[memoryview]:
+        for _, _, some in blocks(vectors):
+            yield as_bytes(some)
+            bar.advance(len(some))
+
+    return Part(f"vectors.{vectors.kind}", "F32", (rows, width), rows * width * ITEM, pieces())
 
 
 def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
@@ -110,27 +109,27 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
 
 def _read(opened: Any, folder: Path) -> None:
     found = json.loads(_bytes(opened, "facts"))
+    check_schema("its list of models", found, SCHEMA)
     settings = Settings.from_json(found["settings"])
     (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))
     if load_probe(folder / "probe.safetensors", settings.probe).n != settings.n:
         raise DamagedFile(f"the probe set has not the {settings.n} inputs that the settings say")
-    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in opened.keys() if name not in _RESERVED}  # noqa: SIM118
+    names = sorted({*opened.keys()} - {"facts", "probe"})
+    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in names}
     for kind, part in vectors.items():
-        check_kind(kind)
+        check_key(kind)
         if part.get_dtype() != "F32" or len(part.get_shape()) != 2:
             raise DamagedFile(f"vectors of kind {kind!r} are {part.get_dtype()} {part.get_shape()}, not float32 rows")
-    if not isinstance(found["models"], list):
-        raise DamagedFile("its models are no list")
     store = Store.create(folder, settings.as_json(), wait=10.0)
     try:
         starts = range(0, len(found["models"]), GROUP)
         for start in track(starts, "importing", len(starts), f"times {GROUP} models"):
             some = found["models"][start : start + GROUP]
             records = [_record(model, settings, vectors) for model in some]
-            if not all(store.append(records, added=[_when(model) for model in some])):
+            if not all(store.append(records)):
                 raise DamagedFile("a model of one name more than once")
     finally:
-        store.database.close()
+        store.close()
 
 
 def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) -> Record:
@@ -139,23 +138,18 @@ def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) 
     for kind, place in model["places"].items():
         first, names = place["first"], place["labels"]
         rows, _ = vectors[kind].get_shape()
-        if not isinstance(first, int) or not isinstance(names, list) or not 0 <= first <= first + len(names) <= rows:
+        if not 0 <= first <= first + len(names) <= rows:
             raise DamagedFile(f"{model['name']!r} has its vectors outside of the {rows} rows of {kind}")
         arrays[EXACT if kind == EXACT else f"vectors.{kind}"] = vectors[kind][first : first + len(names)]
         if kind != EXACT:
             labels[kind] = names
     facts = {**settings.as_json(), "labels": labels, **model["about"]}
     own = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
-    record = settings.record(model["name"], from_parts(facts, arrays), own)
+    when = datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
+    record = settings.record(model["name"], from_parts(facts, arrays), own, when)
     if (record.digest, record.architecture) != (model["digest"], model["architecture"]):
         raise DamagedFile(f"{model['name']!r} says two things about its weights or architecture")
     return record
-
-
-def _when(model: dict[str, Any]) -> str:
-    from datetime import datetime
-
-    return datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
 
 
 def _bytes(opened: Any, name: str) -> bytes:

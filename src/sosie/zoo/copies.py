@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..results import Array, Duplicates
-from .index import Floats, Whole
 from .kinds import standard_deviation
-from .questions import asked_of, mapped_of
-from .search import about, rows_of
-from .store import Mapped
+from .questions import asked_of, vectors_of
+from .search import about
+from .vectors import Floats, Vectors, Whole
 
 if TYPE_CHECKING:
-    from .zoo import Asking
+    from .zoo import Zoo
+
+SAME = 1 - 1e-5
+SURE = 6  # standard deviations that short vectors may be off
+
+
+def find_duplicates(zoo: Zoo, threshold: float, kind: str, filters: Mapping[str, Any]) -> Duplicates:
+    """See `Zoo.duplicates`."""
+    if not 0.5 <= threshold <= 1:
+        raise ValueError(f"threshold must be a similarity from 0.5 to 1, got {threshold!r}")
+    vectors = vectors_of(zoo, kind, **filters)
+    exact = zoo.store.exact() if kind == "cka" else None
+    found: list[tuple[int, int, float, bool, str]] = []  # model, the one before it, similarity, by whole vectors, why
+    counts = dict(zip(vectors.models.tolist(), vectors.count.tolist(), strict=True))
+    first: dict[str, int] = {}
+    for model, digest in zoo.store.same_digests(vectors.kind, **filters):
+        if model in counts:  # else it came meanwhile
+            other = first.setdefault(digest, model)
+            if other != model and counts[other] == counts[model]:
+                found.append((model, other, *_lowest_cosine(vectors, exact, other, model), "same weights"))
+    left = vectors.part(~np.isin(vectors.models, [one[0] for one in found]))
+    off = SURE * standard_deviation(threshold, vectors.rows.shape[1]) + 1e-6  # rounding of float32
+    taken: set[int] = set()  # duplicates, which nothing else is held against
+    for model, others in near_models(left, threshold - off, taken):
+        for other in others.tolist():
+            value, by_whole = _lowest_cosine(vectors, exact, other, model)
+            if value >= threshold:
+                taken.add(model)
+                found.append((model, other, value, by_whole, "alike at every site"))
+                break
+    found.sort(key=lambda one: one[0])  # numbers go up in the order in which models were added
+    facts = zoo.store.describe(sorted({model for one in found for model in one[:2]}), vectors.kind)
+    rows = [
+        {"name": facts[model]["name"], "same_as": facts[other]["name"], "why": why, "value": value, "exact": by_whole}
+        | about(facts[model])
+        for model, other, value, by_whole, why in found
+        if model in facts and other in facts  # else one was removed meanwhile
+    ]
+    asked = {"kind": kind, "threshold": threshold, "models": len(vectors.models)}
+    note = "Alike at every site: the lowest similarity over sites, in order, is at least the threshold."
+    return Duplicates(asked_of(zoo, asked, filters), tuple(rows), (note,))
+
+
+def _lowest_cosine(short: Vectors, exact: Vectors | None, a: int, b: int) -> tuple[float, bool]:
+    """The lowest cosine of two models at a site, and whether by the whole vectors."""
+    for vectors in (exact, short):
+        if vectors is not None:
+            mine, theirs = vectors.of_model(a), vectors.of_model(b)
+            if mine is not None and theirs is not None:
+                return float((mine * theirs).sum(1).min()), vectors is exact
+    raise AssertionError("both have short vectors")
 
 
 # Which models may be copies of which, by the short vectors: without a look at most pairs, and none is missed
+#
+# Vectors of length 1 with a cosine of c are √(2 − 2c) apart, and on any axis no farther: models are sorted along the
+# one on which they differ most, by their last site, and held only against those within that distance.
 
 BLOCK = 512  # models that are held against those before them at a time
 STRIP = 64  # of them, next to each other on the axis
@@ -30,161 +81,68 @@ CHECKED = 64  # candidates that are looked at site by site at a time
 ROUNDING = 1e-5  # of float32, in squared distances
 
 
-@dataclass(frozen=True, eq=False)
-class Near:
-    """Pairs of models with as many sites and a cosine of at least `least` at each, in order.
+def near_models(vectors: Vectors, least: float, taken: Set[int]) -> Iterator[tuple[int, Whole]]:
+    """Each model that has some before it with as many sites and a cosine of at least `least` at each, and those.
 
-    Vectors of length 1 with a cosine of c are √(2 − 2c) apart, and on any axis no farther: models are sorted along the
-    one on which they differ most, by their last site, and held only against those within that distance.
+    `taken`: models that are no longer of interest, which may become more meanwhile.
     """
-
-    mapped: Mapped
-    least: float
-
-    def each(self, taken: Set[int]) -> Iterator[tuple[int, Whole]]:
-        """Each model that is near some before it, and those; `taken`: models that are no longer of interest, which may
-        become more meanwhile."""
-        self.mapped.verify()
-        models = self.mapped.models
-        axis = self._axis()
-        before = np.empty(0, np.int64)  # places of models, sorted along the axis
-        along = np.empty(0)
-        longest = 0.0  # squared: files of others have vectors of nearly length 1
-        for start in range(0, len(models), BLOCK):
-            block = np.arange(start, min(start + BLOCK, len(models)))
-            here = self._last(block)
-            at = (here @ axis).astype(np.float64)
-            longest = max(longest, float(np.square(here).sum(1).max()))
-            radius = (max(2 * longest - 2 * self.least, 0.0) + ROUNDING) ** 0.5
-            a, b = self._pairs(block, here, np.stack([at - radius, at + radius]), before, along)
-            inside = np.argwhere(np.tril(self._close(block, here, block, here), -1))
-            a, b = np.concatenate([a, inside[:, 0]]), np.concatenate([b, block[inside[:, 1]]])
-            order = np.lexsort((b, a))
-            a, b = a[order], b[order]
-            for k in np.unique(a).tolist():
-                some = b[np.searchsorted(a, k) : np.searchsorted(a, k, side="right")]
-                some = some[[int(model) not in taken for model in models[some]]]
-                if len(some := self._near_everywhere(start + k, some)):
-                    yield int(models[start + k]), models[some]
-            left = np.array([int(model) not in taken for model in models[block]], bool)
-            before, along = np.concatenate([before, block[left]]), np.concatenate([along, at[left]])
-            order = np.argsort(along, kind="stable")
-            before, along = before[order], along[order]
-
-    def _pairs(self, block: Whole, here: Floats, reach: Array, before: Whole, along: Array) -> tuple[Whole, Whole]:
-        """Which of the block are near which before it, by the last site: places in the block, and among all.
-
-        `reach`: from where to where on the axis each can have others.
-        """
-        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for strip in np.split(np.argsort(reach[0]), range(STRIP, len(block), STRIP)):
-            first = int(np.searchsorted(along, reach[0, strip[0]]))
-            stop = int(np.searchsorted(along, reach[1, strip[-1]], side="right"))
-            for start in range(first, stop, MOST_OTHERS):
-                others = before[start : min(start + MOST_OTHERS, stop)]
-                a, b = np.nonzero(self._close(block[strip], here[strip], others, self._last(others)))
-                found.append((strip[a], others[b]))
-        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
-
-    def _close(self, some: Whole, here: Floats, others: Whole, there: Floats) -> NDArray[np.bool_]:
-        close: NDArray[np.bool_] = here @ there.T >= self.least
-        close &= self.mapped.count[some][:, None] == self.mapped.count[others][None]
-        return close
-
-    def _near_everywhere(self, model: int, others: Whole) -> Whole:
-        """Those that are near at every other site, too."""
-        first, count = self.mapped.first, int(self.mapped.count[model])
-        own = self.mapped.rows[first[model] : first[model] + count]
-        found = [np.empty(0, np.int64)]
-        for start in range(0, len(others), CHECKED):
-            some = others[start : start + CHECKED]
-            rows = np.asarray(self.mapped.rows[first[some][:, None] + np.arange(count)[None]])
-            found.append(some[(rows * own[None]).sum(2).min(1) >= self.least])
-        return np.concatenate(found)
-
-    def _last(self, places: Whole) -> Floats:
-        """The vectors of the last site."""
-        return np.asarray(self.mapped.rows[self.mapped.first[places] + self.mapped.count[places] - 1])
-
-    def _axis(self) -> Floats:
-        """Of length 1: that on which models differ most."""
-        models = len(self.mapped.models)
-        some = self._last(np.unique(np.linspace(0, models - 1, min(models, SAMPLED)).astype(np.int64)))
-        apart = some - some.mean(0)
-        return np.linalg.eigh(apart.T @ apart)[1][:, -1]
+    vectors.verify()
+    models = vectors.models
+    if not len(models):
+        return
+    sampled = np.unique(np.linspace(0, len(models) - 1, min(len(models), SAMPLED)).astype(np.int64))
+    apart = _last_rows(vectors, sampled)
+    apart = apart - apart.mean(0)
+    axis = np.linalg.eigh(apart.T @ apart)[1][:, -1]
+    before = np.empty(0, np.int64)  # places of models, sorted along the axis
+    along = np.empty(0)
+    longest = 0.0  # squared: files of others have vectors of nearly length 1
+    for start in range(0, len(models), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(models)))
+        here = _last_rows(vectors, block)
+        at = (here @ axis).astype(np.float64)
+        longest = max(longest, float(np.square(here).sum(1).max()))
+        radius = (max(2 * longest - 2 * least, 0.0) + ROUNDING) ** 0.5
+        inside = np.argwhere(np.tril(_close(vectors, least, block, here, block), -1))
+        pairs = [(inside[:, 0], block[inside[:, 1]])]  # places in the block, and among all
+        for strip in np.split(np.argsort(at), range(STRIP, len(block), STRIP)):
+            first = int(np.searchsorted(along, at[strip[0]] - radius))
+            stop = int(np.searchsorted(along, at[strip[-1]] + radius, side="right"))
+            for reach in range(first, stop, MOST_OTHERS):
+                others = before[reach : min(reach + MOST_OTHERS, stop)]
+                a, b = np.nonzero(_close(vectors, least, block[strip], here[strip], others))
+                pairs.append((strip[a], others[b]))
+        a, b = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        for k in np.unique(a).tolist():
+            some = np.sort(b[a == k])
+            some = some[[int(model) not in taken for model in models[some]]]
+            if len(some := _near_everywhere(vectors, least, start + k, some)):
+                yield int(models[start + k]), models[some]
+        left = np.array([int(model) not in taken for model in models[block]], bool)
+        before, along = np.concatenate([before, block[left]]), np.concatenate([along, at[left]])
+        order = np.argsort(along, kind="stable")
+        before, along = before[order], along[order]
 
 
-SAME = 1 - 1e-5
-Found = tuple[int, int, float, bool, str]  # the model, the one before it, how alike, by the whole vectors, why
-SURE = 6  # standard deviations that short vectors may be off
+def _last_rows(vectors: Vectors, places: Whole) -> Floats:
+    """The vectors of the last site."""
+    return np.asarray(vectors.rows[vectors.first[places] + vectors.count[places] - 1])
 
 
-@dataclass(frozen=True, eq=False)
-class _Vectors:
-    short: Mapped
-    exact: Mapped | None
-    threshold: float
-
-    def lowest(self, a: int, b: int) -> tuple[float, bool]:
-        """The lowest cosine of the two at a site, and whether by the whole vectors."""
-        if self.exact is not None:
-            whole = [rows_of(self.exact, model) for model in (a, b)]
-            if all(rows is not None for rows in whole):
-                return _lowest(*whole), True
-        return _lowest(rows_of(self.short, a), rows_of(self.short, b)), False
-
-    def alike(self, near: Near) -> Iterator[tuple[int, int, float, bool]]:
-        """Each model that is alike one before it that is no duplicate itself: both, the similarity, by what."""
-        taken: set[int] = set()  # duplicates, which nothing else is held against
-        for model, others in near.each(taken):
-            for other in others.tolist():
-                value, exact = self.lowest(other, model)
-                if value >= self.threshold:
-                    taken.add(model)
-                    yield model, other, value, exact
-                    break
+def _close(vectors: Vectors, least: float, some: Whole, here: Floats, others: Whole) -> NDArray[np.bool_]:
+    """Which models have as many sites as others, and are near them by the last: (some, others)."""
+    close: NDArray[np.bool_] = here @ _last_rows(vectors, others).T >= least
+    close &= vectors.count[some][:, None] == vectors.count[others][None]
+    return close
 
 
-def find_duplicates(zoo: Asking, threshold: float, kind: str, filters: dict[str, Any]) -> Duplicates:
-    """See `Zoo.duplicates`."""
-    if not 0.5 <= threshold <= 1:
-        raise ValueError(f"a threshold of {threshold!r}: it is a similarity from 0.5 to 1")
-    mapped = mapped_of(zoo, kind, **filters)
-    vectors = _Vectors(mapped, zoo.views.exact() if kind == "cka" else None, threshold)
-    copies = _same_weights(mapped, zoo.store.same_digests(mapped.kind, **filters))
-    found: list[Found] = [
-        (model, other, *vectors.lowest(other, model), "same weights") for model, other in copies.items()
-    ]
-    left = mapped.part(~np.isin(mapped.models, list(copies)))
-    off = SURE * standard_deviation(threshold, mapped.rows.shape[1]) + 1e-6  # rounding of float32
-    near = Near(left, threshold - off)
-    found += [(*one, "alike at every site") for one in vectors.alike(near)]
-    found.sort(key=lambda one: one[0])  # numbers go up in the order in which models were added
-    facts = zoo.views.described(sorted({model for one in found for model in one[:2]}), mapped.kind)
-    rows = [_row(facts, one) for one in found if facts.keys() >= {*one[:2]}]  # else one was removed meanwhile
-    asked = {"kind": kind, "threshold": threshold, "models": len(mapped.models)}
-    note = "Alike at every site: the lowest similarity over sites, in order, is at least the threshold."
-    return Duplicates(asked_of(zoo, asked, filters), tuple(rows), (note,))
-
-
-def _same_weights(mapped: Mapped, digests: list[tuple[int, str]]) -> dict[int, int]:
-    """Models with the digest of one before them, and as many sites: which that is."""
-    counts = dict(zip(mapped.models.tolist(), mapped.count.tolist(), strict=True))
-    first: dict[str, int] = {}
-    found = {}
-    for model, digest in digests:
-        if model in counts:  # else it came meanwhile
-            other = first.setdefault(digest, model)
-            if other != model and counts[other] == counts[model]:
-                found[model] = other
-    return found
-
-
-def _lowest(a: Array, b: Array) -> float:
-    return float((a * b).sum(1).min())
-
-
-def _row(facts: dict[int, dict[str, Any]], one: Found) -> dict[str, Any]:
-    model, other, value, exact, why = one
-    row = {"name": facts[model]["name"], "same_as": facts[other]["name"], "why": why, "value": value, "exact": exact}
-    return row | about(facts[model])
+def _near_everywhere(vectors: Vectors, least: float, place: int, others: Whole) -> Whole:
+    """Those of the others that are near a model at every other site, too."""
+    first, count = vectors.first, int(vectors.count[place])
+    own = vectors.rows[first[place] : first[place] + count]
+    near = [np.empty(0, np.int64)]
+    for start in range(0, len(others), CHECKED):
+        some = others[start : start + CHECKED]
+        rows: Array = np.asarray(vectors.rows[first[some][:, None] + np.arange(count)[None]])
+        near.append(some[(rows * own[None]).sum(2).min(1) >= least])
+    return np.concatenate(near)

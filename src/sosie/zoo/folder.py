@@ -1,4 +1,4 @@
-"""A new folder for a zoo: whole, or not there."""
+"""The folder of a zoo: its probe set, the settings that all its models share, and how it is made."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..capture import without_labels
+from ..checks import one_of
 from ..engine.provenance import digest_of
 from ..files import DamagedFile, read_nested, write_nested
 from ..stats import check_seed
 from .fingerprints import KINDS, Fingerprint, kind_of
 from .kinds import MOST_PROBES, SIZE, Probe, check_size
-from .store import Block, Facts, Record, Store, Stored
+from .store import Facts, Record, Store
 from .vectors import EXACT, sync_folder
 
 # The probe set of a zoo as one file: tensors as they are, their structure as JSON
@@ -37,7 +38,7 @@ def save_probe(probe: Probe, path: Path) -> Path:
 def load_probe(path: Path, digest: str | None = None) -> Probe:
     """The inputs, whose hash is computed anew: the file must hold what it says, and what was asked for."""
     if not path.is_file():
-        raise gone(path)
+        raise probe_gone(path)
     about, batch = read_nested(path, KIND, VERSION)
     try:
         n, found = int(about["n"]), digest_of(without_labels(batch))
@@ -49,7 +50,7 @@ def load_probe(path: Path, digest: str | None = None) -> Probe:
     return Probe(batch, n, found)
 
 
-def gone(path: Path) -> FileNotFoundError:
+def probe_gone(path: Path) -> FileNotFoundError:
     return FileNotFoundError(
         f"the probe set is gone: no file {path}; Zoo(folder, data=…).check(repair=True) with the data it was "
         "made of, or `sosie zoo check FOLDER --repair --data …`, puts it back"
@@ -94,12 +95,10 @@ class Settings:
     def checked(self) -> Settings:
         check_size(self.size)
         check_seed(self.seed)
-        if self.rows not in ROWS:
-            raise ValueError(f"rows={self.rows!r}: a fingerprint has one row an input: {', '.join(ROWS)}")
+        one_of(self.rows, "rows (a fingerprint has one row per input)", ROWS)
         if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
-            raise ValueError(
-                f"kinds are some of {', '.join(KINDS)}, each once, not {', '.join(map(str, self.kinds)) or 'none'}"
-            )
+            given = ", ".join(map(str, self.kinds)) or "none"
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once, got {given}")
         if not isinstance(self.probe, str) or not _HASH.fullmatch(self.probe) or not isinstance(self.n, int):
             raise ValueError(f"no hash of a probe set: {str(self.probe)[:40]!r}")
         return self
@@ -134,36 +133,27 @@ class Settings:
             if mine != theirs:
                 raise ValueError(f"{name!r}: a fingerprint with {setting}={theirs!r}; the zoo has {setting}={mine!r}")
 
-    def record(self, name: str, found: Fingerprint, facts: Facts) -> Record:
+    def record(self, name: str, found: Fingerprint, facts: Facts, added: str = "") -> Record:
         """What the store keeps of a fingerprint; refused unless it was made as all others here."""
         self.check_alike(name, found)
-        blocks = {
-            key: Block(vectors, tuple(found.labels[key]))
-            for key, vectors in found.vectors.items()
-            if kind_of(key) in self.kinds
-        }
-        if not blocks:
-            raise ValueError(
-                f"{name!r}: a fingerprint of {', '.join(found.kinds)}; the zoo has {', '.join(self.kinds)}"
-            )
+        keys = [key for key in found.vectors if kind_of(key) in self.kinds]
+        if not keys:
+            kinds = ", ".join(self.kinds)
+            raise ValueError(f"{name!r}: a fingerprint of {', '.join(found.kinds)}; the zoo has {kinds}")
+        blocks = {key: (found.vectors[key], tuple(found.labels[key])) for key in keys}
         if found.exact is not None and "cka" in blocks:
-            blocks[EXACT] = Block(found.exact, tuple(found.labels["cka"]))
+            blocks[EXACT] = found.exact, tuple(found.labels["cka"])
         about = {"absent": dict(found.absent), "about": dict(found.about)}
         digest, architecture = (str(found.about.get(key) or "unknown") for key in ("model", "architecture"))
-        return Record(name, digest, architecture, found.about.get("parameters", 0), blocks, facts, about)
+        return Record(name, digest, architecture, found.about.get("parameters", 0), blocks, facts, about, added=added)
 
-    def fingerprint(self, stored: Stored) -> Fingerprint:
+    def fingerprint(self, stored: Record) -> Fingerprint:
         """The way back."""
-        kept = {key: block for key, block in stored.blocks.items() if key != EXACT}
-        exact = stored.blocks.get(EXACT)
-        return Fingerprint(
-            self.probe, self.n, self.size, self.seed, self.rows,
-            {key: block.vectors for key, block in kept.items()},
-            {key: block.labels for key, block in kept.items()},
-            None if exact is None else exact.vectors,
-            dict(stored.about["absent"]),
-            dict(stored.about["about"]),
-        )  # fmt: skip
+        vectors = {key: block[0] for key, block in stored.blocks.items()}
+        labels = {key: block[1] for key, block in stored.blocks.items() if key != EXACT}
+        exact = vectors.pop(EXACT, None)
+        about = dict(stored.about["absent"]), dict(stored.about["about"])
+        return Fingerprint(self.probe, self.n, self.size, self.seed, self.rows, vectors, labels, exact, *about)
 
 
 def make_folder(folder: Path, probe: Probe, settings: Settings, wait: float) -> None:

@@ -1,8 +1,8 @@
-"""The inputs that all models of a collection are shown: fixed, few, known by a hash."""
+"""What fingerprints are made of: the probe set, the projection to short vectors, and the vectors of each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..capture import Batches, Chunk, NoData, model_arguments, recut, unwrap, without_labels
+from ..checks import whole_number
 from ..data import open_data
 from ..engine.network import Network
 from ..engine.provenance import AsyncCopy, Digest, digest_of
@@ -39,8 +40,7 @@ class Probe:
         """The first inputs of the data, `most` of them at most; data are what `sosie.compare` takes."""
         if isinstance(data, Probe):
             return data
-        if isinstance(most, bool) or not isinstance(most, int) or not FEWEST_PROBES <= most <= MOST_PROBES:
-            raise ValueError(f"{most!r} probes: a number from {FEWEST_PROBES} to {MOST_PROBES}")
+        whole_number(most, "the number of probes", least=FEWEST_PROBES, most=MOST_PROBES)
         batches = Batches(open_data(data) if isinstance(data, str) else data)
         chunk = next(recut(batches, block=most, max_rows=most), None)
         if chunk is None:
@@ -61,8 +61,7 @@ AT_ONCE = 2**24  # numbers that are widened to float64
 
 
 def check_size(size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or not SMALLEST <= size <= LARGEST:
-        raise ValueError(f"size={size!r}: a whole number from {SMALLEST} to {LARGEST}; 256 to 1024 serve well")
+    whole_number(size, "size", least=SMALLEST, most=LARGEST, why="256 to 1024 serve well")
 
 
 def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
@@ -119,15 +118,6 @@ NOTHING = "is as far from itself for any two probes: nothing is left to compare"
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What one site's rows leave behind, on their device."""
-
-    gram: Tensor  # (n, n)
-    length: Tensor  # ‖first row‖²
-    digits: float  # relative rounding of the activations
-
-
-@dataclass(frozen=True)
 class GramVectors:
     """Of the sites in execution order the vectors of length 1, queued on a GPU: `sift` waits for them."""
 
@@ -161,27 +151,24 @@ class GramVectors:
 
 def gram_vectors(source: Network, probe: Probe) -> GramVectors:
     """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
-    with source.opened():
-        found = _read(source, probe)
-        no_rows = source.left_out
-        model = source.begun_digest()  # now, while a GPU is still busy with the pass
-    parts = [_vectors([found[site] for site in sites]) for sites in _groups(list(found), probe.n)]
-    vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
-    digits = tuple(each.digits for each in found.values())
-    return GramVectors(source.name, tuple(found), vectors, model, AsyncCopy(lengths), digits, no_rows)
 
-
-def _read(source: Network, probe: Probe) -> dict[str, _Made]:
-    def sink(site: str, rows: Tensor) -> _Made:
+    def sink(site: str, rows: Tensor) -> tuple[Tensor, Tensor, float]:
         if len(rows) != probe.n:
             raise ValueError(
-                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row an input: rows='flatten',"
-                " 'mean', 'cls' or 'last'"
+                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row per input: "
+                "rows='flatten', 'mean', 'cls' or 'last'"
             )
-        return _Made(*_gram(rows), torch.finfo(rows.dtype).eps)
+        return *_gram(rows), torch.finfo(rows.dtype).eps
 
-    made = source.read(Chunk(probe.batch, 0, probe.n), sink)
-    return dict(zip(source.per_input(), made, strict=True))
+    with source.opened():
+        made = source.read(Chunk(probe.batch, 0, probe.n), sink)
+        sites, no_rows = tuple(source.per_input()), source.left_out
+        model = source.begun_digest()  # now, while a GPU is still busy with the pass
+    step = max(1, TOGETHER // probe.n**2)
+    parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
+    vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
+    digits = tuple(each[2] for each in made)
+    return GramVectors(source.name, sites, vectors, model, AsyncCopy(lengths), digits, no_rows)
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,18 +198,13 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([each.to(home) for each in tensors]).double()
 
 
-def _groups(sites: list[str], n: int) -> Iterator[list[str]]:
-    step = max(1, TOGETHER // (n * n))
-    yield from (sites[k : k + step] for k in range(0, len(sites), step))
-
-
-def _vectors(made: Sequence[_Made]) -> tuple[Tensor, Tensor]:
+def _vectors(made: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Tensor]:
     """Vectors (k, n (n − 1) / 2) of length 1, and of each four lengths (k, 4), which say whether it means anything.
 
     The norm of the U-centred matrix, of the centred one, and squared how far rows are from their mean and the first
     of them from zero.
     """
-    grams, first = _stacked([each.gram for each in made]), _stacked([each.length for each in made])
+    grams, first = _stacked([gram for gram, *_ in made]), _stacked([length for _, length, _ in made])
     centred = u_centred(grams)
     norm = centred.flatten(1).norm(dim=1)
     whole = double_centred(grams).flatten(1).norm(dim=1)
@@ -242,19 +224,14 @@ INPUTS = FEWEST  # random ones
 MAP_LOST = 1e-12  # of the products' norm: what float64 leaves where centring takes all away
 
 
-@dataclass(frozen=True)
-class LinearVectors:
-    """The sites in execution order, their vectors of length 1, and the sites that have none with the reason."""
-
-    sites: tuple[str, ...]
-    vectors: Tensor  # (sites, pairs), float64
-    left_out: dict[str, str]
-    notes: tuple[str, ...]
-
-
 @products()  # a forward is how weights are read here, and the caller's autocast is not for it
-def linear_vectors(source: Network, given: Probe, *, seed: int, inputs: int = INPUTS) -> LinearVectors:
-    """ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations."""
+def linear_vectors(
+    source: Network, given: Probe, *, seed: int, inputs: int = INPUTS
+) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
+    """By site, in execution order, the vector (pairs,) of length 1 in float64; why other sites have none; and notes.
+
+    ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations.
+    """
     check_weights(source)
     linear = look(source, input_shape(given.batch))
     grams = probe(linear, inputs, seed)
@@ -262,16 +239,13 @@ def linear_vectors(source: Network, given: Probe, *, seed: int, inputs: int = IN
     i, j = torch.triu_indices(block, block, 1)
     centred, plain = (grams[kind][..., i, j].transpose(0, 1).flatten(1) for kind in (True, False))
     left = centred.norm(dim=1) > MAP_LOST * plain.norm(dim=1)
-    sites = linear.side.sites
-    left_out = {
-        site: "as a linear map gives the same for each entry of the input"
-        for site, there in zip(sites, left.tolist(), strict=True)
-        if not there
-    }
-    kept = tuple(site for site in sites if site not in left_out)
-    if not kept:
+    sites = dict(zip(linear.side.sites, left.tolist(), strict=True))
+    if not any(sites.values()):
         raise ValueError("its linear map gives the same for each entry of the input: nothing is left to compare")
-    return LinearVectors(kept, unit(centred[left]), left_out, linear.notes)
+    why = "as a linear map gives the same for each entry of the input"
+    kept = [site for site, there in sites.items() if there]
+    vectors = dict(zip(kept, unit(centred[left]), strict=True))
+    return vectors, {site: why for site in sites if site not in kept}, linear.notes
 
 
 def input_shape(batch: Any) -> tuple[int, ...] | None:

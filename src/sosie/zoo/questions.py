@@ -1,45 +1,52 @@
-"""What questions about all models have in common: what is said of the question, and which arguments make sense."""
+"""Questions about all models of a zoo: how alike they are as wholes, the groups that they form, and a map of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..linalg import clusterings
 from ..results import Array, Clusters, Map
 from .fingerprints import kind_of
-from .index import Floats, Whole
 from .search import about, check_kind, none_passes
-from .store import Mapped
+from .vectors import EXACT, Floats, Vectors, Whole
 
 if TYPE_CHECKING:
-    from .zoo import Asking
+    from .zoo import Zoo
 
-
-NONE: Mapping[str, Any] = MappingProxyType({})
 LANDMARKS = 500  # models that stand for all where there are too many for all pairs
 
 
-def asked_of(zoo: Asking, question: dict[str, Any], filters: Mapping[str, Any] = NONE) -> dict[str, Any]:
+def asked_of(zoo: Zoo, question: dict[str, Any], filters: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The question with the probe set and the filters that were given."""
-    return question | {"probe": zoo.settings.probe} | {name: v for name, v in filters.items() if v is not None}
+    return {**question, "probe": zoo.settings.probe, **(filters or {})}
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: a whole number of at least {least}")
+def vectors_of(zoo: Zoo, kind: str, **filters: Any) -> Vectors:
+    """The vectors of a kind; of atoms those of the one set of coefficients that there is, or that is named."""
+    check_kind(zoo, kind)
+    keys = [key for key in zoo.store.kinds() if kind in (key, kind_of(key)) and key != EXACT]
+    if len(keys) > 1:
+        raise ValueError(
+            f"models with {len(keys)} different sets of coefficients, whose atoms have nothing in common: name one of "
+            f"{', '.join(keys)} as the kind"
+        )
+    vectors = zoo.store.vectors(keys[0] if keys else kind, **filters)
+    if not len(vectors.models):
+        raise none_passes(zoo, filters, f"no model that passes the filters has vectors of kind {kind!r}")
+    return vectors
 
 
 def landmarks_for(models: int, given: int | None, most_whole: int) -> int | None:
     """How many models stand for all; None where all pairs are looked at."""
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 3):
-        raise ValueError(f"landmarks={given!r}: a whole number of at least 3, or None")
+    if given is not None:
+        whole_number(given, "landmarks", least=3)
     count = given if given is not None else (LANDMARKS if models > most_whole else models)
     return None if count >= models else count
 
@@ -49,22 +56,7 @@ def landmarks_for(models: int, given: int | None, most_whole: int) -> int | None
 TILE = 1024  # rows that are held against as many at a time: 4 MiB of cosines, which stay in the cache
 
 
-def mapped_of(zoo: Asking, kind: str, **filters: Any) -> Mapped:
-    """The vectors of a kind; of atoms those of the one set of coefficients that there is, or that is named."""
-    check_kind(zoo, kind)
-    keys = [key for key in zoo.views.kinds() if kind in (key, kind_of(key)) and key != "exact"]
-    if len(keys) > 1:
-        raise ValueError(
-            f"models with {len(keys)} different sets of coefficients, whose atoms have nothing in common: name one of "
-            f"{', '.join(keys)} as the kind"
-        )
-    found = zoo.views.of(keys[0] if keys else kind, **filters)
-    if not len(found.models):
-        raise none_passes(zoo, filters, f"no model that passes the filters has vectors of kind {kind!r}")
-    return found
-
-
-def similarities(some: Mapped, others: Mapped) -> Array:
+def similarities(some: Vectors, others: Vectors) -> Array:
     """(others, some): the mean over a model's sites of the best match among the other's, averaged over both ways.
 
     Atoms: the mean over layers of the cosine at the same layer.
@@ -78,10 +70,10 @@ def similarities(some: Mapped, others: Mapped) -> Array:
     return found
 
 
-def square(mapped: Mapped) -> Array:
+def square(vectors: Vectors) -> Array:
     """All pairs, symmetric, with 1 for each with itself."""
-    found = np.empty((len(mapped.models), len(mapped.models)))
-    tiles = [Tile.of(mapped, chosen) for chosen in _tiles(mapped)]
+    found = np.empty((len(vectors.models), len(vectors.models)))
+    tiles = [Tile.of(vectors, chosen) for chosen in _tiles(vectors)]
     for k, rows in enumerate(tiles):
         for tile in tiles[k:]:  # the other half is the same numbers
             part = rows.match(tile)
@@ -107,15 +99,15 @@ class Tile:
     atoms: bool
 
     @classmethod
-    def of(cls, mapped: Mapped, chosen: Whole) -> Tile:
-        mapped.verify(chosen)
-        first, count = mapped.first[chosen], mapped.count[chosen]
+    def of(cls, vectors: Vectors, chosen: Whole) -> Tile:
+        vectors.verify(chosen)
+        first, count = vectors.first[chosen], vectors.count[chosen]
         having = [int((count > place).sum()) for place in range(int(count[0]))]
         index = np.concatenate([first[:many] + place for place, many in enumerate(having)])
         starts = np.cumsum(having) - having
         stretches = tuple(zip(starts.tolist(), having, strict=True))
-        rows = np.asarray(mapped.rows)[index]
-        return cls(chosen, rows, stretches, count.astype(np.float64), kind_of(mapped.kind) == "atoms")
+        rows = np.asarray(vectors.rows)[index]
+        return cls(chosen, rows, stretches, count.astype(np.float64), kind_of(vectors.kind) == "atoms")
 
     def match(self, other: Tile) -> Array:
         """(models of this one, of the other)."""
@@ -149,10 +141,10 @@ class Tile:
         return total / len(self.stretches)
 
 
-def _tiles(mapped: Mapped) -> list[Whole]:
+def _tiles(vectors: Vectors) -> list[Whole]:
     """All models, those with most sites first, about `TILE` rows at a time."""
-    order = np.argsort(-mapped.count, kind="stable")
-    tile = (np.cumsum(mapped.count[order]) - 1) // TILE
+    order = np.argsort(-vectors.count, kind="stable")
+    tile = (np.cumsum(vectors.count[order]) - 1) // TILE
     return np.split(order, np.flatnonzero(np.diff(tile)) + 1)
 
 
@@ -163,42 +155,42 @@ ROUND = 50  # landmarks that are taken at a time
 POOL = 500  # models that these are taken from
 
 
-def held_against_some(mapped: Mapped, count: int, seed: int) -> tuple[Whole, Floats]:
+def held_against_some(vectors: Vectors, count: int, seed: int) -> tuple[Whole, Floats]:
     """Where landmarks are among the models, and the similarity of each model with them: (models, count).
 
     Half are drawn by `seed`. Of a group with few members none may be among these, so the rest are those farthest from
     all that were taken before: `ROUND` at a time, one after the other, out of the `POOL` that are farthest.
     """
     random = np.random.default_rng(seed)
-    drawn = np.sort(random.choice(len(mapped.models), (count + 1) // 2, replace=False))
-    similarity = np.empty((len(mapped.models), count), np.float32)
-    near = np.full(len(mapped.models), -np.inf)
+    drawn = np.sort(random.choice(len(vectors.models), (count + 1) // 2, replace=False))
+    similarity = np.empty((len(vectors.models), count), np.float32)
+    near = np.full(len(vectors.models), -np.inf)
     chosen = np.empty(0, np.int64)
     new = drawn
     while len(new):
         columns = slice(len(chosen), len(chosen) + len(new))
-        hold(mapped, new, similarity[:, columns])
+        hold(vectors, new, similarity[:, columns])
         chosen = np.concatenate([chosen, new])
         near = np.maximum(near, similarity[:, columns].max(1))
         near[chosen] = np.inf
-        new = farthest(mapped, near, min(ROUND, count - len(chosen)))
+        new = farthest(vectors, near, min(ROUND, count - len(chosen)))
     return chosen, similarity
 
 
-def hold(mapped: Mapped, chosen: Whole, into: Any) -> None:
+def hold(vectors: Vectors, chosen: Whole, into: Any) -> None:
     """The similarities of all models with some, a block at a time."""
-    some = mapped.part(chosen)
-    for start in range(0, len(mapped.models), BLOCK):
-        into[start : start + BLOCK] = similarities(some, mapped.part(slice(start, start + BLOCK)))
+    some = vectors.part(chosen)
+    for start in range(0, len(vectors.models), BLOCK):
+        into[start : start + BLOCK] = similarities(some, vectors.part(slice(start, start + BLOCK)))
 
 
-def farthest(mapped: Mapped, near: NDArray[np.float64], count: int) -> Whole:
+def farthest(vectors: Vectors, near: NDArray[np.float64], count: int) -> Whole:
     """One after the other the model that is least like all before; `near`: the largest similarity of each so far."""
     if not count:
         return np.empty(0, np.int64)
     some = max(POOL, count)
     pool = np.sort(np.argpartition(near, some - 1)[:some]) if some < len(near) else np.arange(len(near))
-    left, inner = near[pool].copy(), square(mapped.part(pool))
+    left, inner = near[pool].copy(), square(vectors.part(pool))
     found = []
     for _ in range(count):
         found.append(int(left.argmin()))
@@ -213,28 +205,30 @@ MOST_CLUSTERED = 5000  # models of which all pairs are held
 MOST_TRIED = 20  # clusters, where their number is not given
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
+class Groups(NamedTuple):
+    """Models in groups, and what these are worth."""
+
     labels: Whole  # of each model
     own: Array  # similarity of each with the others of its group
     silhouette: float | None
 
 
 def find_clusters(
-    zoo: Asking, count: int | None, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]
+    zoo: Zoo, count: int | None, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]
 ) -> Clusters:
     """See `Zoo.clusters`."""
-    mapped = mapped_of(zoo, kind, **filters)
-    models = len(mapped.models)
+    vectors = vectors_of(zoo, kind, **filters)
+    models = len(vectors.models)
     used = landmarks_for(models, landmarks, MOST_CLUSTERED)
     most = models if used is None else used
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
-        raise ValueError(f"{count!r} clusters: a number from 1 to {most}, or none given" + _of(used))
+    if count is not None:
+        why = "" if used is None else f"they are made from {used} landmarks, and landmarks= makes it from more"
+        whole_number(count, "the number of clusters", least=1, most=most, why=why)
     notes = ["Ward's linkage on distances √(2 − 2 similarity), estimated from the short vectors."]
     if used is None:
-        groups = of_all(square(mapped), count)
+        groups = of_all(square(vectors), count)
     else:
-        groups = of_some(*held_against_some(mapped, used, seed), count)
+        groups = of_some(*held_against_some(vectors, used, seed), count)
         notes.append(
             f"Approximate, as always above {MOST_CLUSTERED:,} models: that is done with {used:,} of them, and each "
             "other model joins the group whose landmarks it is most like on average. Similarities are with landmarks, "
@@ -243,10 +237,10 @@ def find_clusters(
     if count is None:
         notes.append(f"Their number, of 2 to {MOST_TRIED}, is that with the largest mean silhouette.")
     sizes = np.bincount(groups.labels)
-    facts = zoo.views.described(mapped.models.tolist(), mapped.kind)
+    facts = zoo.store.describe(vectors.models.tolist(), vectors.kind)
     rows, seen = [], set()
     for k in np.lexsort((np.arange(models), -groups.own, groups.labels)).tolist():
-        label, fact = int(groups.labels[k]), facts.get(int(mapped.models[k]))
+        label, fact = int(groups.labels[k]), facts.get(int(vectors.models[k]))
         if fact is not None:
             row = {"name": fact["name"], "id": fact["id"], "cluster": label, "centre": label not in seen}
             row |= {"similarity": float(groups.own[k]) if sizes[label] > 1 else None}
@@ -259,14 +253,9 @@ def find_clusters(
     return Clusters(asked_of(zoo, asked, filters), tuple(rows), tuple(notes))
 
 
-def _of(used: int | None) -> str:
-    return "" if used is None else f": they are made from {used} landmarks, and landmarks= makes it from more"
-
-
 def of_all(similarity: Array, count: int | None) -> Groups:
     """From all pairs."""
-    tried = clusterings(torch.from_numpy(similarity), _numbers(count, len(similarity)), ward=True)
-    return _best([measured(similarity, labels.numpy()) for labels in tried])
+    return _best(similarity, count, lambda labels: measured(similarity, labels))
 
 
 def measured(similarity: Array, labels: Whole) -> Groups:
@@ -294,8 +283,7 @@ def of_some(chosen: Whole, similarity: Any, count: int | None) -> Groups:
     inner = similarity[chosen].astype(np.float64)
     inner = (inner + inner.T) / 2
     np.fill_diagonal(inner, 1.0)
-    tried = clusterings(torch.from_numpy(inner), _numbers(count, len(inner)), ward=True)
-    return _best([_joined(chosen, similarity, inner, labels.numpy()) for labels in tried])
+    return _best(inner, count, lambda labels: _joined(chosen, similarity, inner, labels))
 
 
 def _joined(chosen: Whole, similarity: Any, inner: Array, landmarks: Whole) -> Groups:
@@ -321,13 +309,11 @@ def _joined(chosen: Whole, similarity: Any, inner: Array, landmarks: Whole) -> G
     return Groups(np.argsort(np.argsort(first))[again], own, value)  # numbered by the first member
 
 
-def _numbers(count: int | None, things: int) -> list[int]:
-    """Of clusters, that are tried."""
-    return [count] if count is not None else list(range(2, min(MOST_TRIED, things - 1) + 1)) or [1]
-
-
-def _best(tried: Sequence[Groups]) -> Groups:
-    return max(tried, key=lambda one: one.silhouette or 0.0)
+def _best(similarity: Array, count: int | None, measure: Callable[[Whole], Groups]) -> Groups:
+    """So many groups by Ward's linkage, or the number of them that has the largest silhouette."""
+    numbers = [count] if count is not None else list(range(2, min(MOST_TRIED, len(similarity) - 1) + 1)) or [1]
+    tried = clusterings(torch.from_numpy(similarity), numbers, ward=True)
+    return max((measure(labels.numpy()) for labels in tried), key=lambda groups: groups.silhouette or 0.0)
 
 
 def silhouette(inner: Array, outer: Array, sizes: Any) -> float:
@@ -345,28 +331,28 @@ def silhouette(inner: Array, outer: Array, sizes: Any) -> float:
 MOST_MAPPED = 2000  # models of which all pairs are taken
 
 
-def lay_out(zoo: Asking, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]) -> Map:
+def lay_out(zoo: Zoo, kind: str, seed: int, landmarks: int | None, filters: dict[str, Any]) -> Map:
     """See `Zoo.map`."""
-    mapped = mapped_of(zoo, kind, **filters)
-    models = len(mapped.models)
+    vectors = vectors_of(zoo, kind, **filters)
+    models = len(vectors.models)
     used = landmarks_for(models, landmarks, MOST_MAPPED)
     if used is None:
-        distances = squared_distances(square(mapped))
+        distances = squared_distances(square(vectors))
         points, shares = scaled(distances)
         stress = stress_of(points, points, distances)
     else:
         chosen = drawn(models, used, seed)
-        some = mapped.part(chosen)
+        some = vectors.part(chosen)
         inner = squared_distances(square(some))
-        distances = squared_distances(similarities(some, mapped))
+        distances = squared_distances(similarities(some, vectors))
         anchors, shares = scaled(inner)
         points = placed(anchors, inner, distances)
         stress = stress_of(points, points[chosen], distances)
     points = oriented(points)
-    facts = zoo.views.described(mapped.models.tolist(), mapped.kind)
+    facts = zoo.store.describe(vectors.models.tolist(), vectors.kind)
     rows = [
         {"name": facts[model]["name"], "id": model, "x": x, "y": y} | about(facts[model])
-        for model, (x, y) in zip(mapped.models.tolist(), points.tolist(), strict=True)
+        for model, (x, y) in zip(vectors.models.tolist(), points.tolist(), strict=True)
         if model in facts
     ]
     asked = {"kind": kind, "models": models, "landmarks": used, "seed": seed, "stress": stress, "shares": shares}

@@ -5,24 +5,137 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..checks import one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
-from ..models import NamedModel, open_model, with_name
+from ..models import open_model, with_name
 from ..progress import Progress
 from ..results import MEAN_EMBEDDING, TRANSFER, Comparison, Recommendation, over_sites
 from ..sketching import sketch, transfer
-from .questions import whole_number
 from .search import none_passes
 from .tasks import reason_of
 
 if TYPE_CHECKING:
-    from .zoo import Asking
+    from .zoo import Zoo
+
+PROBE = "probe_accuracy"
+FACTS = ("architecture", "parameters", "task", "tags", "source")
+_CODE = re.compile(r"\.py\s*:")
+
+
+def recommend(
+    zoo: Zoo,
+    data: Any,
+    k: int,
+    models: Mapping[str, Any] | None,
+    *,
+    by: str | None,
+    trust: bool,
+    probe_layer: str | int | None,
+    max_rows: int,
+    options: Mapping[str, Any],
+    filters: Mapping[str, Any],
+) -> Recommendation:
+    """See `Zoo.recommend`."""
+    whole_number(k, "k", least=1)
+    probed = () if probe_layer is None else (PROBE,)
+    what = f"by (the score to sort by; {PROBE} needs a probe layer)"
+    by = one_of(by or (MEAN_EMBEDDING, *probed)[-1], what, (*TRANSFER, *probed))
+    data = open_data(data) if isinstance(data, str) else data
+    facts = {row["name"]: row for row in zoo.store.rows(**filters)}
+    if models is not None and (unknown := [name for name in models if name not in zoo]):
+        raise ValueError(f"{zoo.folder} has no model {unknown[0]!r}: add it, or leave it out of models=")
+    names = list(facts) if models is None else [name for name in facts if name in models]
+    if not names:
+        raise none_passes(zoo, filters, "no model that passes the filters is in models=")
+    if len(names) > 1 and isinstance(data, Iterator):
+        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
+    rows = []
+    with Progress("trying models", len(names), "models") as bar:
+        for name in names:
+            row = {"name": name, "rank": None, PROBE: None, **dict.fromkeys(TRANSFER), "probe_site": None}
+            row |= {fact: facts[name][fact] for fact in FACTS} | {"reason": None}
+            try:
+                if models is not None:
+                    model = open_model(models[name]) if isinstance(models[name], str) else models[name]
+                else:
+                    model, row["reason"] = _open_again(facts[name]["source"], facts[name]["digest"], trust)
+                if row["reason"] is None:
+                    row |= _scores(model, data, probe_layer, max_rows, options)
+            except Exception as error:  # whatever a model or its file raises: the rest goes on
+                row["reason"] = reason_of(error)
+            rows.append(row)
+            bar.advance(note=name[:30])
+    tried = [row for row in rows if row["reason"] is None and row[by] is not None]
+    tried.sort(key=lambda row: row[by])
+    if by == PROBE:  # easy data are all got right from many a layer
+        tried.sort(key=lambda row: (-row[PROBE], math.inf if row[MEAN_EMBEDDING] is None else row[MEAN_EMBEDDING]))
+    for rank, row in enumerate(tried, 1):
+        row["rank"] = rank
+    left = [row for row in rows if row["rank"] is None]
+    for row in left:
+        row["reason"] = row["reason"] or f"{by} is undefined"
+    asked = {
+        "k": k, "by": by, "probe_layer": probe_layer, "inputs": max_rows, "tried": len(tried), "failed": len(left),
+        **filters,
+    }  # fmt: skip
+    order = "largest" if by == PROBE else "smallest"
+    ties = f", equal ones by {MEAN_EMBEDDING}" if by == PROBE else ""
+    notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
+    if by != PROBE:
+        notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
+        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
+    return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
+
+
+def _open_again(source: str | None, digest: str, trust: bool) -> tuple[Any, str | None]:
+    """The model that its source names, if it still is the one that was added; or why there is none."""
+    if source is None:
+        return None, "it was added without a source: give it with models={name: model}"
+    if _CODE.search(source) and not trust:
+        return None, (
+            f"its source, {source}, is Python code that would be run: give it with models={{name: model}}, or say "
+            "trust=True (--trust) if the zoo's sources are yours"
+        )
+    model = open_model(source)
+    module, name, prepare = with_name(model)
+    now = Network(module, name, prepare=prepare).digest()
+    if digest not in ("unknown", now):
+        return None, f"its source, {source}, has other weights now ({now}, it was added with {digest})"
+    return model, None
+
+
+def _scores(
+    model: Any, data: Any, probe_layer: str | int | None, max_rows: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The transfer scores of a model, and how well its probe layer does."""
+    compared = transfer(model, data, max_rows=max_rows, **options)
+    assert isinstance(compared, Comparison)
+    means = {name: over_sites(compared, name) for name in TRANSFER}
+    scores: dict[str, Any] = {name: mean if math.isfinite(mean) else None for name, mean in means.items()}
+    if probe_layer is None:
+        return scores
+    sites = compared.side_a.sites
+    if isinstance(probe_layer, int) and not -len(sites) <= probe_layer < len(sites):
+        raise ValueError(f"no layer {probe_layer} to probe: it has {len(sites)} layers, {', '.join(sites)}")
+    site = probe_layer if isinstance(probe_layer, str) else sites[probe_layer]
+    own = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
+    # Rows averaged over space or tokens, so that all layers and models have few columns.
+    kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=max_rows, **own)
+    if kept.labels is None:
+        raise ValueError(
+            "the data have no labels that a probe could use: give batches of (inputs, labels), class numbers from 0 on"
+        )
+    if len(kept.side.sites) > 1:
+        raise ValueError(f"the probe layer {site!r} names {len(kept.side.sites)} layers: name one")
+    features = kept.sites[0].features
+    assert features is not None
+    return scores | {"probe_site": site, PROBE: left_out_accuracy(features.rows, kept.labels.argmax(1))}
 
 
 # How well a linear map of a layer's rows tells classes apart, at rows that it was not fitted to: in closed form
@@ -63,137 +176,3 @@ def _left_out(spectrum: Tensor, vectors: Tensor, targets: Tensor, penalty: float
     fitted = centre + vectors @ (shrunk[:, None] * (vectors.T @ (targets - centre)))
     leverage = vectors.square() @ shrunk + 1 / len(targets)
     return targets - (targets - fitted) / (1 - leverage)[:, None]
-
-
-PROBE = "probe_accuracy"
-INPUTS = 1000
-_CODE = re.compile(r"\.py\s*:")
-
-
-@dataclass(frozen=True)
-class How:
-    """What is done with each model."""
-
-    probe_layer: str | int | None
-    max_rows: int
-    options: dict[str, Any]  # of `sosie.sketch`: sites, output, device …
-
-
-class CannotOpen(ValueError):
-    """Why a model cannot be tried."""
-
-
-def recommend(
-    zoo: Asking, data: Any, k: int, models: Mapping[str, Any] | None, by: str | None, trust: bool, how: How,
-    filters: dict[str, Any],
-) -> Recommendation:  # fmt: skip
-    """See `Zoo.recommend`."""
-    whole_number("k", k)
-    by = by or (MEAN_EMBEDDING if how.probe_layer is None else PROBE)
-    if by not in (*TRANSFER, PROBE) or (by == PROBE and how.probe_layer is None):
-        raise ValueError(f"no score {by!r} to sort by: there are {', '.join(TRANSFER)}, and with a probe layer {PROBE}")
-    data = open_data(data) if isinstance(data, str) else data
-    facts = {row["name"]: row for row in zoo.store.rows(**filters)}
-    if models is not None and (unknown := [name for name in models if name not in zoo]):
-        raise ValueError(f"{zoo.folder} has no model {unknown[0]!r}: add it, or leave it out of models=")
-    names = list(facts) if models is None else [name for name in facts if name in models]
-    if not names:
-        raise none_passes(zoo, filters, "no model that passes the filters is in models=")
-    if len(names) > 1 and isinstance(data, Iterator):
-        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
-    rows = []
-    with Progress("trying models", len(names), "models") as bar:
-        for name in names:
-            given = None if models is None else models[name]
-            rows.append(_tried(facts[name], given, data, trust, how))
-            bar.advance(note=name[:30])
-    return _answer(zoo, rows, k, by, how, filters)
-
-
-def _answer(
-    zoo: Asking, rows: list[dict[str, Any]], k: int, by: str, how: How, filters: dict[str, Any]
-) -> Recommendation:
-    tried = [row for row in rows if row["reason"] is None and row[by] is not None]
-    tried.sort(key=lambda row: row[by])
-    if by == PROBE:  # easy data are all got right from many a layer
-        tried.sort(key=lambda row: (-row[PROBE], math.inf if row[MEAN_EMBEDDING] is None else row[MEAN_EMBEDDING]))
-    for rank, row in enumerate(tried, 1):
-        row["rank"] = rank
-    left = [row for row in rows if row["rank"] is None]
-    for row in left:
-        row["reason"] = row["reason"] or f"{by} is undefined"
-    asked = {
-        "k": k, "by": by, "probe_layer": how.probe_layer, "inputs": how.max_rows, "tried": len(tried),
-        "failed": len(left), **{name: value for name, value in filters.items() if value is not None},
-    }  # fmt: skip
-    order = "largest" if by == PROBE else "smallest"
-    ties = f", equal ones by {MEAN_EMBEDDING}" if by == PROBE else ""
-    notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
-    if by != PROBE:
-        notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
-        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
-    return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
-
-
-def _tried(fact: dict[str, Any], given: Any, data: Any, trust: bool, how: How) -> dict[str, Any]:
-    """A model's numbers, or the reason why it has none."""
-    row: dict[str, Any] = {"name": fact["name"], "rank": None, PROBE: None, **dict.fromkeys(TRANSFER)}
-    row |= {"probe_site": None} | {
-        name: fact[name] for name in ("architecture", "parameters", "task", "tags", "source")
-    }
-    try:
-        model = _opened(fact, given, trust)
-        found = transfer(model, data, max_rows=how.max_rows, **how.options)
-        assert isinstance(found, Comparison)
-        scores = {name: over_sites(found, name) for name in TRANSFER}
-        row |= {name: score if math.isfinite(score) else None for name, score in scores.items()}
-        if how.probe_layer is not None:
-            site = _site(found.side_a.sites, how.probe_layer)
-            row |= {"probe_site": site, PROBE: _probed(model, data, site, how)}
-    except Exception as error:  # whatever a model or its file raises: the rest goes on
-        return row | {"reason": str(error) if isinstance(error, CannotOpen) else reason_of(error)}
-    return row | {"reason": None}
-
-
-def _opened(fact: dict[str, Any], given: Any, trust: bool) -> Any:
-    """The model that was given, or that which its source names if it still is the one that was added."""
-    if given is not None:
-        return open_model(given) if isinstance(given, str) else given
-    source = fact["source"]
-    if source is None:
-        raise CannotOpen("it was added without a source: give it with models={name: model}")
-    if _CODE.search(source) and not trust:
-        raise CannotOpen(
-            f"its source, {source}, is Python code that would be run: give it with models={{name: model}}, or say "
-            "trust=True (--trust) if the zoo's sources are yours"
-        )
-    found = open_model(source)
-    module, name, prepare = with_name(found)
-    digest = Network(module, name, prepare=prepare).digest()
-    if fact["digest"] not in ("unknown", digest):
-        raise CannotOpen(f"its source, {source}, has other weights now ({digest}, it was added with {fact['digest']})")
-    return found
-
-
-def _site(sites: tuple[str, ...], layer: str | int) -> str:
-    if isinstance(layer, str):
-        return layer
-    try:
-        return sites[layer]
-    except IndexError:
-        raise ValueError(f"no layer {layer} to probe: it has {len(sites)} layers, {', '.join(sites)}") from None
-
-
-def _probed(model: NamedModel | Any, data: Any, site: str, how: How) -> float:
-    """Rows averaged over space or tokens, so that all layers and models have few columns."""
-    options = {name: value for name, value in how.options.items() if name in ("prepare", "inputs", "device", "memory")}
-    kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=how.max_rows, **options)
-    if kept.labels is None:
-        raise ValueError(
-            "the data have no labels that a probe could use: give batches of (inputs, labels), class numbers from 0 on"
-        )
-    if len(kept.side.sites) > 1:
-        raise ValueError(f"the probe layer {site!r} names {len(kept.side.sites)} layers: name one")
-    part = kept.sites[0].features
-    assert part is not None
-    return left_out_accuracy(part.rows, kept.labels.argmax(1))

@@ -1,76 +1,126 @@
-"""Writing a zoo: rows go to files that only grow, then one transaction says that they exist."""
+"""The store of a zoo: SQLite says which models there are and where their vectors lie; a change is one transaction.
+
+Rows are appended to files and synced inside the transaction that names them, so that a model exists from its commit on,
+whole. SQLite lets one process write at a time and any number read meanwhile.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..files import DamagedFile
-from .database import REPAIR, Database, UnknownModel, ZooGone, only_writer, parsed
 from .vectors import (
-    Rows,
-    Verified,
-    append_rows,
+    ITEM,
+    REPAIR,
+    Floats,
+    Vectors,
     changed,
     checksum,
-    cut_tail,
     file_name,
-    mapped,
-    placed,
+    map_rows,
+    path_of,
     read_rows,
     sync_folder,
+    write_rows,
 )
 
-# Which models: by tag, architecture, task; as SQL with its values apart
+T = TypeVar("T")
 
-MOST = 500  # SQL has a limit, too
-
-
-def where(
-    tag: str | Sequence[str] | None = None,
-    architecture: str | Sequence[str] | None = None,
-    task: str | Sequence[str] | None = None,
-) -> tuple[str, list[Any]]:
-    """A condition on `models`; several tags must all be there, of several architectures or tasks one."""
-    parts, values = ["models.removed IS NULL"], []
-    for one in several(tag, "tag"):
-        parts.append("EXISTS (SELECT 1 FROM tags WHERE tags.model = models.id AND tags.tag = ?)")
-        values.append(one)
-    for column, asked in (("architecture", architecture), ("task", task)):
-        if asked is not None:
-            wanted = several(asked, column)
-            parts.append(f"models.{column} IN ({', '.join('?' * len(wanted))})")
-            values += wanted
-    return " AND ".join(parts), values
+# Errors
 
 
-def several(asked: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
-    """One or more texts, however they were given."""
-    found = () if asked is None else (asked,) if isinstance(asked, str) else tuple(asked)
-    if not all(isinstance(one, str) for one in found):
-        raise TypeError(f"{what}= is text or a list of texts, got {asked!r}")
-    if len(found) > MOST:
-        raise ValueError(f"{what}= has {len(found):,} texts; {MOST} at most")
-    return found
+class ZooBusy(TimeoutError):
+    """Somebody else is writing."""
 
 
-# What models, tags and kinds may be called; whoever shows a name escapes it
+class ZooGone(OSError):
+    """The folder that was opened is no longer there, or is another one now."""
+
+
+class UnknownModel(KeyError, ValueError):
+    """No model of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NameTaken(ValueError):
+    """Another model has that name."""
+
+
+class DiskFull(OSError):
+    """There is no room left; the zoo is as it was."""
+
+
+@contextmanager
+def errors_in_words(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """SQLite's errors, and those of a full disk, as errors that say what to do; any other passes."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise _in_words(error, path, wait) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not isinstance(error, DiskFull):
+            raise _disk_full(path) from error
+        raise
+
+
+def _in_words(error: sqlite3.DatabaseError, path: Path, wait: float) -> Exception:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return ZooBusy(
+            f"{path} is being written to by another process; waited {wait:g} s. Try again when it is done, or open the "
+            "zoo with a longer wait (wait=, --wait)"
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return _disk_full(path)
+    if code == sqlite3.SQLITE_IOERR:  # a quota or a limit on the size of files ends here, too
+        return OSError(
+            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; what was "
+            "begun is undone"
+        )
+    damage = ("Could not decode", "no such column", "malformed")  # bytes that were changed where SQLite does not look
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith(damage):
+        return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
+    if code == sqlite3.SQLITE_READONLY:
+        return PermissionError(f"{path} cannot be written to: the folder or the file is read-only")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return PermissionError(f"{path} cannot be opened ({error})")
+    return error
+
+
+def _disk_full(path: Path) -> DiskFull:
+    text = f"no room left on the disk for {path}: make some and try again; the zoo is as it was"
+    full = DiskFull(text)
+    full.errno = errno.ENOSPC
+    return full
+
+
+# What models, tags and filters may be called; whoever shows a name escapes it
 
 LONGEST = 200  # letters of a name
 LONGEST_TEXT = 2000  # letters of a source or of a task
+MOST_TEXTS = 500  # of one filter
+Filter = str | Iterable[str] | None
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,39}(?:[:.-][a-z0-9_]{1,64}){0,3}")
 
 
@@ -100,47 +150,60 @@ def check_text(text: Any, what: str, longest: int = LONGEST_TEXT) -> str:
     return text
 
 
+def _shown(text: str) -> str:
+    short = text if len(text) <= 60 else text[:57] + "…"
+    return ascii(short) if not short.isprintable() else repr(short)
+
+
 def check_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
     """Tags in order, each once; one text is one tag."""
     each = [tags] if isinstance(tags, str) else list(tags)
     return tuple(dict.fromkeys(check_name(tag, "tag") for tag in each))
 
 
-def check_kind(kind: Any) -> str:
-    """A kind of vectors, of which the name of a file is made: cka, atoms:0f3a…"""
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise ValueError(f"a kind of vectors is called like cka or atoms:0f3a, got {_shown(str(kind))}")
-    return kind
+def check_key(key: Any) -> str:
+    """The key of a kind of vectors, of which the name of a file is made: cka, atoms-0f3a…"""
+    if not isinstance(key, str) or not _KIND.fullmatch(key):
+        raise ValueError(f"a kind of vectors is called like cka or atoms-0f3a, got {_shown(str(key))}")
+    return key
 
 
-def _shown(text: str) -> str:
-    short = text if len(text) <= 60 else text[:57] + "…"
-    return ascii(short) if not short.isprintable() else repr(short)
+def check_filters(tag: Filter = None, architecture: Filter = None, task: Filter = None) -> dict[str, Any]:
+    """Those that are given, as they go into an answer too: a text, or a list of texts."""
+    filters: dict[str, Any] = {}
+    for name, given in (("tag", tag), ("architecture", architecture), ("task", task)):
+        if given is None:
+            continue
+        filters[name] = given if isinstance(given, str) else list(given)
+        if not all(isinstance(one, str) for one in filters[name]):
+            raise TypeError(f"{name}= is text or a list of texts, got {given!r}")
+        if not isinstance(given, str) and len(filters[name]) > MOST_TEXTS:
+            raise ValueError(f"{name}= has {len(filters[name]):,} texts; {MOST_TEXTS} at most")
+    return filters
 
 
-# What the store keeps of a model: facts, and rows by kind
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _condition(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """SQL on `models`, and its values: several tags must all be there, of several architectures or tasks one."""
+    parts, values = ["models.removed IS NULL"], []
+    for name, given in filters.items():
+        if name == "tag":
+            for one in _texts(given):
+                parts.append("EXISTS (SELECT 1 FROM tags WHERE tags.model = models.id AND tags.tag = ?)")
+                values.append(one)
+        else:
+            parts.append(f"models.{name} IN ({', '.join('?' * len(_texts(given)))})")
+            values += _texts(given)
+    return " AND ".join(parts), values
+
+
+# What is kept of a model
 
 MOST_ROWS = 4096  # of one kind, of one model
 MOST_LETTERS = 1000  # of a site's name
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Rows of one kind with the sites that they are of."""
-
-    vectors: Rows
-    labels: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        shape = self.vectors.shape
-        if self.vectors.dtype != np.float32 or len(shape) != 2 or not shape[0] or not shape[1]:
-            raise ValueError(f"vectors are float32 (sites, width), got {self.vectors.dtype} {shape}")
-        if len(self.labels) != shape[0] or shape[0] > MOST_ROWS:
-            raise ValueError(f"{len(self.labels)} sites for vectors of shape {shape}; at most {MOST_ROWS} sites")
-        if wrong := [label for label in self.labels if not isinstance(label, str) or len(label) > MOST_LETTERS]:
-            raise ValueError(f"a site is called by text of at most {MOST_LETTERS} letters, got {str(wrong[0])[:60]!r}")
-        if not np.isfinite(self.vectors).all():
-            raise ValueError("vectors with values that are not finite")
 
 
 @dataclass(frozen=True)
@@ -163,192 +226,479 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A model that is to be written."""
+    """A model that is to be written, or that was read."""
 
     name: str
     digest: str  # of the weights
     architecture: str
     parameters: int
-    blocks: dict[str, Block]  # by kind
+    blocks: dict[str, tuple[Floats, tuple[str, ...]]]  # by kind: (sites, width), and the sites
     facts: Facts = field(default_factory=Facts)
     about: dict[str, Any] = field(default_factory=dict)  # JSON
+    id: int = 0  # of one that was read
+    added: str = ""  # when; of one that is written: now, unless it is said
 
     def __post_init__(self) -> None:
         check_name(self.name)
         check_text(self.digest, "digest")
         check_text(self.architecture, "architecture")
-        if (
-            isinstance(self.parameters, bool)
-            or not isinstance(self.parameters, int)
-            or not 0 <= self.parameters < 2**63
-        ):
-            raise ValueError(f"{self.name!r}: a number of parameters is a whole number, got {self.parameters!r}")
+        whole_number(self.parameters, f"the number of parameters of {self.name!r}", least=0, most=2**63 - 1)
         try:
-            json.dumps([self.about, *(block.labels for block in self.blocks.values())], ensure_ascii=False).encode()
+            json.dumps([self.about, *(labels for _, labels in self.blocks.values())], ensure_ascii=False).encode()
             json.dumps(self.about, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:  # half a character; numbers that JSON has not
             raise ValueError(f"{self.name!r}: what is said of it cannot be kept: {error}") from error
-        for kind in self.blocks:
-            check_kind(kind)
+        for kind, (vectors, labels) in self.blocks.items():
+            check_key(kind)
+            shape = vectors.shape
+            if vectors.dtype != np.float32 or len(shape) != 2 or not shape[1] or not 1 <= shape[0] <= MOST_ROWS:
+                raise ValueError(f"vectors are float32 (1 to {MOST_ROWS} sites, width), got {vectors.dtype} {shape}")
+            if len(labels) != shape[0]:
+                raise ValueError(f"{len(labels)} sites for vectors of shape {shape}")
+            if wrong := [label for label in labels if not isinstance(label, str) or len(label) > MOST_LETTERS]:
+                raise ValueError(f"the name of a site is at most {MOST_LETTERS} letters, got {str(wrong[0])[:60]!r}")
+            if not np.isfinite(vectors).all():
+                raise ValueError("vectors with values that are not finite")
 
 
-@dataclass(frozen=True, eq=False)
-class Stored(Record):
-    """A model that was read."""
-
-    id: int = 0
-    added: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """All rows of a kind, those of removed models among them, and which belong to whom.
-
-    They are not verified before they are read: whoever reads rows calls `verify` for their models first.
-    """
-
-    kind: str
-    rows: Rows  # (all rows, width), on the disk
-    models: NDArray[np.int64]  # ids, in the order of their rows
-    first: NDArray[np.int64]  # row of each
-    count: NDArray[np.int64]  # rows of each
-    sums: NDArray[np.object_] | None = None  # checksum of each; None: of rows that lie in no file
-    verified: Verified = field(default_factory=Verified)
-
-    def verify(self, places: Any = slice(None)) -> None:
-        """Compare the rows of these models with their checksums, unless that was done before in this process."""
-        if self.sums is None:
-            return
-        first, count, sums, models = self.first[places], self.count[places], self.sums[places], self.models[places]
-        rows = np.asarray(self.rows)
-        for k in self.verified.missing(first):
-            if checksum(rows[first[k] : first[k] + count[k]]) != sums[k]:
-                raise changed(getattr(self.rows, "filename", self.kind), f"model number {models[k]}")
-        self.verified.add(first)
-
-    def owner(self, row: int) -> tuple[int, int]:
-        """The model that a row is of, and which of its rows it is."""
-        k = int(np.searchsorted(self.first, row, side="right")) - 1
-        if k < 0 or not 0 <= row - self.first[k] < self.count[k]:
-            raise KeyError(f"row {row} of {self.kind} belongs to no model")
-        return int(self.models[k]), int(row - self.first[k])
-
-    def owners(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where among the models those are that rows belong to."""
-        return np.searchsorted(self.first, rows, side="right") - 1
-
-    def part(self, chosen: Any) -> Mapped:
-        """Some of the models, by their places, in the order of their rows."""
-        sums = None if self.sums is None else self.sums[chosen]
-        found = self.models[chosen], self.first[chosen], self.count[chosen]
-        return Mapped(self.kind, self.rows, *found, sums, self.verified)
-
-    def index(self) -> NDArray[np.int64]:
-        """The rows of the models, in order."""
-        if not len(self.first):
-            return np.empty(0, np.int64)
-        before = np.cumsum(self.count) - self.count
-        return np.repeat(self.first - before, self.count) + np.arange(int(self.count.sum()))
-
-
-# Reading a zoo: each answer is of one moment, whatever a writer does meanwhile
-
-T = TypeVar("T")
+FORMAT = "sosie-zoo"
+VERSION = 1
+# A model exists when a row of `models` says so; where its vectors lie is in `blocks`. Removed models keep their
+# blocks until the zoo is compacted: a reader may still have them mapped, so that their bytes must stay.
+# Lists are filtered by `model_lists` alone: the rows of `models` are long, and read only for what is shown. A zoo that
+# was made before there were indices of lists and parents answers the same, slower.
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE files (
+  id INTEGER PRIMARY KEY, kind TEXT NOT NULL, width INTEGER NOT NULL, name TEXT NOT NULL UNIQUE, UNIQUE (kind, width)
+);
+CREATE TABLE models (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, digest TEXT NOT NULL, architecture TEXT NOT NULL,
+  parameters INTEGER NOT NULL, task TEXT, source TEXT, parent TEXT, added TEXT NOT NULL, about TEXT NOT NULL,
+  removed TEXT
+);
+CREATE UNIQUE INDEX model_names ON models (name) WHERE removed IS NULL;
+CREATE INDEX model_architectures ON models (architecture) WHERE removed IS NULL;
+CREATE INDEX model_tasks ON models (task) WHERE removed IS NULL;
+CREATE INDEX model_digests ON models (digest) WHERE removed IS NULL;
+CREATE INDEX model_parents ON models (parent) WHERE removed IS NULL;
+CREATE INDEX model_lists ON models (id, name, architecture, task, removed) WHERE removed IS NULL;
+CREATE TABLE blocks (
+  model INTEGER NOT NULL REFERENCES models (id), file INTEGER NOT NULL REFERENCES files (id), first INTEGER NOT NULL,
+  rows INTEGER NOT NULL, checksum BLOB NOT NULL, labels TEXT NOT NULL, PRIMARY KEY (model, file)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX block_places ON blocks (file, first);
+CREATE TABLE tags (
+  model INTEGER NOT NULL REFERENCES models (id), tag TEXT NOT NULL, PRIMARY KEY (model, tag)
+) WITHOUT ROWID;
+CREATE INDEX tag_models ON tags (tag, model);
+CREATE TABLE failed (name TEXT PRIMARY KEY, reason TEXT NOT NULL, source TEXT, at TEXT NOT NULL) WITHOUT ROWID;
+"""
+TAGS = "(SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags"
+SHORT = f"id, name, architecture, task, parent, {TAGS}"  # what lists and pages show of a model
+GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, given as one JSON list
+CHOICES = {
+    "tags": "SELECT tag AS name, count(*) AS count FROM tags JOIN models ON models.id = tags.model "
+    "WHERE removed IS NULL GROUP BY tag",
+    "architectures": "SELECT architecture AS name, count(*) AS count FROM models WHERE removed IS NULL "
+    "GROUP BY architecture",
+    "tasks": "SELECT task AS name, count(*) AS count FROM models WHERE removed IS NULL AND task IS NOT NULL "
+    "GROUP BY task",
+}
+END = "coalesce((SELECT first + rows FROM blocks WHERE file = files.id ORDER BY first DESC LIMIT 1), 0) AS end"  # rows
+PAUSE = 0.02  # seconds between two tries to write
+MOST_CHOICES = 200  # of tags, architectures and tasks each
+MOST_RELATED = 100
+MOST_NAMED = 8  # of what there is to filter by, in a message
 TRIES = 5  # a reader meets files that were compacted away meanwhile, and looks again
+MOST_KEPT = 16  # vectors by kind and filters that are kept between questions: 24 bytes a model each
+MOST_FACTS = 10_000  # models of which facts are kept
 
 
-class Reader:
-    """A folder that exists."""
+class Store:
+    """A folder with a database and files of vectors; safe to use from several threads, and after a fork."""
 
     def __init__(self, folder: Path, wait: float) -> None:
         self.folder, self.wait = folder, wait
-        self.database = Database(folder / "zoo.sqlite", wait)
-        self._verified: dict[str, Verified] = {}  # by file
+        self.path = folder / "zoo.sqlite"
+        self._own = threading.local()  # a connection for each thread
+        self._file: tuple[int, int] | None = None  # the database that was first opened
+        self._verified: dict[str, Any] = {}  # by file, see `Vectors`
+        self._lock = threading.Lock()  # of what is kept until the zoo changes
+        self._changes = -1
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._facts: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def id_of(self, connection: sqlite3.Connection, name: str) -> int:
-        check_name(name)
-        row = connection.execute("SELECT id FROM models WHERE name = ? AND removed IS NULL", (name,)).fetchone()
-        if row is None:
-            names = connection.execute("SELECT name FROM models WHERE removed IS NULL LIMIT 5000")
-            near = get_close_matches(str(name), [row["name"] for row in names], n=3)
+    @classmethod
+    def create(cls, folder: Path, about: Mapping[str, Any], wait: float) -> Store:
+        """In a folder that is there and empty but for the probe set."""
+        store = cls(folder, wait)
+        (folder / "vectors").mkdir()
+        rows = {"format": FORMAT, "version": VERSION, "changes": 0, **about}
+        with errors_in_words(store.path):
+            connection = store._connect("mode=rwc")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN; {TABLES} COMMIT;")
+            connection.executemany(
+                "INSERT INTO about VALUES (?, ?)", [(key, json.dumps(value)) for key, value in rows.items()]
+            )
+            connection.close()
+        sync_folder(folder)
+        return store
+
+    # Connections and transactions
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """That of this thread; a connection must not be carried over a fork."""
+        try:
+            facts = self.path.stat()
+        except FileNotFoundError:
+            raise ZooGone(f"no file {self.path}: the zoo was moved or deleted") from None
+        # Rows go to files by name: with another zoo under that name they would end up among its rows.
+        if self._file is None:
+            self._file = facts.st_dev, facts.st_ino
+        elif self._file != (facts.st_dev, facts.st_ino):
+            raise ZooGone(f"{self.folder} was replaced by another zoo since it was opened: open it again")
+        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        if connection is None or self._own.pid != os.getpid():
+            with errors_in_words(self.path, self.wait):
+                connection = self._open()
+            self._own.connection, self._own.pid = connection, os.getpid()
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            connection = self._connect("mode=rw")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return connection
+        except sqlite3.OperationalError:
+            if os.access(self.folder, os.W_OK):
+                raise
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if log.exists() and log.stat().st_size:
+                raise PermissionError(
+                    f"{self.folder} is read-only, and its last changes are still in {log.name}: open it once where it "
+                    "can be written to"
+                ) from None
+            return self._connect("mode=ro&immutable=1")  # nobody can write to the folder while it is read
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"file:{quote(str(self.path.absolute()))}?{mode}"
+        connection = sqlite3.connect(address, uri=True, timeout=self.wait, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA synchronous = FULL")  # what is committed outlives a power cut
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        return connection
+
+    def close(self) -> None:
+        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        if connection is not None and self._own.pid == os.getpid():
+            connection.close()
+        self._own = threading.local()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """All that is read inside is of one moment."""
+        connection = self.connection
+        if connection.in_transaction:
+            yield connection
+            return
+        with errors_in_words(self.path, self.wait):
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def writing(self, sizes: Mapping[Path, int] | None = None) -> Iterator[sqlite3.Connection]:
+        """All that is written inside is there afterwards, or nothing of it; others wait until then.
+
+        `sizes`: files with their bytes as they were, to which they are cut back where it fails.
+        """
+        connection = self.connection
+        if not os.access(self.folder, os.W_OK):
+            raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
+        with errors_in_words(self.path, self.wait):
+            self._begin(connection)
+            try:
+                yield connection
+                connection.execute("UPDATE about SET value = CAST(value AS INTEGER) + 1 WHERE key = 'changes'")
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # else the commit was done when an interruption came
+                    with contextlib.suppress(OSError):
+                        for path, size in (sizes or {}).items():
+                            if path.exists() and path.stat().st_size > size:
+                                os.truncate(path, size)
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin to write, or wait for whoever does; SQLite's own waiting would not hear an interruption."""
+        deadline = time.monotonic() + self.wait
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                        raise
+                time.sleep(PAUSE)
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {round(1000 * self.wait)}")
+
+    def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The answer to one question; of columns called labels, tags, kinds and about what their JSON says."""
+        with self.reading() as connection:
+            rows = [dict(row) for row in connection.execute(text, values)]
+        for row in rows:
+            for column in row.keys() & {"labels", "tags", "kinds", "about"}:
+                row[column] = _parsed(row[column])
+        return rows
+
+    def about(self) -> dict[str, Any]:
+        """The settings; refused in words where this is no zoo, or one of a newer sosie."""
+        try:
+            with self.reading() as connection:
+                settings = {row["key"]: json.loads(row["value"]) for row in connection.execute("SELECT * FROM about")}
+        except sqlite3.OperationalError as error:
+            raise DamagedFile(f"{self.path} is a database, but not that of a zoo ({error})") from error
+        except DamagedFile:
+            raise
+        except (ValueError, TypeError, IndexError, RecursionError) as error:
+            raise DamagedFile(f"{self.path} is damaged: {error}") from error
+        if settings.get("format") != FORMAT:
+            raise DamagedFile(f"{self.path} is a database, but not that of a zoo")
+        version = settings.get("version")
+        if not isinstance(version, int) or version > VERSION:
+            raise DamagedFile(f"{self.path} was written by a newer sosie (format {version}): upgrade sosie")
+        return settings
+
+    # What is kept between questions, until the zoo changes
+
+    def changes(self) -> int:
+        """Goes up with every change, so that whoever keeps something knows when to read again."""
+        with errors_in_words(self.path, self.wait):
+            row = self.connection.execute("SELECT value FROM about WHERE key = 'changes'").fetchone()
+        return int(row[0])
+
+    def _looked(self) -> int:
+        """How often the zoo has changed; what is of an earlier time is forgotten."""
+        changes = self.changes()
+        with self._lock:
+            if changes != self._changes:
+                self._kept.clear()
+                self._facts.clear()
+                self._changes = changes
+        return changes
+
+    def _once(self, key: Hashable, read: Callable[[], T]) -> T:
+        changes = self._looked()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                kept: T = self._kept[key]
+                return kept
+        value = read()
+        with self._lock:
+            if changes == self._changes:
+                self._kept[key] = value
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+        return value
+
+    # Models
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """The id and the digest of the model of that name; None where there is none."""
+        rows = self.select("SELECT id, digest FROM models WHERE name = ? AND removed IS NULL", (name,))
+        return rows[0] if rows else None
+
+    def id_of(self, name: str) -> int:
+        model = self.find(check_name(name))
+        if model is None:
+            names = self.select("SELECT name FROM models WHERE removed IS NULL LIMIT 5000")
+            near = get_close_matches(name, [row["name"] for row in names], n=3)
             raise UnknownModel(
                 f"no model {name!r} in {self.folder}" + (f"; near it: {', '.join(near)}" if near else "")
             )
-        return int(row["id"])
+        return int(model["id"])
 
     def count(self) -> int:
-        with self.database.reading() as connection:
-            return int(connection.execute("SELECT count(*) FROM models WHERE removed IS NULL").fetchone()[0])
+        return int(self.select("SELECT count(*) AS count FROM models WHERE removed IS NULL")[0]["count"])
 
-    def has(self, name: str) -> bool:
-        with self.database.reading() as connection:
-            found = connection.execute("SELECT 1 FROM models WHERE name = ? AND removed IS NULL", (name,)).fetchone()
-        return found is not None
+    def names(self) -> list[str]:
+        """In the order they were added."""
+        return [row["name"] for row in self.select("SELECT name FROM models WHERE removed IS NULL ORDER BY id")]
 
-    def digest(self, name: str) -> str | None:
-        """Of the weights of the model of that name; None where there is none."""
-        with self.database.reading() as connection:
-            row = connection.execute("SELECT digest FROM models WHERE name = ? AND removed IS NULL", (name,)).fetchone()
-        return None if row is None else str(row["digest"])
+    def failures(self) -> list[dict[str, Any]]:
+        return self.select("SELECT * FROM failed ORDER BY at, name")
 
     def rows(self, limit: int | None = None, offset: int = 0, **filters: Any) -> list[dict[str, Any]]:
         """A dict for each model, in the order they were added."""
-        condition, values = where(**filters)
+        condition, values = _condition(filters)
         text = f"""
-          SELECT id, name, architecture, parameters, task, source, parent, added, digest,
-            (SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags,
+          SELECT id, name, architecture, parameters, task, source, parent, added, digest, {TAGS},
             (SELECT json_group_object(files.kind, blocks.rows) FROM blocks JOIN files ON files.id = blocks.file
              WHERE blocks.model = models.id) AS kinds
           FROM models WHERE {condition} ORDER BY id LIMIT ? OFFSET ?"""
-        with self.database.reading() as connection:
-            found = connection.execute(text, (*values, -1 if limit is None else limit, offset)).fetchall()
-        return [{**dict(row), "tags": parsed(row["tags"]), "kinds": parsed(row["kinds"])} for row in found]
+        return self.select(text, (*values, -1 if limit is None else limit, offset))
 
-    def failures(self) -> list[dict[str, Any]]:
-        with self.database.reading() as connection:
-            return [dict(row) for row in connection.execute("SELECT * FROM failed ORDER BY at, name")]
+    def page(self, limit: int, offset: int, text: str | None = None, **filters: Any) -> dict[str, Any]:
+        """Some models in the order they were added, and how many there are in all; `text` is a part of a name."""
+        chosen, values = _condition(filters)
+        if text:
+            chosen += " AND models.name LIKE ? ESCAPE '\\'"
+            escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+            values.append(f"%{escaped}%")
+        with self.reading() as connection:
+            rows = self.select(
+                f"SELECT {SHORT}, parameters, added FROM models WHERE id IN "
+                f"(SELECT id FROM models WHERE {chosen} ORDER BY id LIMIT ? OFFSET ?) ORDER BY id",
+                (*values, limit, offset),
+            )
+            total = offset + len(rows)
+            if len(rows) == limit or (offset and not rows):  # else this is the last page
+                total = connection.execute(f"SELECT count(*) FROM models WHERE {chosen}", values).fetchone()[0]
+        return {"total": total, "offset": offset, "rows": rows}
 
-    def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Stored:
+    def short_facts(self, column: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Name, architecture, task, tags and parent of models by "id" or "name"; removed ones are left out."""
+        text = f"SELECT {SHORT} FROM models WHERE removed IS NULL AND {column} {GIVEN}"
+        return self.select(text, (json.dumps(values),))
+
+    def describe(self, ids: Sequence[int], kind: str) -> dict[int, dict[str, Any]]:
+        """By id what is known of models, with the sites that they have of a kind; not to be changed."""
+        changes = self._looked()
+        with self._lock:
+            known = {model: self._facts[kind, model] for model in ids if (kind, model) in self._facts}
+        if len(known) == len(ids):
+            return known
+        text = f"""
+          SELECT models.id, models.name, architecture, parameters, task, parent, source, digest, blocks.labels, {TAGS}
+          FROM models JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
+          WHERE files.kind = ? AND models.id {GIVEN}"""
+        missing = [model for model in ids if model not in known]
+        new = {row["id"]: row for row in self.select(text, (kind, json.dumps(missing)))}
+        with self._lock:
+            if changes == self._changes and len(new) <= MOST_FACTS:
+                if len(self._facts) + len(new) > MOST_FACTS:
+                    self._facts.clear()
+                self._facts.update({(kind, model): facts for model, facts in new.items()})
+        return known | new
+
+    def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
+        """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
+        condition, values = _condition(filters)
+        text = f"""
+          SELECT models.id, models.digest FROM models
+          JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
+          WHERE files.kind = ? AND {condition} AND models.digest IN (
+            SELECT digest FROM models WHERE removed IS NULL AND digest != 'unknown' GROUP BY digest HAVING count(*) > 1)
+          ORDER BY blocks.first"""
+        return [(row["id"], row["digest"]) for row in self.select(text, (kind, *values))]
+
+    def related(self, name: str, parent: str | None) -> list[tuple[str, str]]:
+        """Models that were recorded as children of a model, or of its parent, each with whose child it is."""
+        text = "SELECT name, parent FROM models WHERE removed IS NULL AND parent IN (?, ?) ORDER BY id"
+        return [(row["name"], row["parent"]) for row in self.select(text, (name, parent))]
+
+    def relatives(self, model: int) -> dict[str, list[dict[str, Any]]]:
+        """Whom it was fine-tuned from, who was fine-tuned from it, and who has the same weights."""
+        (me,) = self.select("SELECT name, parent, digest FROM models WHERE id = ?", (model,))
+        columns = "SELECT id, name FROM models WHERE removed IS NULL AND"
+        same = f"{columns} digest = ? AND digest != 'unknown' AND id != ? ORDER BY id LIMIT ?"
+        return {
+            "parents": self.select(f"{columns} name = ?", (me["parent"],)),
+            "children": self.select(f"{columns} parent = ? ORDER BY id LIMIT ?", (me["name"], MOST_RELATED)),
+            "same_weights": self.select(same, (me["digest"], model, MOST_RELATED)),
+        }
+
+    def sites(self, model: int) -> dict[str, list[str]]:
+        """The sites of each kind of vectors that a model has."""
+        text = "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id"
+        return {row["kind"]: row["labels"] for row in self.select(text, (model,))}
+
+    def choices(self) -> dict[str, list[dict[str, Any]]]:
+        """Tags, architectures and tasks with how many models have each, the most frequent first."""
+        order = "ORDER BY count DESC, name LIMIT ?"
+        with self.reading():
+            return {what: self.select(f"{text} {order}", (MOST_CHOICES,)) for what, text in CHOICES.items()}
+
+    def why_none(self, filters: Mapping[str, Any]) -> str | None:
+        """Which filter no model passes, and what there is instead; None if some model passes them all."""
+        if self.rows(1, **filters):
+            return None
+        # All tags that are named have to be there, of architectures and tasks one.
+        asked: list[tuple[str, list[str]]] = [("tag", [tag]) for tag in _texts(filters.get("tag", []))]
+        asked += [(what, _texts(filters[what])) for what in ("architecture", "task") if filters.get(what)]
+        named = [f"the {what} {' or '.join(map(repr, wanted))}" for what, wanted in asked]
+        for text, (what, wanted) in zip(named, asked, strict=True):
+            one: dict[str, Any] = {what: wanted}
+            if self.rows(1, **one):
+                continue
+            there = [row["name"] for row in self.choices()[f"{what}s"]]
+            near = get_close_matches(wanted[0], there, n=3)  # these first, then the most frequent
+            ordered = near + [name for name in there if name not in near]
+            more = ", …" * (len(ordered) > MOST_NAMED)
+            instead = f"there are {', '.join(ordered[:MOST_NAMED])}{more}" if ordered else f"none has a {what}"
+            return f"no model has {text}; {instead}"
+        return f"no model has {' and '.join(named)}"
+
+    # Vectors
+
+    def files(self) -> dict[str, str]:
+        """The file of each kind of vectors; another one once the zoo was compacted."""
+        return {row["kind"]: row["name"] for row in self.select("SELECT kind, name FROM files ORDER BY id")}
+
+    def kinds(self) -> list[str]:
+        return self._once("kinds", lambda: list(self.files()))
+
+    def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Record:
         """A model, by name or id, with its vectors, whose checksums are looked at; some kinds of them, or all."""
-        return self._again(lambda: self._read(name, kinds))
+        return self.again(lambda: self._read(name, kinds))
 
-    def _read(self, name: str | int, kinds: Sequence[str] | None) -> Stored:
-        with self.database.reading() as connection:
-            model = name if isinstance(name, int) else self.id_of(connection, name)
-            row = connection.execute("SELECT * FROM models WHERE id = ?", (model,)).fetchone()
-            if row is None:
+    def _read(self, name: str | int, kinds: Sequence[str] | None) -> Record:
+        with self.reading():
+            model = name if isinstance(name, int) else self.id_of(name)
+            found = self.select(f"SELECT *, {TAGS} FROM models WHERE id = ?", (model,))
+            if not found:
                 raise UnknownModel(f"the model {name} of {self.folder} was removed meanwhile")
-            tags = connection.execute("SELECT tag FROM tags WHERE model = ? ORDER BY tag", (row["id"],)).fetchall()
-            places = connection.execute(
+            places = self.select(
                 "SELECT kind, width, name, first, rows, checksum, labels FROM blocks JOIN files ON files.id = file "
                 "WHERE model = ? ORDER BY files.id",
-                (row["id"],),
-            ).fetchall()
-        blocks = {p["kind"]: self._block(p, row["name"]) for p in places if kinds is None or p["kind"] in kinds}
-        facts = Facts(tuple(tag["tag"] for tag in tags), row["task"], row["source"], row["parent"])
-        return Stored(
-            row["name"], row["digest"], row["architecture"], row["parameters"], blocks, facts, parsed(row["about"]),
-            id=row["id"], added=row["added"],
-        )  # fmt: skip
+                (model,),
+            )
+        (row,) = found
+        blocks = {}
+        for place in places:
+            if kinds is None or place["kind"] in kinds:
+                path = path_of(self.folder, place["name"])
+                vectors = read_rows(path, place["first"], place["rows"], place["width"])
+                if checksum(vectors) != place["checksum"]:
+                    raise changed(path, repr(row["name"]))
+                blocks[place["kind"]] = vectors, tuple(place["labels"])
+        facts = Facts(tuple(row["tags"]), row["task"], row["source"], row["parent"])
+        known = row["name"], row["digest"], row["architecture"], row["parameters"]
+        return Record(*known, blocks, facts, row["about"], row["id"], row["added"])
 
-    def _block(self, place: sqlite3.Row, name: str) -> Block:
-        path = placed(self.folder, place["name"])
-        rows = read_rows(path, place["first"], place["rows"], place["width"])
-        if checksum(rows) != place["checksum"]:
-            raise changed(path, repr(name))
-        return Block(rows, tuple(parsed(place["labels"])))
-
-    def mapped(self, kind: str, **filters: Any) -> Mapped:
+    def vectors(self, kind: str, **filters: Any) -> Vectors:
         """The rows of a kind on the disk, and where those of the models are that pass the filters."""
-        return self._again(lambda: self._mapped(kind, **filters))
+        key = kind, *((name, tuple(_texts(given))) for name, given in filters.items())
+        return self._once(key, lambda: self.again(lambda: self.read_vectors(kind, **filters)))
 
-    def _mapped(self, kind: str, **filters: Any) -> Mapped:
-        condition, values = where(**filters)
-        with self.database.reading() as connection:
+    def read_vectors(self, kind: str, **filters: Any) -> Vectors:
+        condition, values = _condition(filters)
+        with self.reading() as connection:
             file = connection.execute("SELECT id, width, name FROM files WHERE kind = ?", (kind,)).fetchone()
             if file is None:
-                there = ", ".join(row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id"))
-                raise UnknownModel(f"no vectors of kind {kind!r} in {self.folder}; there are {there or 'none yet'}")
+                there = ", ".join(self.files()) or "none yet"
+                raise UnknownModel(f"no vectors of kind {kind!r} in {self.folder}; there are {there}")
             found = connection.execute(
                 "SELECT blocks.model, blocks.first, blocks.rows, blocks.checksum "
                 "FROM blocks JOIN models ON models.id = blocks.model "
@@ -358,123 +708,116 @@ class Reader:
         spans = np.array([tuple(row)[:3] for row in found], np.int64).reshape(-1, 3)
         sums = np.array([row[3] for row in found], object)
         end = int(spans[-1, 1] + spans[-1, 2]) if len(spans) else 0
-        rows = mapped(placed(self.folder, file["name"]), end, file["width"])
+        rows = map_rows(path_of(self.folder, file["name"]), end, file["width"])
         models, first, count = (np.ascontiguousarray(column) for column in spans.T)
-        verified = self._verified.setdefault(file["name"], Verified())
-        return Mapped(kind, rows, models, first, count, sums, verified)
+        with self._lock:
+            verified = self._verified.get(file["name"], np.zeros(0, bool))
+            if len(verified) < end:
+                verified = np.concatenate([verified, np.zeros(2 * end - len(verified), bool)])
+                self._verified[file["name"]] = verified
+        return Vectors(kind, rows, models, first, count, sums, verified)
 
-    def files(self) -> list[str]:
-        """Where the vectors of each kind are; others once the zoo was compacted."""
-        with self.database.reading() as connection:
-            return [row["name"] for row in connection.execute("SELECT name FROM files ORDER BY id")]
+    def exact(self) -> Vectors | None:
+        """The whole vectors, if models have some."""
+        return self.vectors("exact") if "exact" in self.kinds() else None
 
-    def kinds(self) -> list[str]:
-        with self.database.reading() as connection:
-            return [row["kind"] for row in connection.execute("SELECT kind FROM files ORDER BY id")]
-
-    def all_names(self) -> list[str]:
-        """In the order they were added."""
-        with self.database.reading() as connection:
-            found = connection.execute("SELECT name FROM models WHERE removed IS NULL ORDER BY id")
-            return [row["name"] for row in found]
-
-    def names(self, ids: Sequence[int]) -> dict[int, str]:
-        """The names of models by their ids, also of those removed meanwhile."""
-        found: dict[int, str] = {}
-        with self.database.reading() as connection:
-            for start in range(0, len(ids), 500):
-                some = list(map(int, ids[start : start + 500]))
-                marks = ", ".join("?" * len(some))
-                found |= dict(
-                    tuple(row) for row in connection.execute(f"SELECT id, name FROM models WHERE id IN ({marks})", some)
-                )
-        return found
-
-    def described(self, ids: Sequence[int], kind: str) -> dict[int, dict[str, Any]]:
-        """By id what is known of models, with the sites that they have of a kind."""
-        found: dict[int, dict[str, Any]] = {}
-        text = """
-          SELECT models.id, models.name, architecture, parameters, task, parent, source, digest, blocks.labels,
-            (SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags
-          FROM models JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
-          WHERE files.kind = ? AND models.id IN """
-        with self.database.reading() as connection:
-            for start in range(0, len(ids), 500):
-                some = list(map(int, ids[start : start + 500]))
-                for row in connection.execute(f"{text} ({', '.join('?' * len(some))})", (kind, *some)):
-                    found[row["id"]] = {
-                        **dict(row),
-                        "tags": parsed(row["tags"]),
-                        "labels": parsed(row["labels"]),
-                    }
-        return found
-
-    def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
-        """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
-        condition, values = where(**filters)
-        text = f"""
-          SELECT models.id, models.digest FROM models
-          JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
-          WHERE files.kind = ? AND {condition} AND models.digest IN (
-            SELECT digest FROM models WHERE removed IS NULL AND digest != 'unknown' GROUP BY digest HAVING count(*) > 1)
-          ORDER BY blocks.first"""
-        with self.database.reading() as connection:
-            return [(row["id"], row["digest"]) for row in connection.execute(text, (kind, *values))]
-
-    def related(self, name: str, parent: str | None) -> list[tuple[str, str]]:
-        """Models that were recorded as children of a model, or of its parent, each with whose child it is."""
-        with self.database.reading() as connection:
-            found = connection.execute(
-                "SELECT name, parent FROM models WHERE removed IS NULL AND parent IN (?, ?) ORDER BY id", (name, parent)
-            ).fetchall()
-        return [(row["name"], row["parent"]) for row in found]
-
-    def _again(self, read: Callable[[], T]) -> T:
+    def again(self, read: Callable[[], T]) -> T:
+        """What `read` returns; it is done again where files were compacted away meanwhile."""
         for _ in range(TRIES - 1):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 return read()
-            except FileNotFoundError:
-                continue
         try:
             return read()
         except FileNotFoundError as error:
             raise DamagedFile(f"{error.filename} is gone, but models have their vectors in it. {REPAIR}") from error
 
+    # Changes
 
-# What is said to the database when models come, change and go; inside a transaction that somebody else holds
+    def append(self, records: Sequence[Record], *, replace: bool = False) -> list[bool]:
+        """Write models, all of them or none; whether each is new. One that is there with the same digest only gets the
+        facts given."""
+        if len({record.name for record in records}) < len(records):
+            raise ValueError("a name more than once among the models to add")
+        sizes: dict[Path, int] = {}  # of the files that grow, before they do
+        with self.writing(sizes) as connection:
+            there = [self.find(record.name) for record in records]
+            for record, model in zip(records, there, strict=True):
+                if model is not None and not replace and model["digest"] != record.digest:
+                    raise NameTaken(
+                        f"{record.name!r} is in the zoo with other weights ({model['digest']}, these are "
+                        f"{record.digest}): add it under another name, or with replace=True (--replace) in place of "
+                        "the old one"
+                    )
+            new = [model is None or replace for model in there]
+            places = self._append_rows([r for r, is_new in zip(records, new, strict=True) if is_new], sizes)
+            for record, model, is_new in zip(records, there, new, strict=True):
+                if model is not None and not is_new:
+                    _update(connection, model["id"], record.facts)
+                    continue
+                if model is not None:
+                    remove(connection, model["id"], "replaced")
+                insert(connection, record, places)
+        return new
+
+    def _append_rows(self, records: Sequence[Record], sizes: dict[Path, int]) -> dict[tuple[str, str], int]:
+        """Append the vectors of models to the files of their kinds; the first row of each, by (name, kind)."""
+        places: dict[tuple[str, str], int] = {}
+        files: dict[tuple[str, int], list[tuple[str, Floats]]] = {}
+        for record in records:
+            for kind, (vectors, _) in record.blocks.items():
+                files.setdefault((kind, vectors.shape[1]), []).append((record.name, vectors))
+        for (kind, width), some in files.items():
+            known = self.select(f"SELECT name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
+            name, end = (known[0]["name"], known[0]["end"]) if known else (file_name(kind, width), 0)
+            path = path_of(self.folder, name)
+            sizes[path] = end * width * ITEM
+            write_rows(path, end * width * ITEM, [vectors for _, vectors in some])
+            for model, vectors in some:
+                places[model, kind] = end
+                end += len(vectors)
+        return places
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Mark models as removed: all of them, or none. `compact` gives their room back. Failed ones are forgotten."""
+        with self.writing() as connection:
+            for name in names:
+                if not connection.execute("DELETE FROM failed WHERE name = ?", (name,)).rowcount:
+                    remove(connection, self.id_of(name), "removed")
+
+    def change_facts(self, name: str, facts: Facts, drop: Sequence[str] = ()) -> None:
+        with self.writing() as connection:
+            _update(connection, self.id_of(name), facts, drop)
+
+    def record_failure(self, name: str, reason: str, source: str | None) -> None:
+        with self.writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO failed VALUES (?, ?, ?, ?)", (name, reason, source, _now()))
 
 
-def insert(connection: sqlite3.Connection, record: Record, places: Mapping[tuple[str, str], int], added: str) -> None:
+def insert(connection: sqlite3.Connection, record: Record, places: Mapping[tuple[str, str], int]) -> None:
     """A model whose rows are written: `places` has the first of each kind, by (name, kind)."""
     facts = record.facts
     row = (record.name, record.digest, record.architecture, record.parameters, facts.task, facts.source, facts.parent)
-    about = json.dumps(record.about, ensure_ascii=False, allow_nan=False)
     model = connection.execute(
         "INSERT INTO models (name, digest, architecture, parameters, task, source, parent, added, about) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, added, about),
+        (*row, record.added or _now(), json.dumps(record.about, ensure_ascii=False, allow_nan=False)),
     ).lastrowid
-    assert model is not None
-    for kind, block in record.blocks.items():
-        _insert_block(connection, model, kind, block, places[record.name, kind])
+    for kind, (vectors, labels) in record.blocks.items():
+        width = vectors.shape[1]
+        connection.execute(
+            "INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", (kind, width, file_name(kind, width))
+        )
+        file = connection.execute("SELECT id FROM files WHERE kind = ? AND width = ?", (kind, width)).fetchone()["id"]
+        connection.execute(
+            "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)",
+            (model, file, places[record.name, kind], len(labels), checksum(vectors),
+             json.dumps(labels, ensure_ascii=False)),
+        )  # fmt: skip
     connection.executemany("INSERT INTO tags VALUES (?, ?)", [(model, tag) for tag in facts.tags])
     connection.execute("DELETE FROM failed WHERE name = ?", (record.name,))
 
 
-def _insert_block(connection: sqlite3.Connection, model: int, kind: str, block: Block, first: int) -> None:
-    width = block.vectors.shape[1]
-    connection.execute(
-        "INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", (kind, width, file_name(kind, width))
-    )
-    file = connection.execute("SELECT id FROM files WHERE kind = ? AND width = ?", (kind, width)).fetchone()["id"]
-    labels = json.dumps(block.labels, ensure_ascii=False)
-    connection.execute(
-        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)",
-        (model, file, first, len(block.labels), checksum(block.vectors), labels),
-    )
-
-
-def update(connection: sqlite3.Connection, model: int, facts: Facts, drop: Sequence[str] = ()) -> None:
+def _update(connection: sqlite3.Connection, model: int, facts: Facts, drop: Sequence[str] = ()) -> None:
     """Tags are added and dropped; of the other facts those that are given are taken."""
     connection.executemany("DELETE FROM tags WHERE model = ? AND tag = ?", [(model, tag) for tag in drop])
     connection.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", [(model, tag) for tag in facts.tags])
@@ -485,267 +828,18 @@ def update(connection: sqlite3.Connection, model: int, facts: Facts, drop: Seque
 
 def remove(connection: sqlite3.Connection, model: int, why: str) -> None:
     """Its blocks stay: a reader may have them mapped."""
-    connection.execute("UPDATE models SET removed = ? WHERE id = ?", (f"{now()} {why}", model))
+    connection.execute("UPDATE models SET removed = ? WHERE id = ?", (f"{_now()} {why}", model))
 
 
-def now() -> str:
+def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-FileKey = tuple[str, int]  # kind and width
-
-
-class NameTaken(ValueError):
-    """Another model has that name."""
-
-
-class Store(Reader):
-    """A folder that can be changed: every change is one transaction, made by one writer at a time."""
-
-    @classmethod
-    def create(cls, folder: Path, about: Mapping[str, Any], wait: float) -> Store:
-        """In a folder that is there and empty but for the probe set."""
-        (folder / "vectors").mkdir()
-        Database.create(folder / "zoo.sqlite", dict(about), wait)
-        sync_folder(folder)
-        return cls(folder, wait)
-
-    def writer(self) -> AbstractContextManager[None]:
-        if not self.folder.is_dir():
-            raise ZooGone(f"no folder {self.folder}: the zoo was moved or deleted")
-        if not os.access(self.folder, os.W_OK):
-            raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
-        return only_writer(self.folder / "zoo.lock", self.wait)
-
-    def append(
-        self, records: Sequence[Record], *, replace: bool = False, added: Sequence[str] | None = None
-    ) -> list[bool]:
-        """Write models; whether each is new. One that is there with the same digest only gets the facts given.
-
-        Rows first, synced; then one transaction names them, and from then on the models exist: all of them, or none.
-        """
-        if len({record.name for record in records}) < len(records):
-            raise ValueError("a name more than once among the models to add")
-        with self.writer():
-            there = [self._there(record, replace) for record in records]
-            new = [record for record, (_, same) in zip(records, there, strict=True) if not same]
-            files = _by_file(new)
-            try:
-                places = self._write_rows(files)
-                with self.database.writing() as connection:
-                    for k, (record, (model, same)) in enumerate(zip(records, there, strict=True)):
-                        if same:
-                            assert model is not None
-                            update(connection, model, record.facts)
-                            continue
-                        if model is not None:
-                            remove(connection, model, "replaced")
-                        when = now() if added is None else added[k]
-                        insert(connection, record, places, when)
-            except Exception:
-                self._cut_tails(files)
-                raise
-        return [not same for _, same in there]
-
-    def _there(self, record: Record, replace: bool) -> tuple[int | None, bool]:
-        """The model of that name, if there is one, and whether it is this very one."""
-        with self.database.reading() as connection:
-            row = connection.execute(
-                "SELECT id, digest FROM models WHERE name = ? AND removed IS NULL", (record.name,)
-            ).fetchone()
-        if row is None:
-            return None, False
-        if not replace and row["digest"] != record.digest:
-            raise NameTaken(
-                f"{record.name!r} is in the zoo with other weights ({row['digest']}, these are {record.digest}): add "
-                "it under another name, or with replace=True (--replace) in place of the old one"
-            )
-        return row["id"], not replace
-
-    def _write_rows(self, files: Mapping[FileKey, list[tuple[str, Block]]]) -> dict[tuple[str, str], int]:
-        """Append the rows of each file; the first row of each model, by (name, kind)."""
-        places: dict[tuple[str, str], int] = {}
-        for (kind, width), blocks in files.items():
-            name, end = self._end(kind, width)
-            append_rows(placed(self.folder, name), end, [block.vectors for _, block in blocks])
-            for model, block in blocks:
-                places[model, kind] = end
-                end += len(block.labels)
-        return places
-
-    def _end(self, kind: str, width: int) -> tuple[str, int]:
-        """The file of a kind, and how many of its rows the database names."""
-        with self.database.reading() as connection:
-            row = connection.execute(
-                "SELECT id, name FROM files WHERE kind = ? AND width = ?", (kind, width)
-            ).fetchone()
-            if row is None:
-                return file_name(kind, width), 0
-            last = connection.execute(
-                "SELECT first + rows FROM blocks WHERE file = ? ORDER BY first DESC LIMIT 1", (row["id"],)
-            ).fetchone()
-        return row["name"], last[0] if last else 0
-
-    def _cut_tails(self, files: Mapping[FileKey, Any]) -> None:
-        """Give the room back that a failed add took; what the database names is never touched."""
-        with contextlib.suppress(Exception):
-            for kind, width in files:
-                name, end = self._end(kind, width)
-                cut_tail(placed(self.folder, name), end, width)
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Mark models as removed: all of them, or none. `compact` gives their room back. Failed ones are forgotten."""
-        with self.writer(), self.database.writing() as connection:
-            for name in names:
-                if not connection.execute("DELETE FROM failed WHERE name = ?", (name,)).rowcount:
-                    remove(connection, self.id_of(connection, name), "removed")
-
-    def change_facts(self, name: str, facts: Facts, drop: Sequence[str] = ()) -> None:
-        with self.writer(), self.database.writing() as connection:
-            update(connection, self.id_of(connection, name), facts, drop)
-
-    def record_failure(self, name: str, reason: str, source: str | None) -> None:
-        with self.writer(), self.database.writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO failed VALUES (?, ?, ?, ?)", (name, reason, source, now()))
-
-    def forget_failures(self) -> None:
-        with self.writer(), self.database.writing() as connection:
-            connection.execute("DELETE FROM failed")
-
-
-def _by_file(records: Sequence[Record]) -> dict[FileKey, list[tuple[str, Block]]]:
-    found: dict[FileKey, list[tuple[str, Block]]] = {}
-    for record in records:
-        for kind, block in record.blocks.items():
-            found.setdefault((kind, block.vectors.shape[1]), []).append((record.name, block))
-    return found
-
-
-# Lists of models: pages of them, what there is to filter by, and who is related to whom by what was recorded
-
-MOST_CHOICES = 200  # of tags, architectures and tasks each
-MOST_RELATED = 100
-MOST_NAMED = 8  # of what there is to filter by, in a message
-SHORT = "id, name, architecture, task, parent"
-TAGS = "(SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags"
-CHOICES = {
-    "tags": "SELECT tag AS name, count(*) AS count FROM tags JOIN models ON models.id = tags.model "
-    "WHERE removed IS NULL GROUP BY tag",
-    "architectures": "SELECT architecture AS name, count(*) AS count FROM models WHERE removed IS NULL "
-    "GROUP BY architecture",
-    "tasks": "SELECT task AS name, count(*) AS count FROM models WHERE removed IS NULL AND task IS NOT NULL "
-    "GROUP BY task",
-}
-
-
-def page(database: Database, limit: int, offset: int, text: str | None = None, **filters: Any) -> dict[str, Any]:
-    """Some models in the order they were added, and how many there are in all; `text` is a part of a name."""
-    chosen, values = where(**filters)
-    if text:
-        chosen += " AND models.name LIKE ? ESCAPE '\\'"
-        escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        values.append(f"%{escaped}%")
-    with database.reading() as connection:
-        found = connection.execute(
-            f"SELECT {SHORT}, parameters, added, {TAGS} FROM models WHERE id IN "
-            f"(SELECT id FROM models WHERE {chosen} ORDER BY id LIMIT ? OFFSET ?) ORDER BY id",
-            (*values, limit, offset),
-        ).fetchall()
-        total = offset + len(found)
-        if len(found) == limit or (offset and not found):  # else this is the last page
-            total = connection.execute(f"SELECT count(*) FROM models WHERE {chosen}", values).fetchone()[0]
-    return {"total": total, "offset": offset, "rows": [_facts(row) for row in found]}
-
-
-def short_facts(database: Database, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Name, architecture, task, tags and parent of models by id; those that were removed are left out."""
-    return {row["id"]: row for row in _listed(database, "id", ids)}
-
-
-def numbers_of(database: Database, names: Sequence[str]) -> dict[str, int]:
-    """The ids of models by their names; those that were removed are left out."""
-    return {row["name"]: row["id"] for row in _listed(database, "name", names)}
-
-
-def _listed(database: Database, column: str, wanted: Sequence[Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    with database.reading() as connection:
-        for start in range(0, len(wanted), 500):
-            some = list(wanted[start : start + 500])
-            rows = connection.execute(
-                f"SELECT {SHORT}, {TAGS} FROM models WHERE removed IS NULL AND {column} IN "
-                f"({', '.join('?' * len(some))})",
-                some,
-            )
-            found += [_facts(row) for row in rows]
-    return found
-
-
-def _facts(row: Any) -> dict[str, Any]:
-    found = dict(row)
-    found["tags"] = [] if found["tags"] == "[]" else parsed(found["tags"])
-    return found
-
-
-def choices(database: Database) -> dict[str, list[dict[str, Any]]]:
-    """Tags, architectures and tasks with how many models have each, the most frequent first."""
-    with database.reading() as connection:
-        return {
-            what: [
-                dict(row)
-                for row in connection.execute(f"{text} ORDER BY count DESC, name LIMIT ?", (MOST_CHOICES,)).fetchall()
-            ]
-            for what, text in CHOICES.items()
-        }
-
-
-def why_none(database: Database, filters: Mapping[str, Any]) -> str | None:
-    """Which filter no model passes, and what there is instead; None if some model passes them all."""
-    if page(database, 1, 0, **filters)["rows"]:
-        return None
-    # All tags that are named have to be there, of architectures and tasks one.
-    asked: list[tuple[str, Sequence[str]]] = [("tag", [tag]) for tag in several(filters.get("tag"), "tag")]
-    asked += [(what, several(filters[what], what)) for what in ("architecture", "task") if filters.get(what)]
-    named = [f"the {what} {' or '.join(map(repr, wanted))}" for what, wanted in asked]
-    for name, (what, wanted) in zip(named, asked, strict=True):
-        one: dict[str, Any] = {what: wanted}
-        if not page(database, 1, 0, **one)["rows"]:
-            return f"no model has {name}; {_there_are(database, what, wanted[0])}"
-    return f"no model has {' and '.join(named)}"
-
-
-def _there_are(database: Database, what: str, wanted: str) -> str:
-    """Those like it first, then the most frequent."""
-    names = [row["name"] for row in choices(database)[f"{what}s"]]
-    near = get_close_matches(wanted, names, n=3)
-    ordered = near + [name for name in names if name not in near]
-    more = ", …" * (len(ordered) > MOST_NAMED)
-    return f"there are {', '.join(ordered[:MOST_NAMED])}{more}" if ordered else f"none has a {what}"
-
-
-def relatives(database: Database, model: int) -> dict[str, list[dict[str, Any]]]:
-    """Whom it was fine-tuned from, who was fine-tuned from it, and who has the same weights."""
-    columns = "SELECT id, name FROM models WHERE removed IS NULL AND"
-    with database.reading() as connection:
-        me = connection.execute("SELECT name, parent, digest FROM models WHERE id = ?", (model,)).fetchone()
-        asked: dict[str, tuple[str, tuple[Any, ...]]] = {
-            "parents": ("name = ?", (me["parent"],)),
-            "children": ("parent = ? ORDER BY id LIMIT ?", (me["name"], MOST_RELATED)),
-            "same_weights": (
-                "digest = ? AND digest != 'unknown' AND id != ? ORDER BY id LIMIT ?",
-                (me["digest"], model, MOST_RELATED),
-            ),
-        }
-        return {
-            what: [dict(row) for row in connection.execute(f"{columns} {text}", values).fetchall()]
-            for what, (text, values) in asked.items()
-        }
-
-
-def sites(database: Database, model: int) -> dict[str, list[str]]:
-    """The sites of each kind of vectors that a model has."""
-    with database.reading() as connection:
-        rows = connection.execute(
-            "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id", (model,)
-        ).fetchall()
-    return {row["kind"]: parsed(row["labels"]) for row in rows}
+def _parsed(text: Any) -> Any:
+    """JSON that the database holds."""
+    try:
+        return [] if text == "[]" else json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedFile(
+            f"the database of the zoo has {str(text)[:60]!r}, which is no JSON: it was changed. {REPAIR}"
+        ) from error

@@ -24,24 +24,24 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from ..engine.network import Network
 from ..files import OtherFile
 from ..models import open_model, with_name
 from .fingerprints import Fingerprint, fingerprint
 from .folder import Settings, load_probe
 from .kinds import Probe
+from .store import Facts
 
 WINDOW = 64  # tasks that wait in somebody else's executor at one time
 _opening = threading.Lock()  # models are built from the one global random state
-
-
-@dataclass(frozen=True)
-class Same:
-    """The very model is in the zoo: nothing to do."""
-
-
-@dataclass(frozen=True)
-class NoProbe:
-    """The worker cannot see the folder of the zoo: it needs to be sent the inputs."""
+UNCHANGED = "the very model is in the zoo: nothing to do"
+DIED_TWICE = (
+    "its worker process died twice: out of memory, or a crash below Python (a script that adds with workers= needs "
+    '`if __name__ == "__main__":` around what it does)'
+)
+NO_PROBE = "the worker cannot see the folder of the zoo: it needs to be sent the inputs"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Failure:
     by_executor: bool = False  # it gave the task up, as a cluster does whose workers died under it
 
 
-Outcome = Fingerprint | Same | NoProbe | Failure
+Outcome = Fingerprint | str | Failure  # a text: UNCHANGED or NO_PROBE
 
 
 @dataclass(frozen=True)
@@ -60,62 +60,48 @@ class Task:
     """A model to be fingerprinted, as it is sent to a worker."""
 
     name: str
-    model: Any  # a module, a specification, a file with a fingerprint; `packed` has it where it must travel
+    model: Any  # a module, a specification, a file with a fingerprint
     settings: Settings
     probe_path: str
     known: str | None = None  # digest of the model of that name that is in the zoo
     options: dict[str, Any] = field(default_factory=dict)  # sites, prepare, device
-    probe: Probe | None = None
-    packed: bytes | None = None
-
-    def packed_up(self) -> Task:
-        """With the model as bytes: tensors that torch shares between processes are lost when a worker dies."""
-        content = pickle.dumps((self.model, self.options, self.probe), protocol=pickle.HIGHEST_PROTOCOL)
-        return replace(self, model=None, options={}, probe=None, packed=content)
-
-    def unpacked(self) -> Task:
-        if self.packed is None:
-            return self
-        model, options, probe = pickle.loads(self.packed)  # our own, from the process that started this one
-        return replace(self, model=model, options=options, probe=probe, packed=None)
+    facts: Facts = field(default_factory=Facts)  # what is to be recorded of it
+    probe: Probe | None = None  # where the worker cannot see the folder
 
 
 def make(task: Task) -> Outcome:
     """The fingerprint; errors as they are."""
-    task = task.unpacked()
     model, options = task.model, dict(task.options)
     if isinstance(model, Fingerprint):
         return model
     if is_fingerprint_file(model):
-        return _loaded(model)
+        try:
+            return Fingerprint.load(model)
+        except OtherFile as error:
+            error.add_note(f"a model's weights are named behind its architecture: ARCHITECTURE@{model}")
+            raise
     if isinstance(model, (str, Path)) and str(model).endswith(".safetensors") and "@" not in str(model):
         raise FileNotFoundError(f"no file {model}")
     probe = task.probe
     if probe is None:
         if not Path(task.probe_path).is_file():
-            return NoProbe()
+            return NO_PROBE
         probe = _probe(task.probe_path, task.settings.probe)
     if isinstance(model, (str, Path)):
         with _opening:
             model = open_model(str(model))
-    if task.known is not None and _digest(model, options.get("prepare")) == task.known:
-        return Same()
+    if task.known is not None:
+        module, name, prepare = with_name(model, options.get("prepare"))
+        if isinstance(module, nn.Module) and Network(module, name, prepare=prepare).digest() == task.known:
+            return UNCHANGED
     s = task.settings
     return fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
 
 
-def _loaded(path: str | Path) -> Fingerprint:
-    try:
-        return Fingerprint.load(path)
-    except OtherFile as error:
-        error.add_note(f"a model's weights are named behind its architecture: ARCHITECTURE@{path}")
-        raise
-
-
-def attempt(task: Task) -> Outcome:
+def attempt(task: Task | bytes) -> Outcome:
     """The fingerprint, or why there is none: an error's own class may not be known where it would go."""
     try:
-        return make(task)
+        return make(pickle.loads(task) if isinstance(task, bytes) else task)  # our own bytes, see `_send`
     except Exception as error:
         return Failure(reason_of(error))
 
@@ -131,16 +117,6 @@ def reason_of(error: BaseException) -> str:
 def is_fingerprint_file(model: Any) -> bool:
     """A .safetensors file without an architecture in front of it."""
     return isinstance(model, (str, Path)) and str(model).endswith(".safetensors") and Path(model).is_file()
-
-
-def _digest(model: Any, prepare: Any) -> str | None:
-    """As `fingerprint` has it in its `about`."""
-    from torch import nn
-
-    from ..engine.network import Network
-
-    module, name, prepare = with_name(model, prepare)
-    return Network(module, name, prepare=prepare).digest() if isinstance(module, nn.Module) else None
 
 
 @lru_cache(maxsize=2)
@@ -173,35 +149,20 @@ def _elsewhere(executor: Executor, tasks: Iterator[Task]) -> Iterator[tuple[Task
 
 def _in_processes(tasks: Iterator[Task], workers: int) -> Iterator[tuple[Task, Outcome]]:
     """Where a worker died, those on their way are tried again one by one: so it is known whose fault it is."""
+    fresh = get_context("spawn")  # not forked: threads of torch would hang in the child
+    suspects: list[Task] = []
     while True:
-        with _pool(workers) as pool:
+        with ProcessPoolExecutor(workers, mp_context=fresh) as pool:
             suspects = yield from _run(pool, tasks, 2 * workers)
         if not suspects:
             return
-        yield from _one_by_one(suspects)
-
-
-def _one_by_one(tasks: list[Task]) -> Iterator[tuple[Task, Outcome]]:
-    left = list(tasks)
-    while left:
-        with _pool(1) as pool:
-            while left:
-                task = left.pop(0)
-                blamed = yield from _run(pool, iter([task]), 1)
-                if blamed:
-                    yield (
-                        task,
-                        Failure(
-                            "its worker process died twice: out of memory, or a crash below Python (a script that adds "
-                            'with workers= needs `if __name__ == "__main__":` around what it does)'
-                        ),
-                    )
-                    break
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not forked: threads of torch would hang in the child.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+        while suspects:
+            with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+                blamed: list[Task] = []
+                while suspects and not blamed:
+                    blamed = yield from _run(pool, iter([suspects.pop(0)]), 1)
+            for task in blamed:
+                yield task, Failure(DIED_TWICE)
 
 
 def _run(
@@ -232,7 +193,7 @@ def _run(
             for future in done:
                 task = pending.pop(future)
                 outcome = _result(future)
-                if isinstance(outcome, NoProbe):
+                if outcome == NO_PROBE:
                     again.append(replace(task, probe=_probe(task.probe_path, task.settings.probe)))
                 elif outcome == _BROKEN:
                     suspects.append(task)
@@ -250,7 +211,8 @@ _BROKEN = Failure("the executor broke")
 
 def _send(executor: Executor, task: Task, travels: bool, pending: dict[Future[Outcome], Task]) -> Failure | None:
     try:
-        sent = task.packed_up() if travels else task
+        # As bytes: tensors that torch shares between processes are lost when a worker dies.
+        sent = pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL) if travels else task
     except Exception as error:  # whatever a class of somebody's raises when it is pickled
         return Failure(
             f"it cannot be sent to another process ({reason_of(error)}): name it by a specification such as "

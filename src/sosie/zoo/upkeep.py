@@ -1,180 +1,130 @@
-"""Is everything there that the database names? What was lost is told, and dropped on request."""
+"""Upkeep of a zoo: is everything there that the database names, and can the room of removed models be given back?"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..files import DamagedFile
 from ..progress import track
-from .database import NO_ROOM, REPAIR, told
-from .store import Store, remove
-from .vectors import (
-    ITEM,
-    checksum,
-    cut_tail,
-    file_name,
-    generation_of,
-    no_room,
-    placed,
-    read_rows,
-    sync_folder,
-    write_all,
-)
-
-# Vectors without those of removed models: new files beside the old, then one transaction that turns to them
+from .store import END, Store, errors_in_words, remove
+from .vectors import ITEM, changed, checksum, file_name, generation_of, path_of, read_rows, write_rows
 
 
 def compact(store: Store) -> int:
-    """Give back the room of removed models; how many bytes that was. Readers keep what they have mapped."""
-    with store.writer():
-        with store.database.reading() as connection:
-            files = connection.execute("SELECT id, kind, width, name FROM files").fetchall()
-        for name in unnamed_files(store):  # of one that was killed
-            placed(store.folder, name).unlink(missing_ok=True)
-        before = _bytes(store)
-        made: list[Path] = []
-        places: list[tuple[int, int, int]] = []  # first row, file, model
-        names: list[tuple[str, int]] = []
+    """Give back the room of removed models; how many bytes that was. Readers keep what they have mapped.
+
+    New files without those rows are written beside the old ones; the transaction that ends it turns to them.
+    """
+    made: list[Path] = []
+    old: list[Path] = []
+    with store.writing() as connection:
+        for name in _unnamed_files(store):  # of one that was killed
+            path_of(store.folder, name).unlink(missing_ok=True)
         try:
-            for file in files:
-                new = file_name(file["kind"], file["width"], generation_of(file["name"]) + 1)
-                made.append(placed(store.folder, new))
-                places += _rewrite(store, file, made[-1])
-                names.append((new, file["id"]))
-            _turn(store, places, names)
-        except BaseException as error:
-            if not _names_any(store, names):
-                for path in made:
-                    path.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise no_room(made[-1]) from error
+            for file in connection.execute("SELECT id, kind, width, name FROM files").fetchall():
+                name = file_name(file["kind"], file["width"], generation_of(file["name"]) + 1)
+                old.append(path_of(store.folder, file["name"]))
+                made.append(path_of(store.folder, name))
+                places = _copy_rows(store, file, old[-1], made[-1])
+                # Places are unique: they move out of the way before they take their new ones.
+                connection.execute("UPDATE blocks SET first = -1 - first WHERE file = ?", (file["id"],))
+                connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
+                connection.execute("UPDATE files SET name = ? WHERE id = ?", (name, file["id"]))
+            for table in ("blocks", "tags"):
+                removed = "(SELECT id FROM models WHERE removed IS NOT NULL)"
+                connection.execute(f"DELETE FROM {table} WHERE model IN {removed}")
+            connection.execute("DELETE FROM models WHERE removed IS NOT NULL")
+        except BaseException:
+            for path in made:
+                path.unlink(missing_ok=True)
             raise
-        for file in files:
-            with contextlib.suppress(OSError):
-                placed(store.folder, file["name"]).unlink()
-        return before - _bytes(store)
+    before = sum(path.stat().st_size for path in old if path.exists())
+    for path in old:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return before - sum(path.stat().st_size for path in made if path.exists())
 
 
-def unnamed_files(store: Store) -> list[str]:
-    """Vectors that the database does not name: what a killed `compact` left."""
-    there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
-    with store.database.reading() as connection:
-        named = {row["name"] for row in connection.execute("SELECT name FROM files")}
-    return sorted({path.relative_to(store.folder).as_posix() for path in there} - named)
+def _copy_rows(store: Store, file: Any, old: Path, new: Path) -> list[tuple[int, int, int]]:
+    """Write the rows of models that are there, a model at a time; the first row, the file and the model of each."""
+    blocks = store.select(
+        "SELECT models.name, model, first, rows, checksum FROM blocks JOIN models ON models.id = model "
+        "WHERE file = ? AND removed IS NULL ORDER BY first",
+        (file["id"],),
+    )
 
-
-def _rewrite(store: Store, file: sqlite3.Row, path: Path) -> list[tuple[int, int, int]]:
-    with store.database.reading() as connection:
-        blocks = connection.execute(
-            "SELECT models.name, model, first, rows, checksum FROM blocks JOIN models ON models.id = model "
-            "WHERE file = ? AND removed IS NULL ORDER BY first",
-            (file["id"],),
-        ).fetchall()
-    places, end = [], 0
-    old = placed(store.folder, file["name"])
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
+    def each() -> Iterator[Any]:
         for block in blocks:
             rows = read_rows(old, block["first"], block["rows"], file["width"])
             if checksum(rows) != block["checksum"]:
-                raise DamagedFile(f"{old} has other bytes than were written for {block['name']!r}. {REPAIR}")
-            write_all(handle, rows)
-            places.append((end, file["id"], block["model"]))
-            end += block["rows"]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    sync_folder(path.parent)
+                raise changed(old, repr(block["name"]))
+            yield rows
+
+    write_rows(new, 0, each())
+    places, end = [], 0
+    for block in blocks:
+        places.append((end, file["id"], block["model"]))
+        end += block["rows"]
     return places
 
 
-def _turn(store: Store, places: list[tuple[int, int, int]], names: list[tuple[str, int]]) -> None:
-    with store.database.writing() as connection:
-        for table in ("blocks", "tags"):
-            connection.execute(f"DELETE FROM {table} WHERE model IN (SELECT id FROM models WHERE removed IS NOT NULL)")
-        connection.execute("DELETE FROM models WHERE removed IS NOT NULL")
-        # Places are unique: they move out of the way before they take their new ones.
-        connection.execute("UPDATE blocks SET first = -1 - first")
-        connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
-        connection.executemany("UPDATE files SET name = ? WHERE id = ?", names)
+def find_problems(store: Store) -> list[dict[str, Any]]:
+    """What is not as it should be, in the rows of `Report`.
 
-
-def _names_any(store: Store, names: list[tuple[str, int]]) -> bool:
-    """Whether the database has turned to the new files, in spite of an error or an interruption."""
-    with store.database.reading() as connection:
-        there = {row["name"] for row in connection.execute("SELECT name FROM files")}
-    return any(name in there for name, _ in names)
-
-
-def _bytes(store: Store) -> int:
-    with store.database.reading() as connection:
-        names = [row["name"] for row in connection.execute("SELECT name FROM files")]
-    return sum(path.stat().st_size for path in (placed(store.folder, name) for name in names) if path.exists())
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is not as it should be; `lost`: models without all of their bytes."""
-
-    what: str  # "lost", "tail", "leftover", "probe" or "database"
-    text: str
-    model: str | None = None
-    model_id: int | None = None
-    file: str | None = None
-    harmless: bool = False  # what a killed writer left, which the next one overwrites
-
-
-def find_problems(store: Store) -> list[Problem]:
-    return [*_database(store), *_blocks(store), *_files(store)]
-
-
-def mend(store: Store, problems: Sequence[Problem]) -> set[str]:
-    """Drop the models that lost bytes, cut off what nobody names, unlink what nobody reads. The lock must be held.
-
-    What kinds of problems there are no longer.
+    `what`: "lost" (a model without all of its bytes), "database"; harmless, since the next writer overwrites it: "tail"
+    and "leftover".
     """
-    lost = [problem for problem in problems if problem.what == "lost"]
-    with store.database.writing() as connection:
-        for model in {problem.model_id for problem in lost if problem.model_id is not None}:
-            if connection.execute("SELECT removed FROM models WHERE id = ?", (model,)).fetchone()["removed"] is None:
-                remove(connection, model, "lost bytes")
-        _forget_missing_rows(store, connection)
-    for row in _ends(store):
-        path = placed(store.folder, row["name"])
-        cut_tail(path, row["end"], row["width"])
-    for problem in problems:
-        if problem.what == "leftover" and problem.file is not None:
-            placed(store.folder, problem.file).unlink(missing_ok=True)
+    while True:
+        files = store.files()
+        problems = [*_damage(store), *_lost_blocks(store), *_leftovers(store)]
+        if store.files() == files:  # else the zoo was compacted meanwhile
+            return problems
+
+
+def problem(what: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"what": what, "text": text, "model": None, "model_id": None, "file": None, "harmless": False} | more
+
+
+def mend(store: Store, problems: Sequence[dict[str, Any]]) -> set[str]:
+    """Drop models that lost bytes, cut off what nobody names, unlink what nobody reads; inside a transaction.
+
+    Returns the kinds of problems that there are no longer.
+    """
+    with store.reading() as connection:
+        for model in {each["model_id"] for each in problems if each["what"] == "lost"}:
+            remove(connection, model, "lost bytes")
+        for file in connection.execute("SELECT id, width, name FROM files").fetchall():
+            # Blocks past the end of their file: no reader can have mapped them, and the next add is to write there.
+            path = path_of(store.folder, file["name"])
+            whole = (path.stat().st_size if path.exists() else 0) // (file["width"] * ITEM)
+            connection.execute("DELETE FROM blocks WHERE file = ? AND first + rows > ?", (file["id"], whole))
+    for path, size, _ in _sizes(store):
+        if path.exists() and path.stat().st_size > size:
+            os.truncate(path, size)
+    for each in problems:
+        if each["what"] == "leftover":
+            path_of(store.folder, each["file"]).unlink(missing_ok=True)
     return {"lost", "tail", "leftover"}
 
 
-def _forget_missing_rows(store: Store, connection: sqlite3.Connection) -> None:
-    """Blocks past the end of their file: no reader can have mapped them, and the next add is to write there."""
-    for file in connection.execute("SELECT id, width, name FROM files").fetchall():
-        path = placed(store.folder, file["name"])
-        whole = (path.stat().st_size if path.exists() else 0) // (file["width"] * ITEM)
-        connection.execute("DELETE FROM blocks WHERE file = ? AND first + rows > ?", (file["id"], whole))
-
-
-def _database(store: Store) -> Iterator[Problem]:
-    with told(store.database.path), store.database.reading() as connection:
+def _damage(store: Store) -> Iterator[dict[str, Any]]:
+    """What SQLite finds wrong with its own file."""
+    with errors_in_words(store.path), store.reading() as connection:
         for row in connection.execute("PRAGMA integrity_check(20)").fetchall():
             if row[0] != "ok":
-                yield Problem("database", f"{store.database.path}: {row[0]}")
+                yield problem("database", f"{store.path}: {row[0]}")
         for row in connection.execute("PRAGMA foreign_key_check").fetchall():
-            yield Problem("database", f"{store.database.path}: a row of {row[0]} belongs to nothing")
+            yield problem("database", f"{store.path}: a row of {row[0]} belongs to nothing")
 
 
-def _blocks(store: Store) -> Iterator[Problem]:
-    """Every block of a model that is there: whole, where no other is, with the bytes that were written."""
-    with store.database.reading() as connection:
-        found = connection.execute(
+def _lost_blocks(store: Store) -> Iterator[dict[str, Any]]:
+    """Every block of a model that is there must be whole, where no other is, with the bytes that were written."""
+    with store.reading() as connection:
+        rows = connection.execute(
             "SELECT models.name AS model, models.id AS id, files.id AS file, files.name AS name, width, first, rows, "
             "checksum, removed, CASE WHEN json_valid(labels) AND json_valid(about) "
             "THEN json_array_length(labels) = rows ELSE 0 END AS readable "
@@ -182,16 +132,16 @@ def _blocks(store: Store) -> Iterator[Problem]:
             "ORDER BY files.id, first"
         ).fetchall()
     end: dict[int, int] = {}
-    for row in track(found, "checking the vectors", len(found), "blocks"):
+    for row in track(rows, "checking the vectors", len(rows), "blocks"):
         overlaps = row["first"] < end.get(row["file"], 0)
         end[row["file"]] = row["first"] + row["rows"]
         if row["removed"] is None and (why := _wrong(store, row, overlaps)):
             text = f"{row['model']!r}: {row['name']} {why}"
-            yield Problem("lost", text, row["model"], row["id"], row["name"])
+            yield problem("lost", text, model=row["model"], model_id=row["id"], file=row["name"])
 
 
-def _wrong(store: Store, row: sqlite3.Row, overlaps: bool) -> str:
-    path = placed(store.folder, row["name"])
+def _wrong(store: Store, row: Any, overlaps: bool) -> str:
+    path = path_of(store.folder, row["name"])
     wanted = (row["first"] + row["rows"]) * row["width"] * ITEM
     if not row["readable"]:
         return "has rows whose sites, or what is known of the model, cannot be read"
@@ -200,32 +150,32 @@ def _wrong(store: Store, row: sqlite3.Row, overlaps: bool) -> str:
     try:
         if (size := path.stat().st_size) < wanted:
             return f"was cut off at byte {size:,}, its rows go up to byte {wanted:,}"
-        content = read_rows(path, row["first"], row["rows"], row["width"])
+        rows = read_rows(path, row["first"], row["rows"], row["width"])
     except FileNotFoundError:
         return "is gone"
     except (DamagedFile, OSError) as error:
         return f"cannot be read: {error}"
-    return "" if checksum(content) == row["checksum"] else f"was changed from row {row['first']} on"
+    return "" if checksum(rows) == row["checksum"] else f"was changed from row {row['first']} on"
 
 
-def _ends(store: Store) -> list[dict[str, Any]]:
-    with store.database.reading() as connection:
-        found = connection.execute(
-            "SELECT name, width, coalesce((SELECT first + rows FROM blocks WHERE file = files.id ORDER BY first DESC "
-            "LIMIT 1), 0) AS end FROM files"
-        )
-        return [dict(row) for row in found]
+def _leftovers(store: Store) -> Iterator[dict[str, Any]]:
+    """What a killed writer left."""
+    for path, size, name in _sizes(store):
+        with contextlib.suppress(FileNotFoundError):  # whose rows it had is told above
+            if (extra := path.stat().st_size - size) > 0:
+                text = f"{name} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
+                yield problem("tail", text, file=name, harmless=True)
+    for name in _unnamed_files(store):
+        yield problem("leftover", f"{name} belongs to nothing: the next compact removes it", file=name, harmless=True)
 
 
-def _files(store: Store) -> Iterator[Problem]:
-    named = _ends(store)
-    for row in named:
-        try:
-            size = placed(store.folder, row["name"]).stat().st_size
-        except FileNotFoundError:  # whose rows it had is told above
-            continue
-        if (extra := size - row["end"] * row["width"] * ITEM) > 0:
-            text = f"{row['name']} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
-            yield Problem("tail", text, file=row["name"], harmless=True)
-    for name in unnamed_files(store):
-        yield Problem("leftover", f"{name} belongs to nothing: the next compact removes it", file=name, harmless=True)
+def _sizes(store: Store) -> list[tuple[Path, int, str]]:
+    """Each file of vectors, the bytes of it that the database names, and its name there."""
+    rows = store.select(f"SELECT name, width, {END} FROM files")
+    return [(path_of(store.folder, row["name"]), row["end"] * row["width"] * ITEM, row["name"]) for row in rows]
+
+
+def _unnamed_files(store: Store) -> list[str]:
+    """Vectors that the database does not name: what a killed `compact` left."""
+    there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
+    return sorted({path.relative_to(store.folder).as_posix() for path in there} - {*store.files().values()})

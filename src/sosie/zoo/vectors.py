@@ -1,12 +1,12 @@
-"""Files of float32 rows that only grow: appended, synced, mapped."""
+"""The vectors of a zoo: flat files of float32 rows that only grow, and the rows of one kind as questions read them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,111 +14,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files import DamagedFile
-from .database import NO_ROOM, REPAIR, DiskFull
 
-Rows = NDArray[np.float32]
+Floats = NDArray[np.float32]
+Whole = NDArray[np.int64]
 ITEM = 4  # bytes of a float32
+EXACT = "exact"  # the kind of the whole vectors, whose cosine is debiased CKA
+REPAIR = "zoo.check(repair=True), or `sosie zoo check FOLDER --repair`, drops what was lost and keeps the rest"
 _NAME = re.compile(r"(?:vectors/)?[a-z0-9][a-z0-9_.-]*\.f32")
-EXACT = "exact"
 
 
 def file_name(kind: str, width: int, generation: int = 0) -> str:
-    """vectors/cka-512.f32, exact.f32; with a number in it once the zoo was compacted."""
+    """vectors/cka-512.f32 or exact.f32, with a number in it once the zoo was compacted."""
     later = f".{generation}" if generation else ""
-    plain = kind.replace(":", "-")
-    return f"exact{later}.f32" if kind == EXACT else f"vectors/{plain}-{width}{later}.f32"
+    return f"exact{later}.f32" if kind == EXACT else f"vectors/{kind.replace(':', '-')}-{width}{later}.f32"
 
 
 def generation_of(name: str) -> int:
-    found = re.search(r"\.(\d{1,9})\.f32$", name)
-    return int(found[1]) if found else 0
+    number = re.search(r"\.(\d{1,9})\.f32$", name)
+    return int(number[1]) if number else 0
 
 
-def placed(folder: Path, name: str) -> Path:
+def path_of(folder: Path, name: Any) -> Path:
     """The file of that name, which never lies outside the folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise DamagedFile(f"the database of {folder} names the file {name!r}, which no zoo has")
     return folder / name
 
 
-def as_bytes(rows: Rows) -> memoryview:
-    """As they lie in a file."""
+def as_bytes(rows: Floats) -> memoryview:
+    """Rows as they lie in a file."""
     return memoryview(np.ascontiguousarray(rows, "<f4")).cast("B")  # type: ignore[arg-type]
 
 
-def checksum(rows: Rows) -> bytes:
+def checksum(rows: Floats) -> bytes:
     return hashlib.blake2b(as_bytes(rows), digest_size=16).digest()
 
 
-def changed(path: Any, whose: str) -> DamagedFile:
-    return DamagedFile(f"{path} has other bytes than were written for {whose}: it was changed. {REPAIR}")
-
-
-class Verified:
-    """Which blocks of a file were found to be as they were written, by their first rows; rows never change."""
-
-    def __init__(self) -> None:
-        self._done = np.zeros(0, bool)
-        self._lock = threading.Lock()
-
-    def missing(self, first: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the list those are that were not looked at."""
-        known = self._done
-        inside = first < len(known)
-        return np.flatnonzero(~(inside & known[np.where(inside, first, 0)])) if len(known) else np.arange(len(first))
-
-    def add(self, first: NDArray[np.int64]) -> None:
-        with self._lock:
-            lacking = int(first.max(initial=-1)) + 1 - len(self._done)
-            if lacking > 0:
-                self._done = np.concatenate([self._done, np.zeros(lacking + len(self._done), bool)])
-            self._done[first] = True
-
-
-def append_rows(path: Path, end: int, arrays: Sequence[Rows]) -> None:
-    """Write rows from row `end` on and sync them.
-
-    Whatever lies behind `end` is what somebody left who was killed: it is overwritten.
-    """
-    start = end * arrays[0].shape[1] * ITEM
+def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
+    """Write rows from byte `start` on and sync them; what lies behind is what a killed writer left, and is cut off."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if (size := os.fstat(handle).st_size) < start:
-            raise lost(path, size, start)
+            raise cut_off(path, size, start)
         os.ftruncate(handle, start)
         os.lseek(handle, start, os.SEEK_SET)
         for array in arrays:
-            write_all(handle, array)
+            left = as_bytes(array)
+            while left:
+                left = left[os.write(handle, left) :]
         os.fsync(handle)
-        if new:
-            sync_folder(path.parent)
-            sync_folder(path.parent.parent)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise no_room(path) from error
-        raise
     finally:
         os.close(handle)
-
-
-def cut_tail(path: Path, end: int, width: int) -> int:
-    """Cut off what lies behind row `end`; how many bytes that was."""
-    extra = path.stat().st_size - end * width * ITEM if path.exists() else 0
-    if extra > 0:
-        os.truncate(path, end * width * ITEM)
-    return max(extra, 0)
-
-
-def write_all(handle: int, array: Rows) -> None:
-    left = as_bytes(array)
-    while left:
-        left = left[os.write(handle, left) :]
+    if new:
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name outlives a power cut."""
+    """A new name in the folder outlives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -126,30 +81,101 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def mapped(path: Path, rows: int, width: int) -> Rows:
-    """The first rows of a file, read from the disk as they are looked at; never past what was asked for."""
+def map_rows(path: Path, rows: int, width: int) -> Floats:
+    """The first rows of a file, read from the disk when they are looked at."""
     if not rows:
         return np.empty((0, width), np.float32)
-    if (size := path.stat().st_size) < rows * width * ITEM:
-        raise lost(path, size, rows * width * ITEM)  # a map past the end would kill the process
+    if (size := path.stat().st_size) < rows * width * ITEM:  # a map past the end would kill the process
+        raise cut_off(path, size, rows * width * ITEM)
     return np.memmap(path, "<f4", "r", 0, (rows, width))
 
 
-def read_rows(path: Path, first: int, rows: int, width: int) -> Rows:
+def read_rows(path: Path, first: int, rows: int, width: int) -> Floats:
     """A copy of some rows."""
     with path.open("rb") as file:
         file.seek(first * width * ITEM)
         content = file.read(rows * width * ITEM)
     if len(content) < rows * width * ITEM:
-        raise lost(path, path.stat().st_size, (first + rows) * width * ITEM)
+        raise cut_off(path, path.stat().st_size, (first + rows) * width * ITEM)
     return np.frombuffer(content, "<f4").reshape(rows, width)
 
 
-def lost(path: Path, size: int, wanted: int) -> DamagedFile:
+def cut_off(path: Path, size: int, wanted: int) -> DamagedFile:
     return DamagedFile(
         f"{path} has {size:,} bytes, but models in the zoo have theirs up to byte {wanted:,}: it was cut off. {REPAIR}"
     )
 
 
-def no_room(path: Any) -> DiskFull:
-    return DiskFull(f"no room left on the disk for {path}: make some and try again; the zoo is as it was")
+def changed(path: Any, whose: str) -> DamagedFile:
+    return DamagedFile(f"{path} has other bytes than were written for {whose}: it was changed. {REPAIR}")
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """All rows of a kind, those of removed models among them, and which of them belong to which model.
+
+    Rows are verified when they are first read: whoever reads some calls `verify` for their models before.
+    """
+
+    kind: str
+    rows: Floats  # (all rows, width), on the disk
+    models: Whole  # ids, in the order of their rows, which is the order in which they were added
+    first: Whole  # row of each
+    count: Whole  # rows of each
+    sums: NDArray[np.object_] | None = None  # checksum of each; None: the rows lie in no file
+    verified: NDArray[np.bool_] | None = None  # by first row; shared by all that this process reads of the file
+
+    @property
+    def file(self) -> Path | None:
+        name = getattr(self.rows, "filename", None)
+        return None if name is None else Path(name)
+
+    def verify(self, places: Any = slice(None)) -> None:
+        """Compare the rows of these models with their checksums, unless that was done before in this process."""
+        if self.sums is None or self.verified is None:
+            return
+        first, count, sums, models = self.first[places], self.count[places], self.sums[places], self.models[places]
+        rows = np.asarray(self.rows)
+        for k in np.flatnonzero(~self.verified[first]):
+            if checksum(rows[first[k] : first[k] + count[k]]) != sums[k]:
+                raise changed(self.file or self.kind, f"model number {models[k]}")
+        self.verified[first] = True
+
+    def part(self, places: Any) -> Vectors:
+        """Some of the models, by their places, in the order of their rows."""
+        sums = None if self.sums is None else self.sums[places]
+        chosen = self.models[places], self.first[places], self.count[places]
+        return Vectors(self.kind, self.rows, *chosen, sums, self.verified)
+
+    def row_numbers(self) -> Whole:
+        """The rows of the models, in order."""
+        if not len(self.first):
+            return np.empty(0, np.int64)
+        before = np.cumsum(self.count) - self.count
+        return np.repeat(self.first - before, self.count) + np.arange(int(self.count.sum()))
+
+    def owners(self, rows: Whole) -> Whole:
+        """Where among the models the owner of each row is; −1 before the first."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+    def has_rows(self, rows: Whole) -> NDArray[np.bool_]:
+        """Which of these rows belong to one of the models."""
+        place = self.owners(rows)
+        inside: NDArray[np.bool_] = (rows >= 0) & (place >= 0) & (rows - self.first[place] < self.count[place])
+        return inside
+
+    def places_of(self, ids: Whole) -> tuple[Whole, NDArray[np.bool_]]:
+        """Where models are among these, and whether they are."""
+        if not len(self.models):
+            return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+        places: Whole = np.minimum(np.searchsorted(self.models, ids), len(self.models) - 1)
+        return places, self.models[places] == ids
+
+    def of_model(self, model: int) -> NDArray[np.float64] | None:
+        """The vectors of one model, in float64; None if it has none."""
+        (place,), (there,) = self.places_of(np.array([model]))
+        if not there:
+            return None
+        self.verify([place])
+        first = int(self.first[place])
+        return np.asarray(self.rows[first : first + int(self.count[place])], np.float64)
