@@ -306,3 +306,15 @@ def test_a_loader_and_a_tensor_give_the_same_chunks():
     loader = DataLoader(TensorDataset(x, torch.arange(50)), batch_size=7)
     from_loader = torch.cat([chunk.batch[0] for chunk in recut(loader, block=4)])
     torch.testing.assert_close(from_loader, cat(recut(x, block=4)))
+
+
+def test_a_loader_that_fills_one_buffer_again_and_again() -> None:
+    x = torch.arange(40.0).view(20, 2)
+
+    def batches():
+        buffer = torch.empty(5, 2)
+        for part in x.split(5):
+            yield buffer.copy_(part)
+
+    chunks = [chunk.batch.clone() for chunk in recut(batches(), block=4)]
+    assert torch.equal(torch.cat(chunks), x)

@@ -1,4 +1,6 @@
+import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -191,3 +193,90 @@ def test_a_forward_that_breaks_off_leaves_nothing_on_the_model():
     with pytest.raises(KeyboardInterrupt), restored_after_errors(model):
         model(x)
     assert kept(model)[:-1] == before
+
+
+class Stateful(nn.Module):
+    """Keeps something on itself in a way of its own, and shows it."""
+
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.change = change
+        self.table = torch.arange(12.0).view(4, 3)
+        self.register_buffer("column", self.table[:, 0])
+        self.register_buffer("single", torch.ones(3)[::3])
+        self.register_buffer("repeated", torch.ones(1).expand(4))
+        self.register_buffer("turned", torch.ones(2, dtype=torch.complex64).conj())
+        self.register_buffer("grows", torch.zeros(2))
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.array, self.space, self.ordered = np.zeros(3), SimpleNamespace(count=0), {"a": 1, "b": 2}
+        self.own, self.random = Own(), torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        self.change(self)
+        return x
+
+
+class Own:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+
+def _reorder(model: Stateful) -> None:
+    model.ordered["a"] = model.ordered.pop("a")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.column.add_(1),
+        lambda m: m.single.add_(1),
+        lambda m: m.repeated.data[:1].add_(1),
+        lambda m: m.grows.resize_(5),
+        lambda m: setattr(m.grows, "data", torch.ones(7)),
+        lambda m: m.frozen.data.add_(1),
+        lambda m: m.array.__setitem__(0, 5),
+        lambda m: setattr(m.space, "count", 1),
+        lambda m: m.own.seen.append(1),
+        lambda m: torch.rand(1, generator=m.random),
+        _reorder,
+    ],
+    ids=["column", "single", "repeated", "resized", "other storage", "frozen", "array", "namespace", "own", "generator",
+         "order"],
+)  # fmt: skip
+def test_forwards_that_are_only_tried_leave_no_state(change) -> None:
+    def state(model: Stateful):
+        numbers = [buffer.resolve_conj().tolist() for buffer in model.buffers()]
+        return (
+            *(numbers, model.frozen.tolist(), model.array.tolist(), vars(model.space), list(model.ordered)),
+            *(list(model.own.seen), model.random.get_state().tolist()),
+        )
+
+    model = Stateful(change)
+    before = copy.deepcopy(state(model))
+    with kept_attributes(model):
+        model(torch.zeros(1))
+        assert state(model) != before
+    assert state(model) == before
+
+
+class Merging(nn.Linear):
+    """As LoRA's layers do, which put their two factors into the weight for evaluation."""
+
+    merged = False
+
+    def train(self, mode: bool = True):
+        if mode == self.merged:
+            self.weight.data += -0.1 if mode else 0.1
+            self.merged = not mode
+        return super().train(mode)
+
+
+def test_what_a_layers_own_train_does_is_undone() -> None:
+    model = nn.Sequential(Merging(3, 3)).train()
+    weight = model[0].weight.detach().clone()
+    with as_found(model):
+        assert model[0].merged
+        assert not model[0].training
+    assert torch.equal(model[0].weight, weight)
+    assert not model[0].merged
+    assert model[0].training

@@ -1,10 +1,11 @@
 import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
 
-from sosie.capture import SilentSite, SiteError, unwrap, watch
+from sosie.capture import SilentSite, SiteError, as_found, unwrap, watch
 
 from .stand_ins import Bert, Makes, ModelOutput, Plain, ResNet20, ResNet50, Returns, Skips, Twice
 
@@ -460,3 +461,34 @@ def test_makes_is_a_leaf():
     with watch(model, "0") as seen:
         model(torch.ones(1, 2))
     assert seen.sites[0].shape == (2,)
+
+
+def test_a_model_that_calls_itself_is_one_forward() -> None:
+    class Augmented(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, inner: bool = False):
+            if inner:
+                return self.layer(x)
+            return self(x, True) + self(-x, True)
+
+    model, x = Augmented().eval(), torch.randn(5, 4)
+    with as_found(model), watch(model, ["layer", "layer@2", "output"]) as seen:
+        seen.run(x)
+        assert torch.equal(seen["layer"], model.layer(x))
+        assert torch.equal(seen["layer@2"], model.layer(-x))
+        assert torch.equal(seen["output"], model.layer(x) + model.layer(-x))
+
+
+def test_a_thread_that_calls_the_model_for_itself_is_not_watched() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(5, 4)
+    answers = []
+    with as_found(model), watch(model, ["0"]) as seen:
+        seen.run(x)
+        thread = threading.Thread(target=lambda: answers.append(model(10 * x)))
+        thread.start()
+        thread.join()
+        assert torch.equal(seen["0"], model[0](x))
+    assert torch.equal(answers[0], model(10 * x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
 from ..checks import whole_number
-from .structure import BadBatch, count_inputs, cut, is_text, join, with_tensors
+from .structure import BadBatch, count_inputs, cut, is_text, join, rebuild, with_tensors
 
 # One process's share of a stream of chunks, and reading only that where the data can be read at any place
 
@@ -127,6 +127,8 @@ class Batches:
         elif isinstance(data, tuple) and _looks_like_a_pair(data):
             raise BadBatch("a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)")
         self.places = Places.of(self._data, self.total)
+        # Whatever else yields batches may fill one buffer again and again.
+        self.stay = isinstance(self._data, (list, tuple, DataLoader))
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
@@ -207,8 +209,14 @@ def _whole_chunks(
         while held >= size + block:
             yield _take(waiting, size)
             held -= size
+        if not source.stay and waiting:
+            waiting[-1] = replace(waiting[-1], batch=rebuild(_copied, waiting[-1].batch))
     if held:
         yield _take(waiting, held)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:

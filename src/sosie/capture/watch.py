@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -125,6 +126,8 @@ class Watch:
         self._layout: FeatureAxes | None = None  # while the first forward lasts
         self._never_called: list[str] = []
         self._no_activation: dict[str, str] = {}
+        self._thread = threading.get_ident()
+        self._depth = 0  # a model may call itself
         self._start()
         self._active = False
 
@@ -142,7 +145,7 @@ class Watch:
                 raise self._failure from error
             raise
         finally:
-            self._active = False
+            self._active, self._depth = False, 0
             _RUNNING.reset(token)
 
     def _open(self) -> None:
@@ -154,7 +157,7 @@ class Watch:
                 continue
             self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
         self._handles.append(self._root.register_forward_hook(self._finish))
-        self._handles.append(self._root.register_forward_hook(self._end_layout, always_call=True))
+        self._handles.append(self._root.register_forward_hook(self._leave, always_call=True))
 
     def _close(self) -> None:
         while self._handles:
@@ -171,7 +174,16 @@ class Watch:
             self._found: dict[str, Site] = {}
             self._no_activation.clear()
 
+    def _elsewhere(self) -> bool:
+        """In another thread, which calls the model for itself."""
+        return threading.get_ident() != self._thread
+
     def _begin(self, module: nn.Module, args: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
         self._active = False
         if _RUNNING.get() in (None, self):
             self._start()
@@ -181,7 +193,14 @@ class Watch:
                 self._layout = FeatureAxes()
                 self._layout.__enter__()
 
-    def _end_layout(self, *_: Any) -> None:
+    def _leave(self, *_: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._end_layout()
+
+    def _end_layout(self) -> None:
         """After the first forward, one that failed too, operations are no longer followed."""
         if self._layout is not None:
             self._layout.__exit__(None, None, None)
@@ -189,8 +208,8 @@ class Watch:
 
     def _hook(self, name: str, wanted: SiteRequest) -> Callable[[nn.Module, Any, Any], None]:
         def fire(module: nn.Module, args: Any, output: Any) -> None:
-            if not self._active:
-                return  # a call from outside the model's own forward, or another watch's run
+            if not self._active or self._elsewhere() or (module is self._root and self._depth > 1):
+                return  # a call from outside the model's own forward, by itself, or another watch's run
             self._calls[name] += 1
             call = self._calls[name]
             if self._failure is None and (wanted.calls is None or call in wanted.calls):
@@ -232,7 +251,7 @@ class Watch:
             self._no_activation[label] = problem.reason
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._active:
+        if not self._active or self._elsewhere() or self._depth > 1:
             return
         self._active = False
         if self._failure is not None:
