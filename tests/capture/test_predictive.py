@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.sketching.source import Categorical, Gaussian, NoGradient, UserLoss, input_numbers, predictive_of
+from sosie.sketching.gradients import Categorical, Gaussian, NoGradient, UserLoss, input_numbers, predictive_of
 
 
 def logits(*shape: int, scale: float = 3.0) -> Tensor:
@@ -121,7 +121,7 @@ def test_a_fixed_variance_is_refused() -> None:
 
 @pytest.mark.parametrize("found", [torch.tensor(3.0), torch.zeros(4, 2), torch.zeros(3), 3.0, [1.0] * 4])
 def test_losses_are_one_an_input(found: Any) -> None:
-    with pytest.raises(ValueError, match=r"one number an input, a tensor \(4,\)"):
+    with pytest.raises(ValueError, match=r"one number per input, a tensor \(4,\)"):
         UserLoss(lambda answer, batch: found).pull(None, torch.zeros(4, 2), None)
 
 

@@ -12,7 +12,7 @@ from gradient_nets import Residual, built, rows, state_of
 from torch import Tensor
 
 from sosie.sketching import sketch
-from sosie.sketching.source import NoGradient
+from sosie.sketching.gradients import NoGradient
 
 
 def gradients(model: Any, x: Any, **options: Any) -> Tensor:
@@ -115,7 +115,7 @@ def test_no_data(data: Any) -> None:
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match="cannot sketch"):
+    with pytest.raises(TypeError, match="give a torch"):
         sketch({"a": np.zeros((3, 2))}, [rows()])
 
 

@@ -13,7 +13,7 @@ from gradient_nets import InPlace, Residual, built, expected_loss, images, one_b
 from torch import Tensor, nn
 
 from sosie.sketching import sketch
-from sosie.sketching.source import NoGradient
+from sosie.sketching.gradients import NoGradient
 
 
 def gradients(model: nn.Module, x: Any, site: str = "stem", **options: Any) -> Tensor:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.results import TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
-from sosie.sketching.build import TensorSketch
-from sosie.sketching.kernels import Pairs, Part, SiteSketch
 from sosie.sketching.scores import Score, scores_of
+from sosie.sketching.site import Pairs, Part, SiteSketch, TensorSketch
 
 BETA = 0.5
 SITES = ["0", "3", "4"]

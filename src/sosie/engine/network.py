@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from ..capture import (
     Rule,
     Site,
     Watch,
+    answer_in,
     as_found,
     count_inputs,
     cut,
@@ -89,6 +90,19 @@ class Network:
         self.largest: dict[str, float] = {}  # number of the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
+    @classmethod
+    def of(cls, thing: Any, *, name: str | None = None, prepare: Any = None, **options: Any) -> Self:
+        """From a module or a specification; a specification brings a name and a normalisation of its own."""
+        if isinstance(thing, (str, os.PathLike)):
+            thing = open_model(str(thing))
+        weights = weights_of(thing)
+        model, own, prepare = with_name(thing, prepare)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"cannot compare {own}: give a torch.nn.Module, or a specification like 'tiny10@weights.safetensors'"
+            )
+        return cls(model, name or own, prepare=prepare, weights=weights, **options)
+
     def identity(self) -> object:
         """Equal for sources that would hand over the same rows."""
         chosen = [(name, sorted(wanted.calls or ())) for name, wanted in select(self.model, self.sites).items()]
@@ -96,6 +110,42 @@ class Network:
 
     def describe(self) -> str:
         return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
+
+    @property
+    def home(self) -> torch.device:
+        """The device of the model's first parameter or buffer; the CPU for a model without any."""
+        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Network]:
+        """The model in eval mode and on its device, without gradients; afterwards as it was."""
+        with restored_after_errors(self.model), as_found(self.model, self.device):
+            yield self
+
+    def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with: copies, on its device."""
+        return model_arguments(
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
+        )
+
+    def outputs(self, chunk: Chunk) -> Tensor:
+        """What the model answers to the inputs of a chunk, as a dense tensor."""
+        with self._named_in_errors(chunk):
+            args, kwargs = self.arguments(chunk)
+            output = self.model(*args, **kwargs)
+        answer = answer_in(output)
+        if answer is None:
+            raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
+        return answer if answer.layout == torch.strided else answer.to_dense()
+
+    @contextmanager
+    def _named_in_errors(self, chunk: Chunk) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
+            raise
 
     @contextmanager
     def opened(self) -> Iterator[Network]:

@@ -16,14 +16,179 @@ from ..linalg import product
 from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
-from .kernels import Pairs, SiteSketch, mean_squared
+from .kernels import mean_squared
 from .run import sketch
+from .site import Pairs, SiteSketch
 from .sketches import NotShared, Sketch
-
-# What transfer scores of one site are made of: sums over all rows, and over pairs of a few of them
 
 _Z = 1.959964  # of a 95 % interval
 _BLOCK = 1024  # rows whose products are held at a time
+_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # what data without a name are described by
+_BOTH_WAYS = (
+    "the paper reads this both ways: higher where the data are the model's own (sections 5.3 and 5.4), higher where "
+    "there is more to adapt (appendix F); models and layers are ranked by mean_embedding instead"
+)
+_NO_WAY = "no direction is known: the paper finds it highest for one data set, whatever the model was trained on"
+_WORDS = {"mean_over_norm": _BOTH_WAYS, "log_mean_over_norm": _BOTH_WAYS, "mean_over_trace": _NO_WAY}
+
+
+def transfer(
+    models: Any, data: Any = None, *, kernels: str | Sequence[str] = "hadamard", **sketching: Any
+) -> Comparison | Comparisons:
+    """How much models would have to adapt to data, site by site: the scores of Tang et al. 2020, sections 5.3 and 5.4.
+
+    `models`: a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and what else `sosie.sketch`
+    takes are for models. With f a row of a site's features, g that of its gradients, K the kernel of f ⊗ g over N rows:
+
+    - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
+    - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;
+    - `mean_over_norm` and `mean_over_trace`: ‖μ‖ over each of them (Eq. 19); `log_mean_over_norm`: Eq. 48.
+
+    None changes when a layer is scaled and the next one scaled back. All but the first depend on N (‖K‖_F / N² falls
+    as 1 / N, √(Tr K) / N as 1 / √N): compare them at equal N. The paper contradicts itself on what they mean: section
+    5.3 expects ‖μ‖ to be small where the data are the model's own and to grow with the adaptation needed, and finds
+    ‖μ‖ / (‖K‖_F / N²) *higher* for a model's own data, a similarity; appendix F reads a larger log of the same ratio as
+    *more* adaptation. Here models and sites are ranked by `mean_embedding`, the smallest first, and all numbers are
+    shown. √(Tr K) / N is also what ‖μ‖ would be if rows pulled in unrelated directions; a `mean_embedding` that cannot
+    be told from it says so. Deeper networks have larger norms: compare models at sites that correspond.
+
+    Sums over rows are exact. ‖K‖_F comes from pairs among a few hundred sampled rows, and ‖μ‖ of sites wider than 1024
+    from a TensorSketch; each then has a 95 % interval for what all rows would give. One model gives a Comparison with
+    one column, the data; several give a Comparison for each: `found["model", "data"]`.
+    """
+    several = isinstance(models, (list, tuple))
+    things = list(models) if several else [models]
+    if not things:
+        raise ValueError("no models: give one, or a list of them")
+    fresh = [thing for thing in things if not is_sketch(thing)]
+    if fresh and data is None:
+        raise TypeError("the transfer scores of a model are of data: transfer(model, data), or --data")
+    if not fresh and (data is not None or sketching):
+        raise ValueError("sketches hold what they need: leave data and the options of sketching out")
+    if len(fresh) > 1 and isinstance(data, Iterator):
+        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
+    wanted = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
+    sketches, scores = [], []
+    for thing in things:
+        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=wanted, **sketching)
+        with products():
+            scores.append(
+                [
+                    scores_of(s, made.n, exact=made.exact, label=label)
+                    for s, label in zip(made.sites, made.side.sites, strict=True)
+                ]
+            )
+        sketches.append(replace(made, sites=(), _kernels={}))  # what takes memory goes
+    models = _names(
+        sketches, lambda made: made.side.name, lambda a, b: (a.model, a.side.sites) == (b.model, b.side.sites)
+    )
+    of_data = _names(sketches, _data_name, _same_data)
+    if not several:
+        return _comparison(sketches[0], scores[0], models[0], of_data[0])
+    if overlap := set(models) & set(of_data):
+        raise ValueError(f"{', '.join(sorted(overlap))}: names both a model and data; rename one")
+    names = list(dict.fromkeys([*models, *of_data]))
+    pairs: dict[tuple[int, int], Comparison] = {}
+    for made, of_sites, model, name in zip(sketches, scores, models, of_data, strict=True):
+        place = names.index(model), names.index(name)
+        if place in pairs:
+            raise ValueError(f"{model} on {name} was given twice")
+        pairs[place] = _comparison(made, of_sites, model, name)
+    return Comparisons(tuple(names), pairs)
+
+
+def _names(
+    sketches: Sequence[Sketch], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]
+) -> list[str]:
+    """A name for each, the same for those that are alike; one that stands for different things is numbered."""
+    different: dict[str, list[Sketch]] = {}
+    places = []
+    for made in sketches:
+        others = different.setdefault(name(made), [])
+        place = next((k for k, other in enumerate(others) if alike(other, made)), len(others))
+        others += [made] if place == len(others) else []
+        places.append(place)
+    texts = [name(made) for made in sketches]
+    return [f"{text} ({k + 1})" if len(different[text]) > 1 else text for text, k in zip(texts, places, strict=True)]
+
+
+def _data_name(made: Sketch) -> str:
+    name = str(made.about.get("data", "the data"))
+    return "the data" if name in _UNNAMED else name
+
+
+def _same_data(a: Sketch, b: Sketch) -> bool:
+    """Whether two sketches whose data have one name are of the same rows, as far as they can tell."""
+    if (a.size, a.seed, a.stack) != (b.size, b.seed, b.stack):
+        return (a.n, a.spans) == (b.n, b.spans)
+    try:
+        a.check_shared(b)
+    except NotShared:
+        return False
+    return True
+
+
+def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -> Comparison:
+    """One model's sites against one set of data."""
+    estimates = {}
+    for name in TRANSFER:
+        column: list[Score] = [getattr(of_site, name) for of_site in scores]
+        low, value, high = np.array([[[score.low], [score.value], [score.high]] for score in column]).swapaxes(0, 1)
+        uncertain = any(score.error > 0 for score in column)
+        estimates[name] = Estimate(
+            value=value,
+            n=made.n,
+            statistic=_statistic(name, scores),
+            closer="down",
+            bounds=(None if name.startswith("log") else 0.0, None),
+            same=None,
+            low=low if uncertain else None,
+            high=high if uncertain else None,
+            caveats=tuple(_caveats(name, made, scores)),
+        )
+    about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
+    about.pop("settings", None)
+    return Comparison(
+        replace(made.side, name=model), Side(data, (data,), (0,), ((),)), estimates, made.rows_rule, about
+    )
+
+
+def _statistic(name: str, scores: Sequence[Scores]) -> str:
+    """Where the numbers come from: all rows, sampled pairs of them, sketches of f ⊗ g."""
+    sources = ["sums over all rows"]
+    pairs, copies = (sorted({getattr(of_site, what) for of_site in scores} - {None}) for what in ("sampled", "columns"))
+    if copies and name not in ("kernel_norm", "kernel_trace"):
+        sources.append(f"wide sites by two TensorSketches of {copies[0]} columns")
+    if pairs and "norm" in name:
+        several = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
+        sources.append(f"products of rows from all pairs of {several} sampled rows")
+    return "; ".join(sources)
+
+
+def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Caveat]:
+    yield from of_left_out(made.side)
+    if name in _WORDS:
+        yield Caveat(_WORDS[name])
+    if name != MEAN_EMBEDDING:
+        yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
+    for site, of_site in zip(made.side.sites, scores, strict=True):
+        if not np.isfinite(getattr(of_site, name).value):
+            yield Caveat("undefined: no gradient but 0 reaches this site, so there is nothing to compare", site)
+        elif name == MEAN_EMBEDDING and of_site.by_chance:
+            yield Caveat(
+                f"not more than rows that pull in unrelated directions would give (kernel_trace, "
+                f"{of_site.kernel_trace.value:.3g}); take more inputs",
+                site,
+            )
+        if of_site.folded is not None and "norm" in name:
+            yield Caveat(
+                f"rows were projected to {of_site.folded} columns before pairs were taken: ‖K‖ comes out too large; "
+                "raise memory",
+                site,
+            )
+
+
+# The scores of one site: sums over all rows, and over pairs of a few of them
 
 
 @dataclass(frozen=True)
@@ -36,14 +201,14 @@ class Score:
 
     @property
     def low(self) -> float:
-        return self._edge(-1)
+        return self._edge(-_Z)
 
     @property
     def high(self) -> float:
-        return self._edge(1)
+        return self._edge(_Z)
 
-    def _edge(self, sign: int) -> float:
-        reach = sign * _Z * self.error
+    def _edge(self, errors: float) -> float:
+        reach = errors * self.error
         return self.value + reach if self.logarithm else self.value * math.exp(reach)
 
     def over(self, other: Score) -> Score:
@@ -150,186 +315,3 @@ def _all_pairs(f: Tensor, g: Tensor) -> tuple[float, float]:
         kernel = product(f[start : start + _BLOCK], f.T) * product(g[start : start + _BLOCK], g.T)
         total, squares = total + kernel.sum(), squares + kernel.square().sum()
     return float(total), float(squares)
-
-
-_BOTH_WAYS = (
-    "the paper reads this both ways: higher where the data are the model's own (sections 5.3 and 5.4), higher where "
-    "there is more to adapt (appendix F); models and layers are ranked by mean_embedding instead"
-)
-_NO_WAY = "no direction is known: the paper finds it highest for one data set, whatever the model was trained on"
-_WORDS = {"mean_over_norm": _BOTH_WAYS, "log_mean_over_norm": _BOTH_WAYS, "mean_over_trace": _NO_WAY}
-_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # what data without a name are described by
-
-
-def transfer(
-    models: Any, data: Any = None, *, kernels: str | Sequence[str] = "hadamard", **sketching: Any
-) -> Comparison | Comparisons:
-    """How much models would have to adapt to data, site by site: the scores of Tang et al. 2020, sections 5.3 and 5.4.
-
-    `models`: a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and what else `sosie.sketch`
-    takes are for models. With f a row of a site's features, g that of its gradients, K the kernel of f ⊗ g over N rows:
-
-    - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
-    - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;
-    - `mean_over_norm` and `mean_over_trace`: ‖μ‖ over each of them (Eq. 19); `log_mean_over_norm`: Eq. 48.
-
-    None changes when a layer is scaled and the next one scaled back. All but the first depend on N (‖K‖_F / N² falls
-    as 1 / N, √(Tr K) / N as 1 / √N): compare them at equal N. The paper contradicts itself on what they mean: section
-    5.3 expects ‖μ‖ to be small where the data are the model's own and to grow with the adaptation needed, and finds
-    ‖μ‖ / (‖K‖_F / N²) *higher* for a model's own data, a similarity; appendix F reads a larger log of the same ratio as
-    *more* adaptation. Here models and sites are ranked by `mean_embedding`, the smallest first, and all numbers are
-    shown. √(Tr K) / N is also what ‖μ‖ would be if rows pulled in unrelated directions; a `mean_embedding` that cannot
-    be told from it says so. Deeper networks have larger norms: compare models at sites that correspond.
-
-    Sums over rows are exact. ‖K‖_F comes from pairs among a few hundred sampled rows, and ‖μ‖ of sites wider than 1024
-    from a TensorSketch; each then has a 95 % interval for what all rows would give. One model gives a Comparison with
-    one column, the data; several give a Comparison for each: `found["model", "data"]`.
-    """
-    several = isinstance(models, (list, tuple))
-    things = list(models) if several else [models]
-    if not things:
-        raise ValueError("no models: give one, or a list of them")
-    fresh = [thing for thing in things if not is_sketch(thing)]
-    if fresh and data is None:
-        raise TypeError("the transfer scores of a model are of data: transfer(model, data), or --data")
-    if not fresh and (data is not None or sketching):
-        raise ValueError("sketches hold what they need: leave data and the options of sketching out")
-    if len(fresh) > 1 and isinstance(data, Iterator):
-        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
-    wanted = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
-    found = []
-    for thing in things:
-        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=wanted, **sketching)
-        found.append(_One.of(made))
-    if not several:
-        return found[0].comparison(found[0].sketch.side.name, _data_name(found[0].sketch))
-    return _together(found)
-
-
-@dataclass(frozen=True)
-class _One:
-    """One model on one set of data: its scores, and what tells it from others."""
-
-    sketch: Sketch  # without its sites
-    scores: tuple[Scores, ...]
-
-    @classmethod
-    @products()
-    def of(cls, made: Sketch) -> _One:
-        scores = tuple(
-            scores_of(site, made.n, exact=made.exact, label=label)
-            for site, label in zip(made.sites, made.side.sites, strict=True)
-        )
-        return cls(replace(made, sites=()), scores)
-
-    def comparison(self, model: str, data: str) -> Comparison:
-        made = self.sketch
-        side = replace(made.side, name=model)
-        about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
-        return Comparison(
-            side,
-            Side(data, (data,), (0,), ((),)),
-            {name: self._values(name) for name in TRANSFER},
-            made.rows_rule,
-            {key: value for key, value in about.items() if key != "settings"},
-        )
-
-    def _values(self, name: str) -> Estimate:
-        column = [getattr(scores, name) for scores in self.scores]
-        value = np.array([[score.value] for score in column])
-        sampled = any(score.error > 0 for score in column)
-        return Estimate(
-            value=value,
-            n=self.sketch.n,
-            statistic=self._statistic(name),
-            closer="down",
-            bounds=(None if name.startswith("log") else 0.0, None),
-            same=None,
-            low=np.array([[score.low] for score in column]) if sampled else None,
-            high=np.array([[score.high] for score in column]) if sampled else None,
-            caveats=tuple(self._caveats(name)),
-        )
-
-    def _statistic(self, name: str) -> str:
-        """Where the numbers come from: all rows, sampled pairs of them, sketches of f ⊗ g."""
-        found = ["sums over all rows"]
-        pairs, copies = (
-            sorted({getattr(scores, what) for scores in self.scores} - {None}) for what in ("sampled", "columns")
-        )
-        if copies and name not in ("kernel_norm", "kernel_trace"):
-            found.append(f"wide sites by two TensorSketches of {copies[0]} columns")
-        if pairs and "norm" in name:
-            several = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
-            found.append(f"products of rows from all pairs of {several} sampled rows")
-        return "; ".join(found)
-
-    def _caveats(self, name: str) -> Iterator[Caveat]:
-        yield from of_left_out(self.sketch.side)
-        if name in _WORDS:
-            yield Caveat(_WORDS[name])
-        if name != MEAN_EMBEDDING:
-            yield Caveat(f"changes with the number of rows: compare at equal N only (N = {self.sketch.n:,} here)")
-        for site, scores in zip(self.sketch.side.sites, self.scores, strict=True):
-            if not np.isfinite(getattr(scores, name).value):
-                yield Caveat(
-                    "undefined: no gradient but 0 reaches this site, so that there is nothing to compare", site
-                )
-            elif name == MEAN_EMBEDDING and scores.by_chance:
-                yield Caveat(
-                    f"not more than rows that pull in unrelated directions would give (kernel_trace, "
-                    f"{scores.kernel_trace.value:.3g}); take more inputs",
-                    site,
-                )
-            if scores.folded is not None and "norm" in name:
-                yield Caveat(
-                    f"rows were projected to {scores.folded} columns before pairs were taken: ‖K‖ comes out too large; "
-                    "raise memory",
-                    site,
-                )
-
-
-def _together(found: Sequence[_One]) -> Comparisons:
-    """A comparison for each model with its data; names that stand for different things are numbered."""
-    models = _named(found, lambda one: one.side.name, lambda a, b: a.model == b.model and a.side.sites == b.side.sites)
-    data = _named(found, _data_name, _same_data)
-    names = [*dict.fromkeys(models), *dict.fromkeys(data)]
-    if overlap := set(models) & set(data):
-        raise ValueError(f"{', '.join(sorted(overlap))}: names both a model and data; rename one")
-    pairs: dict[tuple[int, int], Comparison] = {}
-    for one, model, of in zip(found, models, data, strict=True):
-        place = names.index(model), names.index(of)
-        if place in pairs:
-            raise ValueError(f"{model} on {of} was given twice")
-        pairs[place] = one.comparison(model, of)
-    return Comparisons(tuple(names), pairs)
-
-
-def _named(found: Sequence[_One], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]) -> list[str]:
-    """A name for each, the same for those that are alike."""
-    sketches = [one.sketch for one in found]
-    plain = [name(made) for made in sketches]
-    first = [
-        next(i for i in range(k + 1) if plain[i] == plain[k] and alike(sketches[i], sketches[k]))
-        for k in range(len(sketches))
-    ]
-    labels = []
-    for k, text in enumerate(plain):
-        others = sorted({first[i] for i in range(len(plain)) if plain[i] == text})
-        labels.append(f"{text} ({others.index(first[k]) + 1})" if len(others) > 1 else text)
-    return labels
-
-
-def _data_name(made: Sketch) -> str:
-    name = str(made.about.get("data", "the data"))
-    return "the data" if name in _UNNAMED else name
-
-
-def _same_data(a: Sketch, b: Sketch) -> bool:
-    """Whether two sketches whose data have one name are of the same rows, as far as they can tell."""
-    if (a.size, a.seed, a.stack) != (b.size, b.seed, b.stack):
-        return (a.n, a.spans) == (b.n, b.spans)
-    try:
-        a.check_shared(b)
-    except NotShared:
-        return False
-    return True

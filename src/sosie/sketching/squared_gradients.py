@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from ..capture import Chunk, answer_in, cut, unwrap
 from ..capture.arguments import CallArguments
 from ..capture.watch import every_module_called
+from ..engine.network import Network
 from ..process_state import full_precision, products
 
 MEMORY = {"cpu": 16 * 2**20, "cuda": 2**30}  # bytes of gradients held at a time; a CPU is faster with little
@@ -24,15 +25,6 @@ _OTHERS = 256 * 2**20
 PROBE = 2  # inputs on which gradients layer by layer are compared with autograd's
 AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference that rounding may make
 AGREE_IN_HALF = 0.05
-
-
-class Runnable(Protocol):
-    """A model with its inputs: what it is called with, and what it answers, (inputs, …)."""
-
-    model: nn.Module
-
-    def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
-    def outputs(self, chunk: Chunk) -> Tensor: ...
 
 
 class _Call(NamedTuple):
@@ -57,9 +49,9 @@ class SquaredGradients:
     The model is in eval mode inside `as_found`, which restores what is changed here: the parameters' requires_grad.
     """
 
-    def __init__(self, run: Runnable, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._run, self._parameters = run, parameters
-        for name, module in run.model.named_modules():
+    def __init__(self, network: Network, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._network, self._parameters = network, parameters
+        for name, module in network.model.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is None:
                 raise ValueError(
                     f"{name or 'the model'} ({type(module).__name__}) keeps no running statistics, so an answer "
@@ -67,7 +59,7 @@ class SquaredGradients:
                 )
         names = {id(parameter): name for name, parameter in parameters.items()}
         self._layers: list[tuple[nn.Module, dict[str, str]]] = []  # and names of parameters by the layer's own
-        for layer in run.model.modules():
+        for layer in network.model.modules():
             if isinstance(layer, (nn.Linear, _ConvNd)) or not any(True for _ in layer.children()):
                 own = {key: names[id(p)] for key, p in layer._parameters.items() if id(p) in names}
                 if own:
@@ -89,7 +81,7 @@ class SquaredGradients:
                 with products():
                     self._add(name, _sum_of_squares(calls, self._parameters[name], chunk.count))
 
-        with every_module_called(self._run.model), torch.inference_mode(False), torch.enable_grad():
+        with every_module_called(self._network.model), torch.inference_mode(False), torch.enable_grad():
             if self._tried < (few := min(PROBE, chunk.count)):
                 self._try_layers(Chunk(cut(chunk.batch, 0, few), chunk.start, few))
                 self._tried = few
@@ -106,7 +98,7 @@ class SquaredGradients:
     ) -> _Backward:
         """Run the model; the backward pass will hand `take` every parameter with all calls of layers that use it."""
         # No gradient at a weight, which a backward pass would sum over inputs: the graph begins at the first layers.
-        for parameter in self._run.model.parameters():
+        for parameter in self._network.model.parameters():
             parameter.requires_grad_(False)
         for parameter in trained:
             parameter.requires_grad_()
@@ -116,7 +108,7 @@ class SquaredGradients:
             for layer, own in self._layers
         ]
         try:
-            backward.answers = self._run.outputs(chunk)
+            backward.answers = self._network.outputs(chunk)
         finally:
             for handle in handles:
                 handle.remove()
@@ -171,11 +163,11 @@ class SquaredGradients:
 
     def _by_function(self, chunk: Chunk, cotangents: Sequence[Tensor]) -> None:
         """Add the squares of all other parameters."""
-        root = unwrap(self._run.model)
+        root = unwrap(self._network.model)
         real = {id(parameter): name for name, parameter in root.named_parameters()}
         own = {real[id(self._parameters[name])]: name for name in sorted(self.elsewhere)}
         values = {name: self._parameters[own[name]].detach() for name in own}
-        call = CallArguments(*self._run.arguments(chunk))
+        call = CallArguments(*self._network.arguments(chunk))
         leaves = call.leaves()
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise TypeError(f"gradients at {_few(own.values())} need a model that is called with tensors alone")

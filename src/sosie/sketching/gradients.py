@@ -1,4 +1,4 @@
-"""A model under watch that is also run backwards: features of every site on the way up, gradients on the way down."""
+"""A network run backwards: what pulls at its answer, and rows of features and gradients at every site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,11 @@ from ..capture import (
     Chunk,
     Keep,
     Masks,
-    Rule,
     Site,
     answer_in,
-    as_found,
     count_inputs,
     fresh_leaf,
-    model_arguments,
     needs_axes,
-    restored_after_errors,
     select,
     to_rows,
     unshared,
@@ -35,7 +31,6 @@ from ..capture import (
 from ..capture.structure import rebuild, with_tensors
 from ..engine.network import Network
 from ..engine.stream import Stream
-from ..models import open_model, weights_of, with_name
 from ..process_state import matmul_precision, without_autocast
 from ..progress import Progress
 
@@ -45,21 +40,11 @@ Pulls = list[tuple[Tensor, Tensor]]  # parts of the answer, and the gradient of 
 Loss = Callable[[Any, Any], Tensor]
 BETA = 0.5
 _SUMS_TO_ONE = 1e-3
-_OTHERWISE = "give output=function(answer, batch) → one loss an input"
+_OTHERWISE = "give output=function(answer, batch) → one loss per input"
 
 
 class NoGradient(ValueError):
     """The loss does not pull at the network, and the message says why."""
-
-
-class Predictive(Protocol):
-    """Where a backward pass begins."""
-
-    def check(self, answer: Any, inputs: int) -> None:
-        """Raise unless a model's answer to that many inputs is what this reads."""
-
-    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls: ...
-    def describe(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +60,7 @@ class Categorical:
         check_beta(self.beta)
 
     def check(self, answer: Any, inputs: int) -> None:
+        """Raise unless the model's answer to that many inputs is logits."""
         logits = answer_in(answer)
         if isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
             raise ValueError(
@@ -123,6 +109,7 @@ class Gaussian:
         check_beta(self.beta)
 
     def check(self, answer: Any, inputs: int) -> None:
+        """Raise unless the model's answer to that many inputs is a mean and a log-variance."""
         mean, log_variance = self._parts(answer)
         if log_variance.shape != mean.shape or len(mean) != inputs:
             raise ValueError(
@@ -157,7 +144,7 @@ _FIXED = (
 
 @dataclass(frozen=True)
 class UserLoss:
-    """A loss of the user's own: function(answer, batch) → one number an input."""
+    """A loss of the user's own: function(answer, batch) → one number per input."""
 
     function: Loss
 
@@ -165,14 +152,17 @@ class UserLoss:
         pass  # what the function returns is looked at each time
 
     def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        found, inputs = self.function(answer, batch), count_inputs(batch)
-        if not isinstance(found, Tensor) or found.shape != (inputs,):
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"the loss must return one number an input, a tensor ({inputs},), got {got}")
-        return [(found, torch.ones_like(found))]
+        losses, inputs = self.function(answer, batch), count_inputs(batch)
+        if not isinstance(losses, Tensor) or losses.shape != (inputs,):
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(f"the loss must return one number per input, a tensor ({inputs},), got {got}")
+        return [(losses, torch.ones_like(losses))]
 
     def describe(self) -> str:
         return f"loss {getattr(self.function, '__qualname__', type(self.function).__qualname__)}"
+
+
+Predictive = Categorical | Gaussian | UserLoss  # where a backward pass begins
 
 
 def predictive_of(output: str | Loss, beta: float) -> Predictive:
@@ -200,29 +190,28 @@ NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until 
 
 
 @dataclass
-class GradientSource(Network):
-    """Hands over rows of features and rows of gradients, from one forward and one backward pass for all sites."""
+class GradientNetwork(Network):
+    """A network that hands over rows of features and of gradients, from one forward and one backward pass."""
 
     predictive: Predictive = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._leaves: list[Tensor] = []
+        self._leaves: list[Tensor] = []  # where the graph begins
         self._backward: Rows | None = None
         self._keep = Keep()
-        self._pulled: set[str] = set()
+        self._reached: set[str] = set()  # sites with a gradient
         self._checked = False
         self._noted: list[tuple[str, int, int, Tensor]] = []
 
     @contextmanager
-    def opened(self) -> Iterator[GradientSource]:
+    def opened(self) -> Iterator[GradientNetwork]:
         with ExitStack() as stack:
-            stack.enter_context(restored_after_errors(self.model))
-            stack.enter_context(as_found(self.model, self.device))
+            stack.enter_context(self.borrowed())
             for parameter in self.model.parameters():
-                parameter.requires_grad_(False)  # no gradients but those of the sites; as_found puts it back
-            for wanted in select(self.model, self.sites).values():
-                stack.callback(wanted.module.register_forward_hook(self._begin_graph).remove)
+                parameter.requires_grad_(False)  # no gradients but those of the sites; put back at the end
+            for request in select(self.model, self.sites).values():
+                stack.callback(request.module.register_forward_hook(self._begin_graph).remove)
             self._seen = stack.enter_context(
                 watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows))
             )
@@ -231,14 +220,19 @@ class GradientSource(Network):
             finally:
                 self._seen = None
 
+    def chunks(self, stream: Stream, *, task: str, max_rows: int | None) -> Iterator[Chunk]:
+        """The data in the loader's batches; at their end, numbers that were not finite are an error."""
+        yield from chunks_of(stream, f"{task} {self.name}", max_rows)
+        self.check_finite()
+
     def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
         """The graph begins at the first sites: nothing below them is kept for the backward pass."""
         if self._backward is None:
             return None
-        found = fresh_leaf(output, anew=not self._leaves)
-        if found is None:
+        fresh = fresh_leaf(output, anew=not self._leaves)
+        if fresh is None:
             return unshared(output)  # an operation in place on a view would lead the gradient past the hook on it
-        leaf, replaced = found
+        leaf, replaced = fresh
         self._leaves.append(leaf)
         return replaced
 
@@ -246,17 +240,16 @@ class GradientSource(Network):
         # Rows may be a view of the activation, which the model may overwrite before its gradient arrives.
         kept = self._keep(site, activation.detach())
         if self._backward is not None and activation.requires_grad:
-            activation.register_hook(lambda gradient: self._take(site, kept, gradient))
+            activation.register_hook(lambda gradient: self._receive_gradient(site, kept, gradient))
         return super()._receive(site, kept)
 
-    def _take(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
         assert self._backward is not None
         assert self._chunk is not None
         self._keep.check(site.label, kept)
         mask = self._masks.at(site, gradient)
-        rows = to_rows(gradient, self.rows, site=site, inputs=self._chunk.count, mask=mask)
-        self._pulled.add(site.label)
-        self._backward(site.label, rows)
+        self._reached.add(site.label)
+        self._backward(site.label, to_rows(gradient, self.rows, site=site, inputs=self._chunk.count, mask=mask))
 
     def look(self, batch: Any) -> Any:
         self._keep.start()
@@ -266,46 +259,37 @@ class GradientSource(Network):
         return side
 
     def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
-        """Every site's rows of features and, unless there is no need of them, of gradients."""
-        with matmul_precision("ieee"):
-            if gradients is None:
+        """One forward pass and, if gradients are wanted, one backward pass; a site's features come before them."""
+        if gradients is None:
+            with matmul_precision("ieee"):
                 self.read(chunk, features)
-            else:
-                self.read_both(chunk, features, gradients)
-
-    def read_both(self, chunk: Chunk, features: Rows, gradients: Rows) -> None:
-        """One forward pass and one backward pass; each site's rows of features come before its rows of gradients."""
+            return
         seen = self._watched()
         self._sink, self._chunk, self._backward = features, chunk, gradients
-        self._leaves, self._pulled, self._counts = [], set(), {}
+        self._leaves, self._reached, self._counts = [], set(), {}
         self._keep.start()
         try:
-            with torch.inference_mode(False):  # where the caller has it on, nothing could be differentiated
+            # Where the caller has inference mode on, nothing could be differentiated.
+            with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
                 with torch.no_grad():
-                    args, kwargs = model_arguments(
-                        chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
-                    )
+                    args, kwargs = self.arguments(chunk)
                 self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
                 with torch.enable_grad():
                     answer = self.model(*args, **kwargs)
-                    seen.values()  # complains if a site did not fire
-                    self._pull(answer, chunk)
-        except Exception as error:
-            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
-            raise
+                    seen.values()  # raises if a site did not fire
+                    self._run_backwards(answer, chunk)
         finally:
             self._keep.learn()
             self._sink = self._chunk = self._backward = None
             self._leaves = []
 
-    def _pull(self, answer: Any, chunk: Chunk) -> None:
+    def _run_backwards(self, answer: Any, chunk: Chunk) -> None:
         if not self._checked:
             self.predictive.check(answer, chunk.count)
             self._checked = True
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
-        home = self._home()
         # Under autocast what is made of the gradients would come out in half precision.
-        with without_autocast("cpu" if home is None else home.type):
+        with without_autocast(self.home.type):
             pulls = self.predictive.pull(answer, chunk.batch, mask)
             for part, _ in pulls:
                 if not part.requires_grad or not self._leaves:
@@ -317,7 +301,7 @@ class GradientSource(Network):
                 self.note_finite("the answer or the loss is", part)
             parts, cotangents = zip(*pulls, strict=True)
             torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
-        silent = [site.label for site in self._watched().sites if site.label not in self._pulled]
+        silent = [site.label for site in self._watched().sites if site.label not in self._reached]
         if silent:
             raise NoGradient(
                 f"no gradient reaches {', '.join(silent)}: the answer does not depend on "
@@ -346,59 +330,34 @@ class GradientSource(Network):
             )
 
 
-def source_of(
-    model: Any,
-    sites: Any,
-    rows: Rule,
-    *,
-    prepare: Callable[[Any], Any] | None,
-    inputs: Callable[[Any], Any] | None,
-    device: str | torch.device | None,
-    predictive: Predictive,
-) -> GradientSource:
-    """A model, or what the specification of one opens, as a source."""
-    if isinstance(model, str):
-        model = open_model(model)
-    weights = weights_of(model)
-    model, name, prepare = with_name(model, prepare)
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"cannot sketch {name}: give a torch.nn.Module or a specification like 'tiny10@weights.safetensors'"
-        )
-    return GradientSource(model, name, sites, rows, prepare, inputs, device, weights, predictive=predictive)
-
-
-def read_through(
-    source: GradientSource, stream: Stream, take: Callable[[Chunk], None], *, task: str, max_rows: int | None
-) -> None:
-    """One pass: every chunk of the data is taken, and losses that are not finite are an error at its end."""
+def chunks_of(stream: Stream, task: str, max_rows: int | None) -> Iterator[Chunk]:
+    """The data in the loader's batches, counted on the terminal."""
     known = None if stream.total is None else min(stream.total, max_rows or stream.total)
     with Progress(task, known, "inputs") as bar:
-        for chunk in stream.chunks(block=None, skip=0, max_rows=max_rows):
-            take(chunk)
+        for chunk in stream.chunks(block=None, max_rows=max_rows):
+            yield chunk
             bar.advance(chunk.count)
-    source.check_finite()
 
 
-# One number an input, by which two passes over data can tell that they saw the same
+# One number per input, by which two passes over data can tell that they saw the same
 
 
 def input_numbers(batch: Any, count: int, device: torch.device | None = None) -> Tensor:
     """(count,) in float64, on a device: a fixed random combination of all that an input holds, its labels aside."""
     leaves: list[Any] = []
     rebuild(leaves.append, with_tensors(without_labels(batch)))
-    found = torch.zeros(count, dtype=torch.float64, device=device)
+    total = torch.zeros(count, dtype=torch.float64, device=device)
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count:
             rows = leaf.detach().reshape(count, -1)
             rows = rows.abs() if rows.is_complex() else rows
             # In float32 on whatever device the data are on; one number each moves.
             numbers = (rows.float() @ _weights(rows.shape[1], k, rows.device)).double()
-            found += numbers.to(found.device, non_blocking=found.is_cuda)
+            total += numbers.to(total.device, non_blocking=total.is_cuda)
         elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
             numbers = torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
-            found += numbers.to(found.device, non_blocking=found.is_cuda)
-    return torch.nan_to_num(found)  # one that is not a number would be like any other
+            total += numbers.to(total.device, non_blocking=total.is_cuda)
+    return torch.nan_to_num(total)  # one that is not a number would be like any other
 
 
 @lru_cache(maxsize=16)
