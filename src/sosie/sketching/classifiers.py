@@ -134,10 +134,8 @@ class Classifiers:
         rows: Rule | None = None,
         output: str | Loss = "logits",
         beta: float = BETA,
-        prepare: Callable[[Any], Any] | None = None,
-        inputs: Callable[[Any], Any] | None = None,
-        device: str | torch.device | None = None,
         max_rows: int | None = None,
+        **options: Any,
     ) -> None:
         """One pass; `take` is given the scores of every chunk."""
         if max_rows is not None:
@@ -149,7 +147,6 @@ class Classifiers:
                 f"no classifier was fitted for {', '.join(unknown) or 'no site'}: there are those of "
                 f"{', '.join(self.sites)}"
             )
-        options: dict[str, Any] = {"prepare": prepare, "inputs": inputs, "device": device}
         predictive = predictive_of(output, beta)
         network = GradientNetwork.of(model, sites=chosen, rows=self._rule(rows), predictive=predictive, **options)
         if network.digest() != self.sketch.model:

@@ -122,8 +122,11 @@ class Run:
         self._drawn: Drawn | None = None
         self._rows = 0
         self._sums: Tensor | None = None  # (3, M): of ones, of ones without signs, of the fingerprint
-        self._labels = LabelSums(buckets)
-        self._numbers: list[Tensor] = []
+        self._numbers: list[Tensor] = []  # of the fingerprint, where every row is kept
+        # Labels are looked at many at a time, since a GPU must be waited for. None: some row has none.
+        self._labels: list[Tensor] | None = []
+        self._label_sums: tuple[Tensor, Tensor] | None = None  # (M, classes) with the signs of the sketch, and without
+        self._labelled = first  # rows up to which labels are summed up
 
     def take(self, chunk: Chunk) -> None:
         self._drawn, self._rows = None, 0
@@ -157,7 +160,12 @@ class Run:
             first = torch.where(counts > 0, first, self._rows)  # an input without rows goes past the end
             numbers = numbers.new_zeros(self._rows + 1).index_put_((first,), numbers)[: self._rows]
         labels = labels_of(chunk.batch)
-        self._labels.take(None if self._rows != chunk.count else labels, self._drawn, self._device)
+        if self._labels is None or labels is None or self._rows != chunk.count:
+            self._labels = None
+        else:
+            self._labels.append(_moved(labels, self._device).long())
+            if self.buckets is not None and sum(map(len, self._labels)) >= WAITING:
+                self._add_labels()
         if self._drawn is None:
             self._numbers.append(numbers)
             return
@@ -169,6 +177,28 @@ class Run:
         self._drawn.add_unsigned(self._sums[1], ones)
         self._drawn.add(self._sums[2], numbers)
 
+    def _add_labels(self) -> None:
+        """Sum up the labels that wait, one column per class; whole numbers that are no classes mean no labels."""
+        assert self._labels is not None
+        labels, self._labels = torch.cat(self._labels), []
+        least, most = torch.stack([labels.min(), labels.max()]).tolist()
+        if not 0 <= least <= most < MOST_CLASSES:
+            self._labels = None
+        elif self.buckets is None:
+            coded = one_hot(labels).double()
+            self._label_sums = coded, coded
+        else:
+            empty = labels.new_zeros(self.buckets.size, 0, dtype=torch.float64)
+            tables = self._label_sums or (empty, empty)
+            classes = max(most + 1, tables[0].shape[1])
+            signed, unsigned = (pad(table, (0, classes - table.shape[1])) for table in tables)
+            places, signs = self.buckets.draw(self._labelled, len(labels), labels.device)
+            places = places * classes + labels
+            signed.view(-1).index_add_(0, places.flatten(), signs.flatten())
+            unsigned.view(-1).index_add_(0, places.flatten(), signs.abs().flatten())
+            self._label_sums = signed, unsigned
+        self._labelled += len(labels)
+
     @products()
     def finish(self) -> dict[str, Any]:
         """The fields of a sketch that the pass has filled, all on one device."""
@@ -176,7 +206,9 @@ class Run:
             numbers = torch.cat(self._numbers)
             self._sums = torch.stack([torch.ones_like(numbers), torch.ones_like(numbers), numbers])
         ones, counts, fingerprint = self._sums.unbind()
-        labels, unsigned_labels = self._labels.finish()
+        if self._labels:
+            self._add_labels()
+        labels, unsigned_labels = (self._labels is not None and self._label_sums) or (None, None)
         return {
             "sites": tuple(on_device(maker.finish(), ones.device) for maker in self.makers.values()),
             "n": self.start - self.first,
@@ -187,55 +219,6 @@ class Run:
             "labels": labels,
             "unsigned_labels": unsigned_labels,
         }
-
-
-class LabelSums:
-    """Labels, one column per class, sketched along; looked at many at a time, since a GPU must be waited for."""
-
-    def __init__(self, buckets: Buckets | None) -> None:
-        self.buckets = buckets
-        self._complete = True  # so far every row has a label
-        self._waiting: list[tuple[Tensor, Drawn | None]] = []
-        self._sums: tuple[Tensor, Tensor] | None = None
-
-    def take(self, labels: Tensor | None, drawn: Drawn | None, device: torch.device) -> None:
-        """Labels of a chunk's rows; None once and for all if they have none."""
-        self._complete &= labels is not None
-        if labels is None or not self._complete:
-            self._waiting = []
-            return
-        self._waiting.append((_moved(labels, device).long(), drawn))
-        if self.buckets is not None and sum(len(some) for some, _ in self._waiting) >= WAITING:
-            self._add_up()
-
-    def finish(self) -> tuple[Tensor | None, Tensor | None]:
-        """(M, classes) with the signs of the sketch, and without; nothing if these were no labels."""
-        if self._waiting:
-            self._add_up()
-        return self._sums if self._complete and self._sums is not None else (None, None)
-
-    def _add_up(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        labels = torch.cat([some for some, _ in waiting])
-        least, most = torch.stack([labels.min(), labels.max()]).tolist()
-        self._complete = 0 <= least <= most < MOST_CLASSES  # else these are numbers, but not of classes
-        if not self._complete:
-            return
-        if self.buckets is None:  # every row is kept
-            coded = one_hot(labels).double()
-            self._sums = coded, coded
-            return
-        if self._sums is None:
-            empty = labels.new_zeros(self.buckets.size, 0, dtype=torch.float64)
-            self._sums = empty, empty
-        classes = max(most + 1, self._sums[0].shape[1])
-        signed, unsigned = (pad(table, (0, classes - table.shape[1])) for table in self._sums)
-        drawn = [some for _, some in waiting if some is not None]
-        places = torch.cat([some.buckets for some in drawn], 1) * classes + labels
-        signs = torch.cat([some.signs for some in drawn], 1)
-        signed.view(-1).index_add_(0, places.flatten(), signs.flatten())
-        unsigned.view(-1).index_add_(0, places.flatten(), signs.abs().flatten())
-        self._sums = signed, unsigned
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -132,15 +132,16 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
     """One model's sites against one set of data."""
     estimates = {}
     for name in TRANSFER:
-        column: list[Score] = [getattr(of_site, name) for of_site in scores]
-        low, value, high = np.array([[[score.low], [score.value], [score.high]] for score in column]).swapaxes(0, 1)
-        uncertain = any(score.error > 0 for score in column)
+        value, error = np.array([of_site.values[name] for of_site in scores]).T[:, :, None]
+        logarithm = name.startswith("log")
+        low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
+        uncertain = (error > 0).any()
         estimates[name] = Estimate(
             value=value,
             n=made.n,
             statistic=_statistic(name, scores),
             closer="down",
-            bounds=(None if name.startswith("log") else 0.0, None),
+            bounds=(None if logarithm else 0.0, None),
             same=None,
             low=low if uncertain else None,
             high=high if uncertain else None,
@@ -172,12 +173,12 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
     if name != MEAN_EMBEDDING:
         yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
     for site, of_site in zip(made.side.sites, scores, strict=True):
-        if not np.isfinite(getattr(of_site, name).value):
+        if not np.isfinite(of_site.values[name][0]):
             yield Caveat("undefined: no gradient but 0 reaches this site, so there is nothing to compare", site)
         elif name == MEAN_EMBEDDING and of_site.by_chance:
             yield Caveat(
                 f"not more than rows that pull in unrelated directions would give (kernel_trace, "
-                f"{of_site.kernel_trace.value:.3g}); take more inputs",
+                f"{of_site.values['kernel_trace'][0]:.3g}); take more inputs",
                 site,
             )
         if of_site.folded is not None and "norm" in name:
@@ -192,56 +193,14 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
 
 
 @dataclass(frozen=True)
-class Score:
-    """A number, and the standard error of its logarithm from sampling or sketching; 0 where all rows were summed up."""
-
-    value: float
-    error: float = 0.0
-    logarithm: bool = False
-
-    @property
-    def low(self) -> float:
-        return self._edge(-_Z)
-
-    @property
-    def high(self) -> float:
-        return self._edge(_Z)
-
-    def _edge(self, errors: float) -> float:
-        reach = errors * self.error
-        return self.value + reach if self.logarithm else self.value * math.exp(reach)
-
-    def over(self, other: Score) -> Score:
-        """Their ratio; undefined where the other is 0. Their errors are independent."""
-        if other.value == 0:
-            return Score(math.nan)
-        return Score(self.value / other.value, math.hypot(self.error, other.error))
-
-
-@dataclass(frozen=True)
 class Scores:
     """All scores of one site."""
 
-    mean_embedding: Score
-    kernel_norm: Score
-    kernel_trace: Score
+    values: dict[str, tuple[float, float]]  # and the standard error of the logarithm; 0 where all rows were summed up
     by_chance: bool  # the mean embedding is what rows would give that pull in unrelated directions
     sampled: int | None  # rows that pairs were taken of; None: all
     columns: int | None  # of the sketches of f ⊗ g that the mean embedding is of; None: of the rows themselves
     folded: int | None  # columns that rows were projected to before pairs were taken
-
-    @property
-    def mean_over_norm(self) -> Score:
-        return self.mean_embedding.over(self.kernel_norm)
-
-    @property
-    def mean_over_trace(self) -> Score:
-        return self.mean_embedding.over(self.kernel_trace)
-
-    @property
-    def log_mean_over_norm(self) -> Score:
-        ratio = self.mean_over_norm
-        return Score(math.log(ratio.value) if ratio.value > 0 else math.nan, ratio.error, logarithm=True)
 
 
 def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
@@ -255,9 +214,9 @@ def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
     if exact and site.features is not None and site.gradients is not None:
         total, squares = _all_pairs(site.features.rows, site.gradients.rows)
         squares_error = 0.0
-        mean = Score(math.sqrt(max(total, 0.0)) / n)  # a sum that is 0 may come out below it by rounding
+        mean = math.sqrt(max(total, 0.0)) / n, 0.0  # a sum that is 0 may come out below it by rounding
         if site.moment is not None:
-            mean = Score(float(site.moment.norm()) / n)
+            mean = float(site.moment.norm()) / n, 0.0
     else:
         beside, spread = _sampled_pairs(site.pairs, n, label)
         squares = fourth + beside
@@ -266,16 +225,31 @@ def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
         sampled = len(site.pairs.index) if len(site.pairs.index) < n else None
         width = site.pairs.features.shape[1]
         folded = width if width < site.width else None
-    norm = Score(math.sqrt(squares) / n**2, squares_error / 2)
+    norm, root = (math.sqrt(squares) / n**2, squares_error / 2), (math.sqrt(trace) / n, 0.0)
+    over_norm, over_trace = _ratio(mean, norm), _ratio(mean, root)
+    log = math.log(over_norm[0]) if over_norm[0] > 0 else math.nan
+    values = {
+        "mean_embedding": mean,
+        "kernel_norm": norm,
+        "kernel_trace": root,
+        "mean_over_norm": over_norm,
+        "mean_over_trace": over_trace,
+        "log_mean_over_norm": (log, over_norm[1]),
+    }
     # With signs at random ‖Σψ‖² is Tr K on average, with a variance of twice the squares beside the diagonal.
-    by_chance = (mean.value * n) ** 2 <= trace + 2 * math.sqrt(2 * max(squares - fourth, 0.0))
-    return Scores(mean, norm, Score(math.sqrt(trace) / n), by_chance, sampled, columns, folded)
+    by_chance = (mean[0] * n) ** 2 <= trace + 2 * math.sqrt(2 * max(squares - fourth, 0.0))
+    return Scores(values, by_chance, sampled, columns, folded)
 
 
-def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[Score, int | None]:
-    """‖E[g fᵀ]‖: of the sum of g fᵀ where it was kept, else of its sketches."""
+def _ratio(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    """Of two numbers with independent errors; undefined where the second is 0."""
+    return (math.nan, 0.0) if b[0] == 0 else (a[0] / b[0], math.hypot(a[1], b[1]))
+
+
+def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[tuple[float, float], int | None]:
+    """‖E[g fᵀ]‖ and the error of its logarithm: of the sum of g fᵀ where it was kept, else of its sketches."""
     if site.moment is not None and len(site.moment) == site.width:
-        return Score(float(site.moment.norm()) / n), None
+        return (float(site.moment.norm()) / n, 0.0), None
     if site.hadamard is None:
         raise ValueError(
             f"{label}: {site.width} neurons are too many for the sum of g fᵀ to be kept whole, and there is no sketch "
@@ -283,7 +257,7 @@ def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[Score, int | 
         )
     copies, columns = site.hadamard.total.shape
     # The variance of ‖·‖² of one sketch is 2 / columns for a μ of high rank, and up to four times that for rank one.
-    return Score(float(mean_squared(site.hadamard, n).sqrt()), math.sqrt(8 / (copies * columns)) / 2), columns
+    return (float(mean_squared(site.hadamard, n).sqrt()), math.sqrt(8 / (copies * columns)) / 2), columns
 
 
 def _sampled_pairs(pairs: Pairs, n: int, label: str) -> tuple[float, float]:
