@@ -154,10 +154,10 @@ class Classifiers:
                 f"{network.name} is not the model that was sketched, {self.sketch.side.name}: its weights, or how its "
                 "inputs are prepared, differ. Classify with that one, or sketch this one"
             )
-        if self.kernel not in FORWARD and predictive.describe() != self.sketch.output:
+        if self.kernel not in FORWARD and predictive.words != self.sketch.output:
             raise ValueError(
                 f"the gradients of the sketch are of another output, {self.sketch.output!r} and not "
-                f"{predictive.describe()!r}: give output= and beta= as it was made"
+                f"{predictive.words!r}: give output= and beta= as it was made"
             )
         scores: dict[str, Tensor] = {}
 

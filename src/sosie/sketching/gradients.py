@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from typing import Any
 
@@ -34,159 +34,115 @@ from ..engine.stream import Stream
 from ..process_state import matmul_precision, without_autocast
 from ..progress import Progress
 
-# What pulls at a network's answer: the gradient of an expected loss, which one backward pass carries to every site
-
-Pulls = list[tuple[Tensor, Tensor]]  # parts of the answer, and the gradient of the loss with respect to each
 Loss = Callable[[Any, Any], Tensor]
+Rows = Callable[[str, Tensor], None]
 BETA = 0.5
+NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
 _SUMS_TO_ONE = 1e-3
 _OTHERWISE = "give output=function(answer, batch) → one loss per input"
-
-
-class NoGradient(ValueError):
-    """The loss does not pull at the network, and the message says why."""
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """Logits; the loss is −log p(y), its expectation over the tempered prediction q ∝ p^β, which is held fixed.
-
-    The gradient at the logits is p − q, whatever the classes: no label is needed.
-    """
-
-    beta: float = BETA
-
-    def __post_init__(self) -> None:
-        check_beta(self.beta)
-
-    def check(self, answer: Any, inputs: int) -> None:
-        """Raise unless the model's answer to that many inputs is logits."""
-        logits = answer_in(answer)
-        if isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
-            raise ValueError(
-                "output='logits', but the model answers with hidden states, since it has no head: take one with a "
-                f"head, sketch kernels='features' alone, or {_OTHERWISE}"
-            )
-        if logits is None or not logits.is_floating_point():
-            kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
-            raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")
-        if logits.ndim not in (2, 3) or len(logits) != inputs or logits.shape[-1] < 2:
-            raise ValueError(
-                "output='logits' means (inputs, classes) or (inputs, tokens, classes), at least two classes; the model "
-                f"answers {inputs} inputs with {tuple(logits.shape)}; {_OTHERWISE}"
-            )
-        ones = (logits.detach().double().sum(-1) - 1).abs().amax() < _SUMS_TO_ONE
-        if bool(ones & (logits >= 0).all()):
-            raise ValueError(
-                "output='logits', but the model answers with probabilities (they add up to 1): take the model without "
-                f"its softmax, or {_OTHERWISE}"
-            )
-
-    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        logits = answer_in(answer)
-        assert logits is not None
-        # In float64: a confident p − q is the difference of two numbers near 1.
-        exact = logits.detach().double()
-        pull = torch.softmax(exact, -1) - torch.softmax(self.beta * exact, -1)
-        if logits.ndim == 3 and mask is not None and mask.shape == logits.shape[:2]:
-            pull = pull * mask.to(pull)[..., None]
-        return [(logits, pull.to(logits.dtype))]
-
-    def describe(self) -> str:
-        return f"logits, beta {self.beta:g}"
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """A mean and the logarithm of a variance for every number; q ∝ p^β is a normal of variance σ² / β.
-
-    The mean is not pulled at, since q is symmetric about it; the logarithm of the variance is, by (1 − 1/β) / 2.
-    """
-
-    beta: float = BETA
-
-    def __post_init__(self) -> None:
-        check_beta(self.beta)
-
-    def check(self, answer: Any, inputs: int) -> None:
-        """Raise unless the model's answer to that many inputs is a mean and a log-variance."""
-        mean, log_variance = self._parts(answer)
-        if log_variance.shape != mean.shape or len(mean) != inputs:
-            raise ValueError(
-                f"output='gaussian' means a mean and a log-variance of one shape, (inputs, …); for {inputs} inputs the "
-                f"model answers {tuple(mean.shape)} and {tuple(log_variance.shape)}"
-            )
-        if not log_variance.requires_grad and torch.is_grad_enabled():
-            raise NoGradient(f"the log-variance does not depend on what the network computes: {_FIXED}")
-
-    def _parts(self, answer: Any) -> tuple[Tensor, Tensor]:
-        if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
-            answer = (answer["mean"], answer["log_variance"])
-        if isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer):
-            return answer[0], answer[1]
-        raise NoGradient(
-            "output='gaussian' needs a model that answers (mean, log_variance), or a dict with both: " + _FIXED
-        )
-
-    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        _, log_variance = self._parts(answer)
-        return [(log_variance, torch.full_like(log_variance, (1 - 1 / self.beta) / 2))]
-
-    def describe(self) -> str:
-        return f"gaussian, beta {self.beta:g}"
-
-
 _FIXED = (
     "with a variance that is fixed, the tempered prediction is symmetric about the mean and every gradient is exactly "
     f"0, whatever beta. Add a variance head, or {_OTHERWISE}"
 )
 
+# What pulls at a network's answer: the gradient of an expected loss, which one backward pass carries to every site
+
 
 @dataclass(frozen=True)
-class UserLoss:
-    """A loss of the user's own: function(answer, batch) → one number per input."""
+class Predictive:
+    """Where a backward pass begins: what the answers are taken for, in words, and what pulls at them.
 
-    function: Loss
+    `pull(answer, batch, mask, check)` is a part of the answer and the gradient of the loss with respect to it; `check`:
+    first raise unless the answer is what this reads.
+    """
 
-    def check(self, answer: Any, inputs: int) -> None:
-        pass  # what the function returns is looked at each time
-
-    def pull(self, answer: Any, batch: Any, mask: Tensor | None) -> Pulls:
-        losses, inputs = self.function(answer, batch), count_inputs(batch)
-        if not isinstance(losses, Tensor) or losses.shape != (inputs,):
-            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(f"the loss must return one number per input, a tensor ({inputs},), got {got}")
-        return [(losses, torch.ones_like(losses))]
-
-    def describe(self) -> str:
-        return f"loss {getattr(self.function, '__qualname__', type(self.function).__qualname__)}"
-
-
-Predictive = Categorical | Gaussian | UserLoss  # where a backward pass begins
+    words: str
+    pull: Callable[[Any, Any, Tensor | None, bool], tuple[Tensor, Tensor]]
 
 
 def predictive_of(output: str | Loss, beta: float) -> Predictive:
     """From what a user says the answers are: "logits", "gaussian", or a loss."""
     if callable(output):
-        return UserLoss(output)
-    kinds: dict[str, type[Categorical | Gaussian]] = {"logits": Categorical, "gaussian": Gaussian}
-    if output not in kinds:
+        name = getattr(output, "__qualname__", type(output).__qualname__)
+        return Predictive(f"loss {name}", partial(_pull_at_losses, output))
+    pulls = {"logits": _pull_at_logits, "gaussian": _pull_at_log_variance}
+    if output not in pulls:
         raise ValueError(f"output is 'logits', 'gaussian' or a function(answer, batch) → losses, got {output!r}")
-    return kinds[output](beta)
-
-
-def check_beta(beta: float) -> None:
     if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
         raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
     if beta == 1:
-        raise NoGradient(
+        raise ValueError(
             "beta=1 gives exactly zero gradients: the loss is then expected under the model's own prediction, where "
             "-log p is at its least. Take beta below 1 (0.5 is the paper's), or a loss of your own"
         )
+    return Predictive(f"{output}, beta {beta:g}", partial(pulls[output], beta))
 
 
-Rows = Callable[[str, Tensor], None]
-NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
+def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
+    """The loss is −log p(y), its expectation over the tempered prediction q ∝ p^β, which is held fixed.
+
+    The gradient at the logits is p − q, whatever the classes: no label is needed.
+    """
+    logits = answer_in(answer)
+    if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
+        raise ValueError(
+            "output='logits', but the model answers with hidden states, since it has no head: take one with a "
+            f"head, sketch kernels='features' alone, or {_OTHERWISE}"
+        )
+    if logits is None or not logits.is_floating_point():
+        kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
+        raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")
+    # In float64: a confident p − q is the difference of two numbers near 1.
+    exact = logits.detach().double()
+    if check:
+        inputs = count_inputs(batch)
+        if logits.ndim not in (2, 3) or len(logits) != inputs or logits.shape[-1] < 2:
+            raise ValueError(
+                "output='logits' means (inputs, classes) or (inputs, tokens, classes), at least two classes; the model "
+                f"answers {inputs} inputs with {tuple(logits.shape)}; {_OTHERWISE}"
+            )
+        if bool(((exact.sum(-1) - 1).abs().amax() < _SUMS_TO_ONE) & (exact >= 0).all()):
+            raise ValueError(
+                "output='logits', but the model answers with probabilities (they add up to 1): take the model without "
+                f"its softmax, or {_OTHERWISE}"
+            )
+    pull = torch.softmax(exact, -1) - torch.softmax(beta * exact, -1)
+    if logits.ndim == 3 and mask is not None and mask.shape == logits.shape[:2]:
+        pull = pull * mask.to(pull)[..., None]
+    return logits, pull.to(logits.dtype)
+
+
+def _pull_at_log_variance(
+    beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool
+) -> tuple[Tensor, Tensor]:
+    """A mean and the logarithm of a variance for every number; q ∝ p^β is a normal of variance σ² / β.
+
+    The mean is not pulled at, since q is symmetric about it; the logarithm of the variance is, by (1 − 1/β) / 2.
+    """
+    if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
+        answer = (answer["mean"], answer["log_variance"])
+    if not (isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
+        raise ValueError(
+            "output='gaussian' needs a model that answers (mean, log_variance), or a dict with both: " + _FIXED
+        )
+    mean, log_variance = answer
+    if check and (log_variance.shape != mean.shape or len(mean) != count_inputs(batch)):
+        raise ValueError(
+            "output='gaussian' means a mean and a log-variance of one shape, (inputs, …); for "
+            f"{count_inputs(batch)} inputs the model answers {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+        )
+    if check and not log_variance.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"the log-variance does not depend on what the network computes: {_FIXED}")
+    return log_variance, torch.full_like(log_variance, (1 - 1 / beta) / 2)
+
+
+def _pull_at_losses(function: Loss, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
+    """A loss of the user's own, one number per input."""
+    losses, inputs = function(answer, batch), count_inputs(batch)
+    if not isinstance(losses, Tensor) or losses.shape != (inputs,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"the loss must return one number per input, a tensor ({inputs},), got {got}")
+    return losses, torch.ones_like(losses)
 
 
 @dataclass
@@ -284,26 +240,21 @@ class GradientNetwork(Network):
             self._leaves = []
 
     def _run_backwards(self, answer: Any, chunk: Chunk) -> None:
-        if not self._checked:
-            self.predictive.check(answer, chunk.count)
-            self._checked = True
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
         # Under autocast what is made of the gradients would come out in half precision.
         with without_autocast(self.home.type):
-            pulls = self.predictive.pull(answer, chunk.batch, mask)
-            for part, _ in pulls:
-                if not part.requires_grad or not self._leaves:
-                    raise NoGradient(
-                        f"the answer of {self.name} does not depend on any of the sites in a way that can be "
-                        "differentiated: choose sites that the answer is made from, and a forward without "
-                        "torch.no_grad()"
-                    )
-                self.note_finite("the answer or the loss is", part)
-            parts, cotangents = zip(*pulls, strict=True)
-            torch.autograd.grad(parts, self._leaves, cotangents, allow_unused=True)
+            part, cotangent = self.predictive.pull(answer, chunk.batch, mask, not self._checked)
+            self._checked = True
+            if not part.requires_grad or not self._leaves:
+                raise ValueError(
+                    f"the answer of {self.name} does not depend on any of the sites in a way that can be "
+                    "differentiated: choose sites that the answer is made from, and a forward without torch.no_grad()"
+                )
+            self.note_finite("the answer or the loss is", part)
+            torch.autograd.grad(part, self._leaves, cotangent, allow_unused=True)
         silent = [site.label for site in self._watched().sites if site.label not in self._reached]
         if silent:
-            raise NoGradient(
+            raise ValueError(
                 f"no gradient reaches {', '.join(silent)}: the answer does not depend on "
                 f"{'it' if len(silent) == 1 else 'them'}; choose other sites"
             )

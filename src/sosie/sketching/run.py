@@ -98,7 +98,7 @@ def sketch(
         seed=seed,
         stack=stack,
         rows_rule=rule,
-        output=predictive.describe() if run.backwards else "none",
+        output=predictive.words if run.backwards else "none",
         model=digest,
         about={**about, "inputs": run.inputs},
         **fields,
