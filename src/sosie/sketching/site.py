@@ -52,54 +52,13 @@ class Pairs:
     seed: int
 
     def merge(self, *others: Pairs) -> Pairs:
-        """The rows with the smallest hashes of all, each copied once at most."""
-        lots = (self, *others)
-        index = np.concatenate([lot.index for lot in lots])
+        """The rows with the smallest hashes of all."""
+        index = np.concatenate([lot.index for lot in (self, *others)])
         order = np.argsort(row_hash(index, self.seed), kind="stable")[: self.most]
         order = order[np.argsort(index[order])]
-        if not others and len(order) == len(index):
-            return self
-        if not (np.diff(index) > 0).all():  # not in the order of their rows
-            take = torch.from_numpy(order).to(self.features.device)
-            f, g = (torch.cat([getattr(lot, name) for lot in lots])[take] for name in ("features", "gradients"))
-            return replace(self, features=f, gradients=g, index=index[order])
-        takes: list[Tensor | None] = []
-        first = 0
-        for lot in lots:
-            chosen = order[(order >= first) & (order < first + len(lot.index))] - first
-            whole = len(chosen) == len(lot.index)
-            takes.append(None if whole else torch.from_numpy(chosen).to(self.features.device, non_blocking=True))
-            first += len(lot.index)
-        f, g = (_taken([getattr(lot, name) for lot in lots], takes, len(order)) for name in ("features", "gradients"))
+        take = torch.from_numpy(order).to(self.features.device)
+        f, g = (torch.cat([getattr(lot, side) for lot in (self, *others)])[take] for side in ("features", "gradients"))
         return replace(self, features=f, gradients=g, index=index[order])
-
-
-def _taken(lots: Sequence[Tensor], takes: Sequence[Tensor | None], count: int) -> Tensor:
-    """(count, k): what is taken of each lot, one after the other; None takes all of it."""
-    kept = _room(lots[0], (count, lots[0].shape[1]))
-    first = 0
-    for rows, take in zip(lots, takes, strict=True):
-        place = kept[first : first + (len(rows) if take is None else len(take))]
-        if take is None:
-            place.copy_(rows)
-        elif for_numpy(rows):
-            np.take(rows.numpy(), take.numpy(), axis=0, out=place.numpy(), mode="clip")  # others copy twice
-        else:
-            torch.index_select(rows, 0, take, out=place)
-        first += len(place)
-    return kept
-
-
-def _room(like: Tensor, shape: tuple[int, ...], *, zero: bool = False) -> Tensor:
-    """Room for numbers of a tensor's kind, where it is.
-
-    On a CPU from NumPy, which asks for large pages: with small ones, the first touch of each takes longer than the
-    sums.
-    """
-    if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
-        return like.new_zeros(shape) if zero else like.new_empty(shape)
-    kind = np.float32 if like.dtype == torch.float32 else np.float64
-    return torch.from_numpy(np.zeros(shape, kind) if zero else np.empty(shape, kind))
 
 
 @dataclass(frozen=True)
@@ -342,7 +301,7 @@ class SiteMaker:
         most = self.form.paired_rows
         index, take = self._pick(most, start, narrow_f)
         if len(index):
-            kept_f, kept_g = (_taken([side], [take], len(index)) for side in (narrow_f, narrow))
+            kept_f, kept_g = (side.clone() if take is None else side[take] for side in (narrow_f, narrow))
             self._pairs.append(Pairs(kept_f, kept_g, index, most, self.form.seed))
         if sum(len(lot.index) for lot in self._pairs) > 2 * most:
             self._pairs = [self._pairs[0].merge(*self._pairs[1:])]
@@ -363,7 +322,7 @@ class SiteMaker:
             shape = (*rows.shape[:-2], self.form.size or 0, rows.shape[-1])
             diagonal = squares.new_zeros(self.form.size or 0)
             zero = torch.zeros_like(squares[0])
-            self._parts[name] = Part(_room(rows, shape, zero=True), torch.zeros_like(total), zero, diagonal)
+            self._parts[name] = Part(rows.new_zeros(shape), torch.zeros_like(total), zero, diagonal)
         part = self._parts[name]
         part.total.add_(total)
         part.squares.add_(squares.sum())
