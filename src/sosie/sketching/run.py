@@ -15,9 +15,9 @@ from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
 from ..process_state import products
-from ..stats import Buckets, Drawn, check_seed, on_device
+from ..stats import Buckets, Drawn, RowSampler, check_seed, on_device
 from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
-from .site import SiteForm, SiteMaker, plan_forms, row_picker
+from .site import SiteForm, SiteMaker, plan_forms
 from .sketches import Sketch, Spans, parts_of
 
 SIZE = 512
@@ -113,8 +113,8 @@ class Run:
     ) -> None:
         """`first`: global index of the first row."""
         self.network, self.buckets = network, buckets
-        pick = row_picker(next(iter(forms.values())).seed)
-        self.makers = {site: SiteMaker(form, pick) for site, form in forms.items()}
+        samplers: dict[int, RowSampler] = {}
+        self.makers = {site: SiteMaker(form, samplers) for site, form in forms.items()}
         self.backwards = any(form.with_gradients for form in forms.values())
         self.first = self.start = first  # of all rows, and of those of the next chunk
         self.inputs = 0

@@ -236,33 +236,14 @@ def _size(count: int) -> str:
 
 # How it grows
 
-# (most, first index, rows) → global indices of the rows that are kept, and where they are; None: all are kept
-Pick = Callable[[int, int, Tensor], tuple[np.ndarray, Tensor | None]]
-
-
-def row_picker(seed: int) -> Pick:
-    """Which rows of a chunk are kept as they are: sites that keep as many share the draw, and its copy on a device."""
-    samplers: dict[int, RowSampler] = {}
-    places: dict[tuple[int, torch.device], tuple[np.ndarray, Tensor]] = {}
-
-    def pick(most: int, start: int, rows: Tensor) -> tuple[np.ndarray, Tensor | None]:
-        index = samplers.setdefault(most, RowSampler(most, seed)).draw(start, len(rows))
-        if len(index) == len(rows):
-            return index, None
-        key = most, rows.device
-        if key not in places or places[key][0] is not index:  # the same array for the same chunk
-            places[key] = index, torch.from_numpy(index - start).to(rows.device, non_blocking=True)
-        return places[key]
-
-    return pick
-
 
 class SiteMaker:
     """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
 
-    def __init__(self, form: SiteForm, pick: Pick) -> None:
-        """`pick`: shared by all sites, which saves each of them the draw."""
-        self.form, self._pick = form, pick
+    def __init__(self, form: SiteForm, samplers: dict[int, RowSampler]) -> None:
+        """`samplers`: by the number of rows they keep, shared by all sites, which saves each of them the draw."""
+        self.form = form
+        self._sampler = samplers.setdefault(form.paired_rows, RowSampler(form.paired_rows, form.seed))
         self._project, self._tensor = form.project(), form.tensor_sketch()
         self._parts: dict[str, Part] = {}
         self._all: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in PARTS}  # where every row is kept
@@ -299,9 +280,10 @@ class SiteMaker:
         if self.form.columns <= MOMENT:
             self._sum("moment", (narrow.T @ narrow_f).double())
         most = self.form.paired_rows
-        index, take = self._pick(most, start, narrow_f)
+        index = self._sampler.draw(start, len(rows))
         if len(index):
-            kept_f, kept_g = (side.clone() if take is None else side[take] for side in (narrow_f, narrow))
+            take = torch.from_numpy(index - start).to(rows.device, non_blocking=True)
+            kept_f, kept_g = narrow_f[take], narrow[take]
             self._pairs.append(Pairs(kept_f, kept_g, index, most, self.form.seed))
         if sum(len(lot.index) for lot in self._pairs) > 2 * most:
             self._pairs = [self._pairs[0].merge(*self._pairs[1:])]
