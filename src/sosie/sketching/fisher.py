@@ -98,11 +98,11 @@ class Task2Vec:
     def _check_same_parameters(self, other: Task2Vec) -> None:
         if self.average != other.average:
             raise ValueError(f"averages differ: {self.average!r} of {self.name}, {other.average!r} of {other.name}")
-        shapes = [{name: tuple(part.shape) for name, part in each.fisher.items()} for each in (self, other)]
+        a, b = ({name: str(tuple(part.shape)) for name, part in each.fisher.items()} for each in (self, other))
         odd = [
-            f"{name} ({' and '.join('absent' if s is None else str(s) for s in found)})"
-            for name in dict.fromkeys([*shapes[0], *shapes[1]])
-            if (found := (shapes[0].get(name), shapes[1].get(name)))[0] != found[1]
+            f"{name} ({a.get(name, 'absent')} and {b.get(name, 'absent')})"
+            for name in dict.fromkeys([*a, *b])
+            if a.get(name) != b.get(name)
         ]
         if odd:
             shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
