@@ -118,6 +118,31 @@ def study(
     return rows
 
 
+def by_batches(a: nn.Module, b: nn.Module, batches: list[Tensor], calls: list[str], repeats: int) -> dict[str, float]:
+    """What a comparison costs once, and for each batch: the slope and the intercept of 4 and 16 batches."""
+    few, many = batches[:4], batches * 2
+
+    @torch.no_grad()
+    def forward(some: list[Tensor]) -> None:
+        for x in some:
+            a(x)
+            b(x)
+
+    def ours(some: list[Tensor]) -> None:
+        sosie.compare(a, b, some, sites_a=calls, sites_b=calls)
+
+    seconds = timed(
+        {"forward 4": lambda: forward(few), "forward 16": lambda: forward(many),
+         "sosie 4": lambda: ours(few), "sosie 16": lambda: ours(many)},
+        repeats=repeats,
+    )  # fmt: skip
+    slope = {who: (seconds[f"{who} 16"] - seconds[f"{who} 4"]) / 12 for who in ("forward", "sosie")}
+    return {
+        "each batch, of its forward passes": slope["sosie"] / slope["forward"],
+        "once, seconds": seconds["sosie 4"] - 4 * slope["sosie"],
+    }
+
+
 def plus_100(activation: Tensor) -> Tensor:
     return activation.flatten(1) + 100
 
@@ -141,6 +166,8 @@ def main() -> None:
     for title, names in (("16 x 16 block outputs", blocks(a)), ("126 x 126 leaf modules", leaves(a))):
         found[title] = study(a, b, batches, names, [f"{name}@1" for name in names], repeats)
         show(title, found[title])
+        found[f"{title}, by batches"] = by_batches(a, b, batches, [f"{name}@1" for name in names], repeats)
+        print(found[f"{title}, by batches"])
     every = timed(
         {"all calls": lambda: sosie.compare(a, b, batches, sites_a="leaves", sites_b="leaves")}, repeats=repeats
     )

@@ -17,7 +17,7 @@ from settings import OWN, RIVALS, Settings
 
 import sosie
 from sosie.benchmark.calibration import Probes, auc
-from sosie.benchmark.candidates import Found
+from sosie.benchmark.candidates import CandidateValues
 from sosie.benchmark.population import CLEAN, probing_images
 
 MIXED = "mixed"  # clean and corrupted images together, as the text of section 3.1 has it
@@ -45,7 +45,7 @@ def probe(settings: Settings, name: str, kind: str, number: int, paired_rows: in
             - len(alike) - len(unlike), **_summary(np.array(alike), np.array(unlike))}  # fmt: skip
 
 
-def _values(found: Found) -> list[float]:
+def _values(found: CandidateValues) -> list[float]:
     return [round(value, 6) for value in found.values[found.defined].tolist()]
 
 

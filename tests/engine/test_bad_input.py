@@ -173,13 +173,13 @@ def test_a_large_mean_is_no_constant_feature_in_float64() -> None:
 
 def test_wrong_arguments() -> None:
     x = inputs()
-    with pytest.raises(TypeError, match="compare needs two models"):
+    with pytest.raises(TypeError, match="need two models"):
         sosie.compare(mlp())
     with pytest.raises(TypeError, match="comparing models needs data"):
         sosie.compare(mlp(), mlp(1))
-    with pytest.raises(TypeError, match="cannot compare int"):
+    with pytest.raises(TypeError, match="int is no model"):
         sosie.compare(3, mlp(1), x)
-    with pytest.raises(TypeError, match=r"cannot compare Tensor.*compare\(model, model, data\)"):
+    with pytest.raises(TypeError, match=r"Tensor is no model.*compare\(model, model, data\)"):
         sosie.compare(mlp(), x, x)
     with pytest.raises(ValueError, match="no row rule 'middle'"):
         sosie.compare(mlp(), mlp(1), x, rows="middle")
@@ -191,7 +191,7 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp(), mlp(1), x, memory="four")
     with pytest.raises(ValueError, match="at least two models"):
         sosie.compare([mlp()], x)
-    with pytest.raises(TypeError, match="there is no second model"):
+    with pytest.raises(TypeError, match="there is no second one"):
         sosie.compare([mlp(), mlp(1)], x, x)
     assert isinstance(sosie.compare([mlp(), mlp(1)], data=x), Comparison)
     with pytest.raises(ValueError, match="at least 4"):

@@ -16,7 +16,7 @@ from sosie.capture import NoData
 
 def test_wrong_arguments() -> None:
     a, b = net(0), net(1)
-    with pytest.raises(TypeError, match="needs two models"):
+    with pytest.raises(TypeError, match="need two models"):
         sosie.compare_outputs(a)
     with pytest.raises(TypeError, match="of models needs data"):
         sosie.compare_outputs(a, b)
@@ -24,11 +24,11 @@ def test_wrong_arguments() -> None:
         sosie.compare_outputs([a, b], b, X)
     with pytest.raises(ValueError, match="at least two models"):
         sosie.compare_outputs([a], X)
-    with pytest.raises(TypeError, match="cannot compare the outputs of int"):
+    with pytest.raises(TypeError, match="int is no model"):
         sosie.compare_outputs(3, a, X)
     with pytest.raises(ValueError, match="debiased_cka: of layers"):
         sosie.compare_outputs(a, b, X, measures="debiased_cka")
-    with pytest.raises(ValueError, match="agreement: what models answer, not their layers; use compare_outputs"):
+    with pytest.raises(ValueError, match=r"agreement: .*use compare_outputs"):
         sosie.compare(a, b, X, measures="agreement")
     with pytest.raises(ValueError, match="no measures"):
         sosie.compare_outputs(a, b, X, measures=[])

@@ -218,7 +218,7 @@ def test_batches_of_different_token_length_are_cut_anew() -> None:
 def test_positions_need_the_same_number_at_every_site() -> None:
     x = torch.rand(20, 1, 6, 6)
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 4, 3, stride=2, padding=1))
-    with pytest.raises(ValueError, match=r"9 an input at .*: 1; 36 an input at .*: 0.*rows='mean'"):
+    with pytest.raises(ValueError, match=r"9 per input at .*: 1; 36 per input at .*: 0.*rows='mean'"):
         sosie.compare(model, model, x, rows="positions")
     c = sosie.compare(model, model, x, sites_a=["0"], sites_b=["0"], rows="positions", measures="cca_r2")
     assert c["cca_r2"].n == 20 * 36
@@ -310,7 +310,7 @@ def test_double_precision_on_request() -> None:
     exact = sosie.compare(a.double(), b.double(), x.double(), memory=1000).matrix()
     found = sosie.compare(a.float(), b.float(), x, memory=1000, precision="float64").matrix()
     assert np.abs(exact - found).max() < 1e-6
-    with pytest.raises(ValueError, match="precision is one of"):
+    with pytest.raises(ValueError, match="precision must be one of"):
         sosie.compare(a, b, x, precision="float8")
 
 
@@ -556,3 +556,13 @@ def test_a_first_batch_too_small_to_tell_is_said() -> None:
     model = mlp(0)
     (text,) = mixing(sosie.compare(model, model, inputs().split(2)))
     assert "not known whether inputs of a batch are mixed: the first batch has 2 of them" in text
+
+
+def test_sites_are_those_of_every_model_unless_they_are_named_apart() -> None:
+    x = inputs()
+    both = sosie.compare(mlp(0), mlp(1), x, sites=["0", "2"])
+    assert (both.sites_a, both.sites_b) == (["0", "2"], ["0", "2"])
+    apart = sosie.compare(mlp(0), mlp(1), x, sites=["0", "2"], sites_b="0")
+    assert (apart.sites_a, apart.sites_b) == (["0", "2"], ["0"])
+    several = sosie.compare([mlp(0), mlp(1), mlp(2)], x, sites="2")
+    assert {(*c.sites_a, *c.sites_b) for c in several} == {("2", "2")}

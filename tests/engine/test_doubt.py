@@ -143,7 +143,7 @@ def test_an_interval_from_sampled_rows_shrinks_with_all_rows() -> None:
 
 def test_close_to_chance_an_interval_is_not_relied_on() -> None:
     c = sosie.compare(*related(), measures="debiased_cka")
-    text = "close to what chance gives, where the interval is not to be relied on"
+    text = "close to what chance gives, where the interval is unreliable"
     assert text in row(c, "debiased_cka", "noise", "noise")["caveats"]
     assert text not in row(c, "debiased_cka", "near", "near")["caveats"]
 
@@ -175,9 +175,9 @@ def test_doubt_survives_saving_merging_and_resuming(memory: int | None, tmp_path
 
 def test_wrong_doubt() -> None:
     a, b = related(40)
-    with pytest.raises(ValueError, match="'permutation', or not at all"):
+    with pytest.raises(ValueError, match="'permutation', or None"):
         sosie.compare(a, b, null="bootstrap")
-    with pytest.raises(ValueError, match="draws must be at least 1"):
+    with pytest.raises(ValueError, match=r"draws must be .*at least 1"):
         sosie.compare(a, b, null="permutation", draws=0)
 
 
@@ -267,7 +267,7 @@ def test_values_from_blocks_say_how_far_all_rows_may_be(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_to_halve_is_said() -> None:
-    text = "n=100 rows are too few to halve and quarter: the interval may be wider than it need be"
+    text = "n=100 rows are too few to halve and quarter: the interval may be too wide"
     names = ["mean_cca", "linear_cka"]
     for n, said in ((100, True), (128, False)):
         c = sosie.compare(*related(n), measures=names, interval=True)

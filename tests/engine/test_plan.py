@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sosie.engine.plan import MEMORY, Widths, make_plan, parse_size, size_text
+from sosie.engine.plan import MEMORY, Request, make_plan, parse_size, sample_bytes, size_text
 from sosie.measures import find
 
 
 def plan(names: list[str], a: list[int], b: list[int], rows: int | None = None, **kwargs):
-    settings = {"memory": MEMORY, "exact": False, "block": 64, "precision": None, **kwargs}
-    return make_plan([find(n) for n in names], Widths(tuple(a), tuple(b), rows), **settings)
+    request = Request(tuple(find(name) for name in names), **kwargs)
+    return make_plan(request, (tuple(a), tuple(b)), rows, budget=MEMORY)
 
 
 def test_narrow_sites_get_exact_moments() -> None:
@@ -44,7 +44,7 @@ def test_rows_that_are_too_wide_are_projected() -> None:
     found = plan(["mutual_knn"], [800_000] * 20, [800_000] * 20)
     assert found.widest is not None
     assert found.widest >= 2048
-    bytes_needed = Widths((800_000,) * 20, (800_000,) * 20, None).sample_bytes(found.sample_rows, found.widest)
+    bytes_needed = sample_bytes(((800_000,) * 20,) * 2, found.sample_rows, found.widest)
     assert bytes_needed <= 4 * 2**30
 
 

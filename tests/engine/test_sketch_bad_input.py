@@ -114,7 +114,7 @@ def test_no_data(data: Any) -> None:
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match="give a torch"):
+    with pytest.raises(TypeError, match="is no model"):
         sketch({"a": np.zeros((3, 2))}, [rows()])
 
 

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import sosie
 from sosie.capture import Share
-from sosie.engine.collect import Totals, gather
+from sosie.engine.collect import gather
 from sosie.engine.distributed import RankFailed, SingleProcess
-from sosie.results import ARRAYS, Comparison, Comparisons
+from sosie.engine.partial import Partial
+from sosie.results import ARRAYS, Comparison, Comparisons, Side
 
 Answers = dict[str, list[Any]]  # of each process, by what it did
 DOUBTS: dict[str, Any] = {"precision": "float64", "null": "permutation", "draws": 25, "interval": True}
@@ -292,19 +293,23 @@ def only_the_first() -> Any:
 
 def test_a_process_that_does_not_come_is_not_waited_for_forever() -> None:
     found = run_ranks(2, only_the_first, timeout=2)
-    with pytest.raises(RankFailed, match=r"rank 1 did not come within 2 s.*spread=False"):
+    with pytest.raises(RankFailed, match=r"rank 1 did not join within 2 s.*spread=False"):
         raise found[0]
 
 
 def test_how_far_off_means_were_is_told_of_all() -> None:
+    def sums(**counts: int) -> Partial:
+        side = Side("a", (), (), ())
+        return Partial(side, side, {}, "flatten", **counts)
+
     class First(SingleProcess):
         share = Share(0, 2)
 
         def collect(self, mine: Any, absorb: Any) -> None:
-            absorb(({(0, 1): Totals(inputs=3, rows=13)}, {("a", "x"): 5.0, ("a", "y"): 1.0}))
+            absorb(({(0, 1): sums(inputs=3, rows=13)}, {("a", "x"): 5.0, ("a", "y"): 1.0}))
 
     run: Any = SimpleNamespace(plan=SimpleNamespace(statistics=["grams"]), offsets={("a", "y"): 2.0})
-    totals = {(0, 1): Totals(inputs=4, rows=14)}
+    totals = {(0, 1): sums(inputs=4, rows=14)}
     gather(First(), run, totals, first_row=10)
     assert run.offsets == {("a", "x"): 5.0, ("a", "y"): 2.0}
     assert (totals[0, 1].inputs, totals[0, 1].rows) == (7, 17)

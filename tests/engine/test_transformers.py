@@ -145,7 +145,7 @@ def test_pooled_rows_compare_models_with_different_numbers_of_tokens() -> None:
         with torch.no_grad():
             pooled = [_pool(model(x, output_hidden_states=True).hidden_states[1], rule) for model in (fine, coarse)]
         assert c.matrix()[0, 0] == pytest.approx(sosie.measure("linear_cka", *pooled), abs=1e-9)
-    with pytest.raises(ValueError, match=r"5 an input at .*; 17 an input at .*rows='mean', for tokens also 'cls'"):
+    with pytest.raises(ValueError, match=r"5 per input at .*; 17 per input at .*rows='mean', for tokens also 'cls'"):
         sosie.compare(fine, coarse, x, rows="positions")
 
 
@@ -170,7 +170,7 @@ def test_two_halves_are_pooled_each_by_its_own_mask() -> None:
 
 def test_positions_of_two_halves_cannot_be_paired_but_those_of_one_can() -> None:
     model = t5()
-    with pytest.raises(ValueError, match=r"3 an input at .*decoder\.block\.0.*; 7 an input at .*encoder\.block\.0"):
+    with pytest.raises(ValueError, match=r"3 per input at .*decoder\.block\.0.*; 7 per input at .*encoder\.block\.0"):
         sosie.compare(model, model, two_halves(), rows="positions")
     same_length = {**two_halves(), "decoder_input_ids": token_batch(40)["input_ids"]}
     with pytest.raises(ValueError, match=r"input \d+ of a chunk has \d tokens at .*encoder.* and 7 at .*decoder"):
@@ -212,7 +212,7 @@ def test_each_model_has_its_own_tokeniser(rule: str, form: Callable[[list[str]],
 
 def test_positions_of_different_tokens_are_refused() -> None:
     models = bert(), bert(1)
-    with pytest.raises(ValueError, match=r"need paired rows.*4 an input at BertModel \(A\).*; 12 an input at"):
+    with pytest.raises(ValueError, match=r"need paired rows.*4 per input at BertModel \(A\).*; 12 per input at"):
         sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=LETTERS)
     equal_length_at_first = [*["a b", "c d"] * 2, *["abc d"] * 20]
     no_space = by(lambda text: list(text.replace(" ", "")))

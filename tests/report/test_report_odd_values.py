@@ -92,7 +92,7 @@ def stitched(sites: list[str]) -> Iterator[Comparison]:
             ),
             "linear_cka": similarity(value, doubt=False, caveats=order),
         }
-        yield Comparison(side("a", sites), side("b", sites), values, "positions")
+        yield Comparison(side("a", sites), side("b", sites), values, "positions", kind="stitching")
 
 
 def transferred(sites: list[str]) -> Iterator[Comparisons]:
@@ -103,7 +103,8 @@ def transferred(sites: list[str]) -> Iterator[Comparisons]:
             for name in TRANSFER
         }
         data = Side("probe", ("probe",), (0,), ((),))
-        pairs = {(k, 2): Comparison(side(name, sites), data, values) for k, name in enumerate(("one", "other"))}
+        names = enumerate(("one", "other"))
+        pairs = {(k, 2): Comparison(side(name, sites), data, values, kind="transfer") for k, name in names}
         yield Comparisons(("one", "other", "probe"), pairs)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sosie.report import print_comparison
 from sosie.report.page import contents, render
-from sosie.results import Caveat, Comparison, in_order, summarise, what_is_said, what_it_does
+from sosie.results import Caveat, Comparison, headline, in_order, indices, summarise
 
 DOES = np.array([0.99, 0.81, 0.92])
 SAYS = np.array([0.88, 0.72, 0.53])
@@ -34,14 +34,14 @@ def stitched(*, every: bool = False, sites: list[str] | None = None) -> Comparis
         "cross_entropy": lost,
         "linear_cka": similarity(placed(SAYS), doubt=False, caveats=(*order, Caveat("positions hang together"))),
     }
-    return Comparison(side("first", sites), side("second", sites), values, "positions")
+    return Comparison(side("first", sites), side("second", sites), values, "positions", kind="stitching")
 
 
 def test_which_values_say_what() -> None:
     c, plain = stitched(), pair(["a", "b"], ["a", "b"])
-    assert what_it_does(c) == "relative_accuracy"
-    assert what_is_said(c) == ["linear_cka"]
-    assert what_it_does(plain) is None
+    assert headline(c) == "relative_accuracy"
+    assert indices(c) == ["linear_cka"]
+    assert headline(plain) is None
     assert in_order(c)
     assert not in_order(stitched(every=True))
     assert contents(c)["pairs"][0]["stitched"]["says"] == [3]

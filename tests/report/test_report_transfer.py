@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sosie.report import print_comparison
 from sosie.report.page import contents, render, title
-from sosie.results import TRANSFER, Caveat, Comparison, Comparisons, Side, is_transfer, summarise
+from sosie.results import TRANSFER, Caveat, Comparison, Comparisons, Side, summarise
 
 MEANS = np.array([0.02, 0.005, 0.07])
 
@@ -26,7 +26,7 @@ def scored(name: str = "first", *, factor: float = 1.0, sites: list[str] | None 
             value, doubt=False, closer="down", bounds=(0.0, None), same=None, low=0.9 * value, high=1.1 * value,
             caveats=(Caveat("few rows", sites[-1]),) if k == 1 else (),
         )  # fmt: skip
-    return Comparison(side(name, sites), Side("probe", ("probe",), (0,), ((),)), values)
+    return Comparison(side(name, sites), Side("probe", ("probe",), (0,), ((),)), values, kind="transfer")
 
 
 def several() -> Comparisons:
@@ -40,8 +40,6 @@ def printed(result: Comparison | Comparisons, width: int = 100, *, full: bool = 
 
 
 def test_which_results_are_scores() -> None:
-    assert is_transfer(scored())
-    assert not is_transfer(pair(["a", "b"], ["a", "b"]))
     assert contents(scored())["pairs"][0]["transfer"] == list(TRANSFER.values())
     assert contents(pair(["a"], ["b"]))["pairs"][0]["transfer"] is None
 

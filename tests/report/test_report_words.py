@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from report_examples import side, similarity
 
-from sosie.report.words import doubts, extent, flat, shorten, visible
+from sosie.report.words import caveat_groups, extent, flat, shorten, visible
 from sosie.results import Caveat, Comparison
 
 
@@ -49,8 +49,8 @@ def test_caveats_are_counted_once_a_text():
     )
     a, b = side("a", ["a0", "a1", "a2"]), side("b", ["b0", "b1", "b2", "b3"])
     comparison = Comparison(a, b, {"m": similarity(np.zeros((3, 4)), caveats=caveats)})
-    found = {doubt.text: doubt for doubt in doubts(comparison, "m")}
-    assert {text: doubt.pairs for text, doubt in found.items()} == {
+    found = {group.text: group for group in caveat_groups(comparison, "m")}
+    assert {text: group.pairs for text, group in found.items()} == {
         "row": 4,
         "cross": 6,
         "all": 12,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def edited(tmp_path: Path, **changes) -> Path:
         ({"side_a": {"name": "a", "sites": ["x"], "widths": [1], "shapes": [[1]]}}, "damaged"),
         (
             {"side_a": {"name": "a", "sites": [1, 2, 3], "widths": [1, 1, 1], "shapes": [[1]] * 3}},
-            "expected text",
+            r"sites\[0\] must be text",
         ),
         ({"provenance": None}, "damaged"),
     ],
@@ -106,6 +107,33 @@ def edited(tmp_path: Path, **changes) -> Path:
 def test_damaged_files_are_refused_in_words(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(DamagedFile, match=message):
         sosie.load(edited(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "names"),
+    [
+        ("representations", "flatten", ["linear_cka"]),
+        ("outputs", "outputs", ["agreement"]),
+        ("shifts", "outputs", ["agreement"]),
+        ("weights", "tensors", ["weight_cosine"]),
+        ("weights", "entries of the input", ["wcka"]),
+        ("sketches", "flatten, hadamard kernel", ["linear_cka"]),
+        ("stitching", "positions", ["agreement_b", "cross_entropy"]),
+        ("transfer", "flatten", ["mean_embedding", "kernel_norm"]),
+    ],
+)
+def test_files_without_a_kind_are_told_by_what_they_hold(
+    tmp_path: Path, kind: Any, rule: str, names: list[str]
+) -> None:
+    sites = ("x", "y") if kind == "shifts" else ("x",)
+    side = Side("s", sites, (1,) * len(sites), ((1,),) * len(sites))
+    found = {name: values(np.zeros((len(sites), len(sites)))) for name in names}
+    path = Comparison(side, side, found, rule, kind=kind).save(tmp_path / "c.json")
+    assert sosie.load(path).kind == kind
+    content = json.loads(path.read_text("utf-8"))
+    del content["kind"]
+    path.write_text(json.dumps({**content, "hash": None}), "utf-8")
+    assert sosie.load(path).kind == kind
 
 
 def test_what_is_no_json_is_refused(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from ..capture import Chunk, Rule, as_found, borrowed, cut, model_arguments, recut, to_rows, watch
 from ..capture.arguments import example_input
 from ..data import open_data
-from ..engine.evaluate import check_widths, view_of
-from ..engine.plan import MEMORY, Widths, make_plan, parse_size
+from ..engine.pairs import check_widths, view_of
+from ..engine.plan import MEMORY, Request, make_plan, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..linalg import all_by_torch
 from ..measures import Measure, find
@@ -32,7 +32,7 @@ from ..models import atom_layers, open_model, recompose, weights_of, with_name
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..results import Comparison, Cost, Costs
-from ..stats import BLOCK, Alignment, Atoms, MomentMaker, Moments, RowSampler, Sample, SampleMaker
+from ..stats import Alignment, Atoms, MomentMaker, Moments, RowSampler, Sample, SampleMaker
 from ..weights import compare_weights
 
 # Operations and memory, counted as torch runs them
@@ -302,10 +302,8 @@ class ByProbes:
     def _pair(self, x: Tensor, y: Tensor, first: Chunk) -> _Pair:
         check_widths(self.measure, x.shape[1], y.shape[1])
         rows = len(x) * sum(chunk.count for chunk in self.chunks) // first.count
-        widths = Widths((x.shape[1],), (y.shape[1],), rows)
-        plan = make_plan(
-            [self.measure], widths, memory=self.memory, exact=False, block=BLOCK, precision=None, blocks=False
-        )
+        widths = (x.shape[1],), (y.shape[1],)
+        plan = make_plan(Request((self.measure,)), widths, rows, budget=self.memory, blocks=False)
         kind = plan.kinds[self.measure.name]
         if kind == "moments":
             return _Pair(kind, MomentMaker(plan.products), MomentMaker(plan.products))

@@ -5,12 +5,3 @@ from .network import open_source
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
 from .stream import look_at
-
-__all__ = [
-    "compare",
-    "compare_outputs",
-    "list_measures",
-    "look_at",
-    "measure",
-    "open_source",
-]

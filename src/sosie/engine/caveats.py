@@ -1,7 +1,8 @@
-"""Doubts in words, by rule."""
+"""Caveats: what must be known to read a value, in words. Each function is one rule."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -12,21 +13,19 @@ from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
-from .plan import UncertaintyOptions
 from .uncertainty import FEWEST_DRAWS, HALVED, Chance
 
-DRIFT = 0.05  # share of the variance between blocks that is worth a word
+DRIFT = 0.05  # share of the variance between blocks that is worth a caveat
 OF_POSITIONS = Caveat(
-    "rows are positions of the same inputs, which hang together: neither an interval nor chance is told; "
-    "rows='mean' has both"
+    "rows are positions of the same inputs and so are correlated: no interval and no chance level; rows='mean' has both"
 )
-NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is not to be relied on
-BIASED = 0.1  # nats that information is too large by from which it is said
-WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly anything can be told from chance
+NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is unreliable
+BIASED = 0.1  # nats of bias in information from which a caveat says so
+WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly any value is distinguishable from chance
 ROUNDING = 3e-7  # share of the largest direction that rounding of float64 products can leave
 ROUNDING_IN_FLOAT32 = 1e-6  # the same for float32 activations
 SHOWN = 3  # sites left out that are named
-FALSE_ALARMS = 1e-4  # how often rows in no order, of one column, may look as if they came in one
+FALSE_ALARMS = 1e-4  # how often a column of rows in no order may look ordered
 
 
 def of_constants(
@@ -34,12 +33,8 @@ def of_constants(
 ) -> Iterator[Caveat]:
     where = f" within blocks of {statistic.block} rows" if isinstance(statistic, Grams) and not statistic.exact else ""
     text = f"features do not vary{where}: no similarity is defined"
-    for site, constant in zip(side_a.sites, constant_a, strict=True):
-        if constant:
-            yield Caveat(text, site_a=site)
-    for site, constant in zip(side_b.sites, constant_b, strict=True):
-        if constant:
-            yield Caveat(text, site_b=site)
+    yield from (Caveat(text, site_a=site) for site in itertools.compress(side_a.sites, constant_a))
+    yield from (Caveat(text, site_b=site) for site in itertools.compress(side_b.sites, constant_b))
 
 
 def of_left_out(*sides: Side) -> Iterator[Caveat]:
@@ -71,7 +66,7 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 
 
 def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """What a fit gets for nothing: two subspaces of n − 1 dimensions must meet if they are large enough."""
+    """What any rows would give: two subspaces of n − 1 dimensions must meet if they are large enough."""
     assert not isinstance(statistic, Grams)
     free = statistic.n - 1
     ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
@@ -106,7 +101,7 @@ def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b
 
 
 def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Directions that the data have, but that are too small to be told from rounding once they are to be inverted."""
+    """Directions that the data have, but that rounding hides once they are to be inverted."""
     inverts = measure.few_rows not in (None, "biased") and measure.defaults.get("keep", 1) == 1
     if not (inverts or measure.defaults.get("alpha", 1) < 1):
         return
@@ -170,18 +165,18 @@ def of_offsets(side_a: Side, side_b: Side, strained: dict[tuple[str, str], float
             yield Caveat(text, site_b=site)
 
 
-def of_nan(value: np.ndarray, explained: list[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """No NaN without a reason: one that no other rule explains comes from a denominator of zero."""
-    for i, j in zip(*np.nonzero(np.isnan(value)), strict=True):
-        site_a, site_b = side_a.sites[i], side_b.sites[j]
-        if not any(caveat.concerns(site_a, site_b) and _explains(caveat) for caveat in explained):
-            yield Caveat(
-                "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)", site_a, site_b
-            )
-
-
-def _explains(caveat: Caveat) -> bool:
-    return caveat.text.startswith(("undefined", "features do not vary", "rows of the "))
+def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """No NaN without a reason: one that no other caveat explains comes from a denominator of zero."""
+    unexplained = np.isnan(value)
+    sites_a, sites_b = np.array(side_a.sites, dtype=object), np.array(side_b.sites, dtype=object)
+    for caveat in said:
+        if caveat.text.startswith(("undefined", "features do not vary", "rows of the ")):
+            rows = np.full(len(sites_a), True) if caveat.site_a is None else sites_a == caveat.site_a
+            columns = np.full(len(sites_b), True) if caveat.site_b is None else sites_b == caveat.site_b
+            unexplained[np.ix_(rows, columns)] = False
+    for i, j in zip(*np.nonzero(unexplained), strict=True):
+        text = "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)"
+        yield Caveat(text, side_a.sites[i], side_b.sites[j])
 
 
 def of_draws(draws: int) -> Iterator[Caveat]:
@@ -191,18 +186,25 @@ def of_draws(draws: int) -> Iterator[Caveat]:
 
 
 def of_chance(
-    measure: Measure, values: Estimate, by_chance: Chance | None, doubt: UncertaintyOptions, side_a: Side, side_b: Side
+    measure: Measure,
+    values: Estimate,
+    by_chance: Chance | None,
+    side_a: Side,
+    side_b: Side,
+    *,
+    draws: int,
+    interval: bool,
 ) -> Iterator[Caveat]:
-    """Where chance cannot be told, rests on fewer rows, or makes the interval doubtful."""
-    if doubt.draws and not measure.paired:
-        yield Caveat("does not look at which row belongs to which, so shuffled rows are no chance level")
-    elif doubt.draws and values.p is None:
+    """Where there is no chance level, where it rests on fewer rows, or where it makes the interval doubtful."""
+    if draws and not measure.paired:
+        yield Caveat("does not depend on which row belongs to which, so shuffling rows gives no chance level")
+    elif draws and values.p is None:
         no_room = Caveat("no p-values: there is no room for the rows they would take; raise memory=")
-        yield next(of_draws(doubt.draws), no_room)
-    if doubt.interval and values.low is None:
+        yield next(of_draws(draws), no_room)
+    if interval and values.low is None:
         yield Caveat("no interval: too few rows, or no room to keep them")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
-        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be wider than it need be")
+        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be too wide")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:
@@ -218,9 +220,7 @@ def near_chance(
     value: np.ndarray, null: np.ndarray, spread: np.ndarray, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     for i, j in zip(*np.nonzero(np.abs(value - null) < NEAR_CHANCE * spread), strict=True):
-        yield Caveat(
-            "close to what chance gives, where the interval is not to be relied on", side_a.sites[i], side_b.sites[j]
-        )
+        yield Caveat("close to what chance gives, where the interval is unreliable", side_a.sites[i], side_b.sites[j])
 
 
 def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
@@ -235,7 +235,7 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
         yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
 
 
-# Doubts about the data: one direction, one row or one mean may decide what a measure says
+# About the data: one direction, one row or one mean may decide what a measure says
 
 ONE_DIRECTION = 0.8  # Σλ² / (Σλ)² above which a single direction holds some nine tenths of the variance
 ONE_ROW = 0.5  # share of the squared Gram matrix that a single row may make up

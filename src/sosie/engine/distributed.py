@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -25,14 +25,7 @@ _meetings = itertools.count()
 
 
 class RankFailed(RuntimeError):
-    """Another process of the same comparison failed, or did not come."""
-
-
-class Learner(Protocol):
-    """What later chunks are read with, and the first chunk decides."""
-
-    def learnt(self) -> Any: ...
-    def learn(self, found: Any) -> None: ...
+    """Another process of the same comparison failed, or did not join."""
 
 
 class SingleProcess:
@@ -52,8 +45,8 @@ class SingleProcess:
     def agree(self, facts: Callable[[], dict[str, str]]) -> None:
         """Raise, in every process, unless all say the same."""
 
-    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
-        """This process's chunks."""
+    def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
+        """This process's chunks; `learner` has `learnt()` and `learn()` for what the first chunk decides."""
         return iter(chunks)
 
     def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
@@ -72,7 +65,7 @@ class Distributed(SingleProcess):
         world = dist.group.WORLD
         assert world is not None
         self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # as init_process_group was told
+        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream
@@ -86,26 +79,26 @@ class Distributed(SingleProcess):
                 if other.get(what) != said:
                     _refuse(what, rank, said, other.get(what))
 
-    def deal(self, chunks: Iterable[Chunk], learner: Learner) -> Iterator[Chunk]:
+    def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """The first process's first chunk decides for all, so that the parts fit together as if one had read them."""
-        told = False
+        taught = False
         for number, chunk in enumerate(chunks):
             self._seen = chunk.start + chunk.count
             if not self.share.has(number):
                 continue
-            if not self.first and not told:
-                told = self._tell(learner)
+            if not self.first and not taught:
+                taught = self._teach(learner)
             yield chunk
-            if self.first and not told:
-                told = self._tell(learner)
+            if self.first and not taught:
+                taught = self._teach(learner)
             self._look()
-        if not told:
-            self._tell(learner)
+        if not taught:
+            self._teach(learner)
 
-    def _tell(self, learner: Learner) -> bool:
-        found = self.once(learner.learnt)
+    def _teach(self, learner: Any) -> bool:
+        learnt = self.once(learner.learnt)
         if not self.first:
-            learner.learn(found)
+            learner.learn(learnt)
         return True
 
     def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
@@ -117,15 +110,15 @@ class Distributed(SingleProcess):
             dist.send_object_list([mine], dst=0, group=self._gloo())
             return
         for rank in range(1, self.share.of):
-            found: list[Any] = [None]
-            dist.recv_object_list(found, src=rank, group=self._gloo())
-            absorb(found[0])
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=rank, group=self._gloo())
+            absorb(received[0])
 
     def once(self, make: Callable[[], T]) -> T:
-        found: list[Any] = [make() if self.first else None]
+        made: list[Any] = [make() if self.first else None]
         self._meet("")
-        dist.broadcast_object_list(found, src=0, group=self._gloo())
-        return found[0]
+        dist.broadcast_object_list(made, src=0, group=self._gloo())
+        return made[0]
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, who will say so and end."""
@@ -145,7 +138,7 @@ class Distributed(SingleProcess):
         return self._group
 
     def _meet(self, text: str) -> list[str]:
-        """What each process says, once all have said something; an error if one has failed, or does not come."""
+        """What each process says, once all have said something; an error if one has failed, or does not join."""
         step = f"{self._name}/{next(self._steps)}"
         keys = [f"{step}/{rank}" for rank in range(self.share.of)]
         nap, limit = FIRST_NAP, time.monotonic() + self._limit.total_seconds()
@@ -171,7 +164,7 @@ class Distributed(SingleProcess):
     def _miss(self, keys: Sequence[str]) -> NoReturn:
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         raise RankFailed(
-            f"rank {', '.join(missing)} did not come within {self._limit.total_seconds():g} s: every process "
+            f"rank {', '.join(missing)} did not join within {self._limit.total_seconds():g} s: every process "
             "of torch.distributed has to make the same comparison. spread=False compares in one alone; "
             "init_process_group(timeout=…) gives more time"
         )
@@ -183,14 +176,14 @@ def together(spread: bool) -> Iterator[SingleProcess]:
     if not (spread and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         yield SingleProcess()
         return
-    found = Distributed()
+    ranks = Distributed()
     try:
-        yield found
+        yield ranks
     except BaseException as error:
-        found.fail(error)
+        ranks.fail(error)
         raise
     finally:
-        found.close()
+        ranks.close()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is compared: a model that is run, or activations that were saved; both hand over rows a chunk at a time."""
+"""What is compared: a model with what it is fed, or activations that were saved. Both hand over rows chunk by chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,33 +42,15 @@ from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
-from .plan import Settings
 from .provenance import Digest, describe_inputs, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
-
-
-class Source(Protocol):
-    """Hands the rows of every site of a chunk to a sink, in execution order."""
-
-    name: str
-    largest: dict[str, float]
-
-    def identity(self) -> object: ...
-    def describe(self) -> str: ...
-    def on_cpu(self) -> bool: ...
-    def digest(self) -> str: ...
-    def opened(self) -> AbstractContextManager[Any]: ...
-    def look(self, batch: Any) -> Side: ...
-    def mixing(self, batch: Any) -> str | None: ...
-    def per_input(self) -> dict[str, int]: ...
-    def counts(self) -> dict[str, Tensor]: ...
-    def read(self, chunk: Chunk, sink: Sink) -> list[Any]: ...
+OUTPUT = "output"  # the site of what a model answers
 
 
 @dataclass
 class Network:
-    """A model under watch."""
+    """A model with what it is fed: which sites are watched, how inputs are prepared, how activations become rows."""
 
     model: nn.Module
     name: str
@@ -77,7 +59,7 @@ class Network:
     prepare: Callable[[Any], Any] | None = None
     inputs: Callable[[Any], Any] | None = None
     device: str | torch.device | None = None
-    weights: str = ""  # where they are from, if that is known
+    weights: str = ""  # where they come from, if that is known
 
     def __post_init__(self) -> None:
         self._seen: Watch | None = None
@@ -87,35 +69,57 @@ class Network:
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
         self._usual: dict[str, Tensor] | None = None
-        self.largest: dict[str, float] = {}  # number of the first few inputs at each site
+        self.largest: dict[str, float] = {}  # number among the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
     @classmethod
-    def of(cls, thing: Any, *, name: str | None = None, prepare: Any = None, **options: Any) -> Self:
-        """From a module or a specification; a specification brings a name and a normalisation of its own."""
+    def of(
+        cls, thing: Any, *, name: str | None = None, prepare: Any = None, otherwise: str = "", **options: Any
+    ) -> Self:
+        """From a module or a specification; a specification brings a name and a normalisation of its own.
+
+        `otherwise` ends the error for anything else: what could be given instead.
+        """
         if isinstance(thing, (str, os.PathLike)):
             thing = open_model(str(thing))
         weights = weights_of(thing)
         model, own, prepare = with_name(thing, prepare)
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"cannot compare {own}: give a torch.nn.Module, or a specification like 'tiny10@weights.safetensors'"
+                f"{own} is no model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
+                + otherwise
             )
         return cls(model, name or own, prepare=prepare, weights=weights, **options)
 
     def identity(self) -> object:
-        """Equal for sources that would hand over the same rows."""
+        """Equal for networks that would hand over the same rows."""
         chosen = [(name, sorted(wanted.calls or ())) for name, wanted in select(self.model, self.sites).items()]
         return id(self.model), repr(chosen), id(self.prepare)
 
     def describe(self) -> str:
         return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
+    def digest(self) -> str:
+        """Of the weights, and of how inputs are prepared for them."""
+        return self.begun_digest().read()
+
+    def begun_digest(self) -> Digest:
+        """The same, to be read later: until then a GPU is not waited for."""
+        return Digest({**self.model.state_dict(), "prepare": _stable_name(self.prepare)})
+
     @property
     def home(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU for a model without any."""
+        return self._own_device() or torch.device("cpu")
+
+    def _own_device(self) -> torch.device | None:
         first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
+        return None if first is None else first.device
+
+    def on_cpu(self) -> bool:
+        return self.home.type == "cpu"
+
+    # Running the model
 
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
@@ -123,10 +127,20 @@ class Network:
         with restored_after_errors(self.model), as_found(self.model, self.device):
             yield self
 
+    @contextmanager
+    def opened(self) -> Iterator[Network]:
+        """The same, with its sites watched."""
+        axes = needs_axes(self.rows)
+        with self.borrowed(), watch(self.model, self.sites, sink=self._receive, axes=axes) as self._seen:
+            try:
+                yield self
+            finally:
+                self._seen = None
+
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with: copies, on its device."""
+        """What the model is called with: copies, on its device; where it has none, on that of the data."""
         return model_arguments(
-            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self.home
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._own_device()
         )
 
     def outputs(self, chunk: Chunk) -> Tensor:
@@ -139,6 +153,21 @@ class Network:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
         return answer if answer.layout == torch.strided else answer.to_dense()
 
+    def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
+        """Run a chunk and return what the sink makes of the rows of each site, in execution order."""
+        watched = self._watched()
+        self._sink, self._chunk = sink, chunk
+        try:
+            with self._named_in_errors(chunk):
+                args, kwargs = self.arguments(chunk)
+                # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
+                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                self._counts, self.tokens = {}, None if self.prepare is None else kwargs.get("input_ids")
+                watched.run(*args, **kwargs)
+        finally:
+            self._sink = self._chunk = None
+        return watched.values()
+
     @contextmanager
     def _named_in_errors(self, chunk: Chunk) -> Iterator[None]:
         try:
@@ -147,35 +176,47 @@ class Network:
             error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
             raise
 
-    @contextmanager
-    def opened(self) -> Iterator[Network]:
-        with (
-            restored_after_errors(self.model),
-            as_found(self.model, self.device),
-            watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows)) as seen,
-        ):
-            self._seen = seen
-            try:
-                yield self
-            finally:
-                self._seen = None
+    def _receive(self, site: Site, activation: Tensor) -> Any:
+        """Called by the watch inside the forward pass, once for each site."""
+        chunk, label, mask = self._chunk, site.label, self._masks.at(site, activation)
+        assert chunk is not None and self._sink is not None  # noqa: PT018
+        rows = to_rows(activation.detach(), self.rows, site=site, inputs=chunk.count, mask=mask)
+        width = rows.shape[1]
+        if self._widths.setdefault(label, width) != width:
+            raise ValueError(
+                f"site {label!r} gave rows of {self._widths[label]} features at first and of {width} now: inputs that "
+                "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
+                "'last'"
+            )
+        if self.rows == "positions":
+            whole = torch.full((chunk.count,), len(rows) // chunk.count)
+            self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+        return self._sink(label, rows)
+
+    def _watched(self) -> Watch:
+        if self._seen is None:
+            raise RuntimeError(f"{self.name} is not being watched")
+        return self._seen
+
+    # What is learnt before the pass
 
     def look(self, batch: Any) -> Side:
         """Run the first few inputs of a batch to learn the sites; the model is as before afterwards."""
+
+        def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
+            largest = torch.linalg.vector_norm(rows, torch.inf).double()
+            return _form(rows), ends(rows, self._counts.get(site)), largest
+
         count = min(TRIED, count_inputs(batch))
         with kept_random_state(), kept_attributes(self.model):
-            found = self.read(Chunk(cut(batch, 0, count), 0, count), self._first_rows)
+            looks = self.read(Chunk(cut(batch, 0, count), 0, count), first_rows)
         labels = [site.label for site in self._watched().sites]
-        self._usual = {label: rows for label, (_, rows, _) in zip(labels, found, strict=True)}
-        largest = torch.stack([most.to(found[0][2].device) for _, _, most in found])
+        self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
+        # The largest numbers are read from the device all at once.
+        largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
-        side = _side(self.name, self._watched().sites, [rows for rows, _, _ in found])
+        side = _side(self.name, self._watched().sites, [form for form, _, _ in looks])
         return replace(side, left_out=tuple(self.left_out.items()))
-
-    def _first_rows(self, site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
-        """Width and type of a site's rows, what `mixing` compares, and the largest number: read later, all at once."""
-        largest = torch.linalg.vector_norm(rows, torch.inf).double()
-        return _form(rows), ends(rows, self._counts.get(site)), largest
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -183,78 +224,25 @@ class Network:
         return self._watched().left_out
 
     def mixing(self, batch: Any) -> str | None:
-        """Whether the inputs of a batch are mixed, in words; None: they are not."""
+        """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
 
-        def read(chunk: Chunk) -> dict[str, Tensor]:
-            found = self.read(chunk, lambda site, rows: ends(rows, self._counts.get(site)))
-            return dict(zip((site.label for site in self._watched().sites), found, strict=True))
+        def at_sites(chunk: Chunk) -> dict[str, Tensor]:
+            values = self.read(chunk, lambda site, rows: ends(rows, self._counts.get(site)))
+            return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
+        def at_output(chunk: Chunk) -> dict[str, Tensor]:
+            return {OUTPUT: ends(self.outputs(chunk))}
+
+        read = at_output if self._seen is None else at_sites
         return mixing_note(self.name, self.model, batch, read, self._usual)
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
         return {site.label: rows_per_input(site, self.rows) for site in self._watched().sites}
 
-    def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
-        seen = self._watched()
-        self._sink, self._chunk = sink, chunk
-        try:
-            args, kwargs = model_arguments(
-                chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._home()
-            )
-            # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
-            self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
-            self._counts, self.tokens = {}, None if self.prepare is None else kwargs.get("input_ids")
-            seen.run(*args, **kwargs)
-        except Exception as error:
-            error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
-            raise
-        finally:
-            self._sink = self._chunk = None
-        return seen.values()
-
     def counts(self) -> dict[str, Tensor]:
         """Under "positions", how many rows each input of the last chunk gave, by site; else nothing."""
         return self._counts
-
-    def _receive(self, site: Site, activation: Tensor) -> Any:
-        assert self._sink is not None
-        assert self._chunk is not None
-        count, mask = self._chunk.count, self._masks.at(site, activation)
-        rows = to_rows(activation.detach(), self.rows, site=site, inputs=count, mask=mask)
-        first = self._widths.setdefault(site.label, rows.shape[1])
-        if rows.shape[1] != first:
-            raise ValueError(
-                f"site {site.label!r} gave rows of {first} features at first and of {rows.shape[1]} now: inputs that "
-                "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
-                "'last'"
-            )
-        if self.rows == "positions":
-            whole = torch.full((count,), len(rows) // count)
-            self._counts[site.label] = whole if mask is None else (mask != 0).sum(1)
-        return self._sink(site.label, rows)
-
-    def _watched(self) -> Watch:
-        if self._seen is None:
-            raise RuntimeError(f"{self.name} is not being watched")
-        return self._seen
-
-    def digest(self) -> str:
-        """Of the weights, and of how inputs are prepared for them."""
-        return self.begun_digest().read()
-
-    def begun_digest(self) -> Digest:
-        """The same, to be read later: until then a GPU is not waited for."""
-        return Digest({**self.model.state_dict(), "prepare": _called(self.prepare)})
-
-    def on_cpu(self) -> bool:
-        home = self._home()
-        return home is None or home.type == "cpu"
-
-    def _home(self) -> torch.device | None:
-        """Where the model is: the device of its first parameter or buffer."""
-        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
-        return None if first is None else first.device
 
 
 @dataclass
@@ -280,10 +268,6 @@ class SavedActivations:
     def digest(self) -> str:
         return digest_of([site.label for site in self._sites])
 
-    def activations(self, start: int, stop: int) -> dict[str, Tensor]:
-        """As they were saved, of some inputs, by site."""
-        return {site.label: self.saved.activation(site.label, start, stop) for site in self._sites}
-
     def on_cpu(self) -> bool:
         return self.device is None or torch.device(self.device).type == "cpu"
 
@@ -295,14 +279,17 @@ class SavedActivations:
         return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
 
     def mixing(self, batch: Any) -> str | None:
-        return None  # not known any more
+        return None  # cannot be known any more
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
 
     def counts(self) -> dict[str, Tensor]:
-        """All inputs give as many rows, which `per_input` says."""
-        return {}
+        return {}  # every input gives as many rows, as `per_input` says
+
+    def activations(self, start: int, stop: int) -> dict[str, Tensor]:
+        """The activations of some inputs as they were saved, by site."""
+        return {site.label: self.saved.activation(site.label, start, stop) for site in self._sites}
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         stop = chunk.start + chunk.count
@@ -310,11 +297,14 @@ class SavedActivations:
             raise ValueError(
                 f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to input {stop}"
             )
-        found = []
+        made = []
         for site in self._sites:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
-            found.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
-        return found
+            made.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
+        return made
+
+
+Source = Network | SavedActivations
 
 
 def _form(rows: Tensor) -> tuple[int, str]:
@@ -326,42 +316,44 @@ def _side(name: str, sites: Sequence[Site], forms: Sequence[tuple[int, str]]) ->
     return Side(name, tuple(s.label for s in sites), widths, tuple(s.shape for s in sites), dtypes)
 
 
-def _called(function: Callable[[Any], Any] | None) -> str:
+def _stable_name(function: Callable[[Any], Any] | None) -> str:
     """A name that is the same in every process: a plain repr may hold an address in memory."""
-    named = getattr(function, "__qualname__", None) or repr(function)
-    return type(function).__qualname__ if " at 0x" in named else named
+    name = getattr(function, "__qualname__", None) or repr(function)
+    return type(function).__qualname__ if " at 0x" in name else name
 
 
-class Named(Protocol):
-    """Whatever has a name that a result shows."""
-
-    name: str
+# From what the user gives to what is compared
 
 
-def number_duplicates(sources: Sequence[Named]) -> None:
-    """Number sources that have one name."""
+def number_duplicates(sources: Sequence[Any]) -> None:
+    """Number things whose `name`, which a result shows, is the same."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
         if names.count(names[k]) > 1:
             source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
 
 
-# What compare is given, as sources: models, saved activations, or the names of either
-
-
-def arguments_of(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
-    """The things compared and the data, from compare(a, b, data) or compare([a, b, c], data)."""
+def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
+    """The things to compare and the data, from (a, b, data) or ([a, b, c], data)."""
     if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
         if data is not None and model_b is not None:
-            raise TypeError("with a list of models, there is no second model: compare([m1, m2, m3], data)")
+            raise TypeError("with several models there is no second one: give ([m1, m2, m3], data)")
         if len(model_a) < 2 and not (model_a and is_statistics(model_a[0])):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
         return list(model_a), model_b if data is None else data
     if model_b is None:
         if is_statistics(model_a):
             return [model_a], data
-        raise TypeError("compare needs two models (the same one twice is fine), or a list of them and data")
+        raise TypeError("need two models to compare (the same one twice is fine), or a list of them and data")
     return [model_a, model_b], data
+
+
+def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[Any]:
+    """An option of every model, from those of A, of B, and of both; of more than two models that of A is for all."""
+    if count != 2 and b is not None:
+        raise ValueError(f"with more than two models, {names}_a is for all of them; leave {names}_b out")
+    a, b = (both if own is None else own for own in (a, b))
+    return [a, b] if count == 2 else [a] * count
 
 
 # What is neither a model nor activations knows how to compare itself: in the package that its kind of file names.
@@ -383,31 +375,30 @@ def is_statistics(thing: Any) -> bool:
     return isinstance(thing, (str, os.PathLike)) and Path(thing).suffix == ".safetensors" and is_statistics_file(thing)
 
 
+def is_array_file(text: str | os.PathLike[str]) -> bool:
+    """Whether a text names a file of arrays, rather than a model with weights from such a file."""
+    path = Path(text)
+    return path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file())
+
+
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | ActivationFile | str:
     """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
-    path = Path(text)
-    if is_statistics(path) or room_of(path) is not None:
+    if is_statistics(text) or room_of(text) is not None:
         return str(text)
-    if path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file()):
-        return open_activations(path)
-    return open_model(str(text), seed=seed)
+    return open_activations(text) if is_array_file(text) else open_model(str(text), seed=seed)
 
 
-def source_of(
-    thing: Any, sites: Any, prepare: Callable[[Any], Any] | None, settings: Settings, inputs: Any
-) -> Network | SavedActivations:
+def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any) -> Source:
+    """A network from a module or specification, saved activations from {site: array} or a file of them."""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_source(thing)
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
     if isinstance(thing, ActivationFile):
-        return SavedActivations(thing, Path(thing.name).stem, sites, settings.rows, settings.device)
-    weights = weights_of(thing)
-    thing, name, prepare = with_name(thing, prepare)
-    if not isinstance(thing, nn.Module):
-        raise TypeError(
-            f"cannot compare {name}: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors', "
-            "or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
-            "holds the layers of one network against each other"
-        )
-    return Network(thing, name, sites, settings.rows, prepare, inputs, settings.device, weights)
+        return SavedActivations(thing, Path(thing.name).stem, sites, rows, device)
+    otherwise = (
+        ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
+        "holds the layers of one network against each other"
+    )
+    options = {"sites": sites, "rows": rows, "inputs": inputs, "device": device}
+    return Network.of(thing, prepare=prepare, otherwise=otherwise, **options)

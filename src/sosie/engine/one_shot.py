@@ -17,83 +17,14 @@ from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
 from .caveats import of_lost_directions, of_widths
-from .evaluate import CONSTANT
-
-# One measure of weights on two maps, or two tensors, that are given as arrays
-
-
-def of_weights(chosen: Measure, x: Any, y: Any) -> float:
-    """The value for two maps (d, p) and (d, q), each a matrix or a list of factors; or for two tensors of one shape.
-
-    Of atoms, these are (m, height, width) of two models that share their coefficients.
-    """
-    with torch.no_grad():
-        if issubclass(chosen.reads, LinearMaps):
-            a, b = _map(x, "x"), _map(y, "y")
-            view = linear_maps(a, b.to(a.device), chosen.reads)
-            for label, size, matrix in (("x", view.xx, a), ("y", view.yy, b)):
-                if vanishes(float(size.sqrt()), float(matrix.square().sum() / matrix.abs().max() ** 2)):
-                    raise ValueError(
-                        f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare"
-                    )
-            return float(snap_to_bounds(chosen(view), chosen))
-        a, b = _weight_tensor(x, "x"), _weight_tensor(y, "y")
-        if chosen.reads is Atoms:
-            return float(snap_to_bounds(chosen(_atoms(chosen, a, b)), chosen))
-        if a.shape != b.shape:
-            raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-        if "scale" in chosen.invariant:
-            a, b = near_one(a), near_one(b)
-        else:
-            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
-        value = float(snap_to_bounds(chosen(TensorPair(a, b.to(a.device))), chosen))
-    if math.isnan(value):
-        raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
-    return value
-
-
-def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
-    for label, side in (("x", a), ("y", b)):
-        if side.ndim not in (2, 3) or not side.numel():
-            raise ValueError(
-                f"{label}: atoms are (number, height, width), or (number, entries); got {tuple(side.shape)}"
-            )
-    if a.shape != b.shape:
-        raise ValueError(f"{chosen.name} compares as many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}")
-    return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
-
-
-def _map(given: Any, label: str) -> Tensor:
-    if not isinstance(given, (list, tuple)) or (given and np.ndim(given[0]) < 2):
-        given = [given]
-    if not given:
-        raise ValueError(f"{label} has no factors")
-    factors = [_weight_tensor(each, label) for each in given]
-    for factor in factors:
-        if factor.dim() != 2 or not factor.numel():
-            raise ValueError(
-                f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}"
-            )
-    try:
-        found = chain_products(factors)[-1]
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from error
-    if not bool(found.any()):
-        raise ValueError(f"{label} is zero: no similarity is defined")
-    return found
-
-
-def _weight_tensor(given: Any, label: str) -> Tensor:
-    found = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(number_array(given, label)))
-    if found.is_complex():
-        raise TypeError(f"{label} is complex ({found.dtype}); compare real and imaginary parts")
-    found = found.double()
-    if bad := int((~torch.isfinite(found)).sum()):
-        raise ValueError(f"{label} has {bad} values that are NaN or infinite")
-    return found
-
+from .pairs import CONSTANT
 
 SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
+
+
+def list_measures() -> list[dict[str, Any]]:
+    """Every measure with its facts: what it is, range, direction, invariances, cost, paper."""
+    return [measure.facts() for measure in MEASURES.values()]
 
 
 @products()
@@ -132,7 +63,7 @@ def measure(
     if chosen.reads_weights:
         if inputs is not None:
             raise TypeError(f"{chosen.name} takes no inputs")
-        return of_weights(chosen, x, y)
+        return _of_weights(chosen, x, y)
     any_scale = "scale" in chosen.invariant
     rows_x, rows_y = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
     if len(rows_x) != len(rows_y):
@@ -151,9 +82,9 @@ def measure(
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
     sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
-    found = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
-    if doubts := dict.fromkeys(caveat.text for caveat in found):
-        warnings.warn(f"{chosen.name}: {'; '.join(doubts)}", stacklevel=3)  # past what `products` puts around this
+    caveats = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
+    if texts := dict.fromkeys(caveat.text for caveat in caveats):
+        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=3)  # past what `products` puts around this
     return value
 
 
@@ -187,36 +118,38 @@ def as_outputs(given: Any, label: str) -> Tensor:
     return _tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False))
 
 
-def list_measures() -> list[dict[str, Any]]:
-    """Every measure with its facts: what it is, range, direction, invariances, cost, paper."""
-    return [measure.facts() for measure in MEASURES.values()]
-
-
-def _from_array(given: Any, label: str) -> Tensor:
-    array = number_array(given, label)
-    return _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
-
-
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """Only read, never written to; but torch takes no array that is reversed, and warns of one that is read-only."""
     plain = array.flags.writeable and all(step >= 0 for step in array.strides)
     return torch.from_numpy(array if plain else array.copy())
 
 
+def _real_numbers(given: Any, label: str) -> tuple[Tensor, float]:
+    """In float64, and the sum of their squares; complex, NaN and infinite ones are refused."""
+    if isinstance(given, Tensor):
+        numbers = given.detach()
+    else:
+        array = number_array(given, label)
+        numbers = _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
+    if numbers.is_complex():
+        raise TypeError(f"{label} is complex ({numbers.dtype}); compare real and imaginary parts as columns")
+    numbers = numbers.double()
+    total = float(total_squares(numbers))
+    if not math.isfinite(total) and (bad := int((~torch.isfinite(numbers)).sum())):
+        raise ValueError(f"{label} has {bad} values that are NaN or infinite")
+    return numbers, total
+
+
 def _rows(given: Any, label: str, any_scale: bool) -> Tensor:
     """In float64; where the measure does not depend on it, of a scale that leaves room for products of four."""
-    rows = given.detach() if isinstance(given, Tensor) else _from_array(given, label)
-    if rows.ndim != 2:
-        hint = "reshape(-1, 1)" if rows.ndim == 1 else "flatten it to (rows, features)"
-        raise ValueError(f"{label} must be (n, p), got shape {tuple(rows.shape)}: {hint}")
-    if rows.shape[1] == 0:
-        raise ValueError(f"{label} has no columns: shape {tuple(rows.shape)}")
-    if rows.is_complex():
-        raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
-    rows = rows.double()
-    total = float(total_squares(rows))
-    if not math.isfinite(total) and (bad := int((~torch.isfinite(rows)).sum())):
-        raise ValueError(f"{label} has {bad} values that are NaN or infinite")
+    given = given if isinstance(given, Tensor) else number_array(given, label)
+    shape = tuple(given.shape)
+    if len(shape) != 2:
+        hint = "reshape(-1, 1)" if len(shape) == 1 else "flatten it to (rows, features)"
+        raise ValueError(f"{label} must be (n, p), got shape {shape}: {hint}")
+    if shape[1] == 0:
+        raise ValueError(f"{label} has no columns: shape {shape}")
+    rows, total = _real_numbers(given, label)
     if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
         if any_scale:
             return near_one(rows)
@@ -234,3 +167,67 @@ def _varies(rows: Tensor) -> bool:
     if bool(apart / 2 > CONSTANT["float64"] * total_squares(rows)):
         return True
     return bool(Sample.of(rows, rows).spread[0][0] > CONSTANT["float64"])
+
+
+# Measures of weights, on two maps or two tensors that are given as arrays
+
+
+def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
+    """The value for two maps (d, p) and (d, q), each a matrix or a list of factors; or for two tensors of one shape.
+
+    Of atoms, these are (m, height, width) of two models that share their coefficients.
+    """
+    with torch.no_grad():
+        if issubclass(chosen.reads, LinearMaps):
+            a, b = _map(x, "x"), _map(y, "y")
+            view = linear_maps(a, b.to(a.device), chosen.reads)
+            for label, size, matrix in (("x", view.xx, a), ("y", view.yy, b)):
+                if vanishes(float(size.sqrt()), float(matrix.square().sum() / matrix.abs().max() ** 2)):
+                    raise ValueError(
+                        f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare"
+                    )
+            return float(snap_to_bounds(chosen(view), chosen))
+        a, b = _real_numbers(x, "x")[0], _real_numbers(y, "y")[0]
+        if chosen.reads is Atoms:
+            return float(snap_to_bounds(chosen(_atoms(chosen, a, b)), chosen))
+        if a.shape != b.shape:
+            raise ValueError(f"{chosen.name} compares tensors of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+        if "scale" in chosen.invariant:
+            a, b = near_one(a), near_one(b)
+        else:
+            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
+        value = float(snap_to_bounds(chosen(TensorPair(a, b.to(a.device))), chosen))
+    if math.isnan(value):
+        raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
+    return value
+
+
+def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
+    for label, side in (("x", a), ("y", b)):
+        if side.ndim not in (2, 3) or not side.numel():
+            raise ValueError(
+                f"{label}: atoms are (number, height, width), or (number, entries); got {tuple(side.shape)}"
+            )
+    if a.shape != b.shape:
+        raise ValueError(f"{chosen.name} compares as many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}")
+    return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
+
+
+def _map(given: Any, label: str) -> Tensor:
+    if not isinstance(given, (list, tuple)) or (given and np.ndim(given[0]) < 2):
+        given = [given]
+    if not given:
+        raise ValueError(f"{label} has no factors")
+    factors = [_real_numbers(each, label)[0] for each in given]
+    for factor in factors:
+        if factor.dim() != 2 or not factor.numel():
+            raise ValueError(
+                f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}"
+            )
+    try:
+        product = chain_products(factors)[-1]
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from error
+    if not bool(product.any()):
+        raise ValueError(f"{label} is zero: no similarity is defined")
+    return product

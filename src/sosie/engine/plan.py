@@ -1,4 +1,4 @@
-"""Which statistic supplies which measure: the cheapest that fits, stated before the pass."""
+"""What was asked for, and which statistic supplies it: the cheapest that fits, chosen before the pass."""
 
 from __future__ import annotations
 
@@ -10,44 +10,105 @@ from typing import Any, Literal
 
 import torch
 
-from ..capture import Rule
-from ..measures import Measure
+from ..capture import Rule, check_rule
+from ..checks import one_of, whole_number
+from ..measures import Measure, find
 from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
 
 Kind = Literal["moments", "grams", "sample"]
+Widths = tuple[tuple[int, ...], tuple[int, ...]]  # columns of every site of A, and of B
 
 MEMORY = 4 * 2**30  # bytes that statistics may take unless told otherwise
-SMALL_WORK = 4_000_000  # multiply-adds a row that are not worth avoiding: exact moments are taken instead
+SMALL_WORK = 4_000_000  # multiply-adds per row that are not worth avoiding: exact moments are taken instead
 NARROWEST = 2048  # columns below which rows are not projected; fewer rows are kept instead
+PRECISIONS = ("tf32", "float32", "float64")  # of our own matrix products on a GPU
 _COPIES = 3  # moments are held as the total, the part and their sum while they merge
+_ELSEWHERE = {
+    "layers": "of layers, not of what models answer; use compare",
+    "outputs": "of what models answer, not of their layers; use compare_outputs",
+    "weights": "of weights, without data; use compare_weights",
+}
+
+
+def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str) -> tuple[Measure, ...]:
+    """The measures by name, which must read "layers" or "outputs"; the error says where others belong."""
+    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    if not chosen:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    for reads in _ELSEWHERE:
+        if reads != of and (names := [measure.name for measure in chosen if _reads(measure) == reads]):
+            raise ValueError(f"{', '.join(names)}: {_ELSEWHERE[reads]}")
+    return chosen
+
+
+def _reads(measure: Measure) -> str:
+    return "outputs" if measure.reads_outputs else "weights" if measure.reads_weights else "layers"
+
+
+def draws_of(null: str | None, draws: int, kind: str = "permutation") -> int:
+    """How many draws to make: none unless `null` asks for them."""
+    if null not in (None, kind):
+        raise ValueError(f"null={null!r}: the null distribution is {kind!r}, or None for none")
+    whole_number(draws, "draws", least=1)
+    return 0 if null is None else draws
 
 
 @dataclass(frozen=True)
-class Widths:
-    """What the plan is made from: columns of every site of both sides, and the rows where they are known."""
+class Request:
+    """What was asked for; see `compare`."""
 
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    rows: int | None
+    measures: tuple[Measure, ...]
+    rows: Rule = "flatten"
+    device: str | torch.device | None = None
+    precision: str | None = None
+    memory: int = MEMORY
+    max_rows: int | None = None
+    exact: bool = False
+    block: int = BLOCK
+    seed: int = 0
+    first_row: int = 0
+    draws: int = 0
+    interval: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.rows)
+        if self.precision is not None:
+            one_of(self.precision, "precision", PRECISIONS)
+        if self.max_rows is not None:
+            whole_number(self.max_rows, "max_rows", least=1)
 
     @property
-    def moments_bytes(self) -> int:
-        own = sum(w * w for w in (*self.a, *self.b))
-        return 8 * _COPIES * (sum(self.a) * sum(self.b) + own)
+    def tf32(self) -> bool:
+        """Whether Gram matrices on a GPU may be made of TF32 products: unless more is asked for.
+
+        Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
+        """
+        return self.precision in (None, "tf32")
 
     @property
-    def moments_work(self) -> int:
-        return sum(self.a) * sum(self.b) + sum(w * w for w in (*self.a, *self.b))
+    def rule(self) -> str:
+        """The name of the row rule."""
+        return self.rows if isinstance(self.rows, str) else getattr(self.rows, "__name__", "function")
 
-    def sample_bytes(self, rows: int, widest: int | None = None) -> int:
-        """Rows of float32, twice while they merge, and one Gram matrix a site."""
-        columns = sum(w if widest is None else min(w, widest) for w in (*self.a, *self.b))
-        return 8 * rows * columns + 8 * rows * rows * (len(self.a) + len(self.b))
+    def as_text(self) -> dict[str, Any]:
+        """For the record that a result keeps."""
+        said: dict[str, Any] = {
+            "block": self.block,
+            "exact": self.exact,
+            "seed": self.seed,
+            "precision": self.precision or "default",
+            "device": str(self.device or "each model's own"),
+        }
+        if self.max_rows is not None:
+            said["max_rows"] = self.max_rows
+        if self.draws:
+            said["null"] = f"permutation, {self.draws} draws"
+        return said
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The statistics one pass collects, and which measure reads which."""
+    """How a request will be met: the statistics that one pass collects, and which measure reads which."""
 
     kinds: dict[str, Kind]  # measure name -> statistic
     block: int = BLOCK
@@ -64,205 +125,112 @@ class Plan:
         return list(dict.fromkeys(kinds))
 
 
-def make_plan(
-    measures: Sequence[Measure],
-    widths: Widths,
-    *,
-    memory: int,
-    exact: bool,
-    block: int,
-    precision: str | None,
-    blocks: bool = True,
-) -> Plan:
-    """Choose for each measure the cheapest statistic that supplies its view within the memory budget.
+def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int, blocks: bool = True) -> Plan:
+    """Choose for each measure the cheapest statistic that supplies its view within `budget` bytes.
 
-    Without `blocks` no block Grams are taken: 64 positions of one image or sentence are no sample of the data.
+    `rows`: how many there will be, where that is known. Without `blocks` no block Grams are taken: 64 positions of one
+    image or sentence are no sample of the data.
     """
-    budget = memory
-    rows, widest = _sample_size(widths, budget, exact)
-    kinds: dict[str, Kind] = {}
-    for measure in measures:
-        kinds[measure.name] = _kind(measure, widths, budget, exact=exact or not blocks, block=block)
-    if exact and "sample" in kinds.values():
-        _check_exact(widths, budget)
-    _check_neurons([m for m in measures if kinds[m.name] == "sample"], widths, widest)
-    precise = precision == "float64" or any(m.precise and kinds[m.name] == "moments" for m in measures)
+    measures, exact, every = request.measures, request.exact, (*widths[0], *widths[1])
+    needed = moments_bytes(widths)
+    kinds: dict[str, Kind] = {
+        measure.name: _kind(measure, widths, rows, budget, exact=exact or not blocks, block=request.block)
+        for measure in measures
+    }
+    sampled = [measure for measure in measures if kinds[measure.name] == "sample"]
+    sample_rows, widest = _sample_size(widths, rows, budget, exact)
+    if exact and sampled and rows is not None and (need := sample_bytes(widths, rows)) > budget:
+        raise MemoryError(
+            f"exact=True would keep {rows} rows of {sum(every)} columns: {size_text(need)}, more than the budget of "
+            f"{size_text(budget)}. Raise memory=, pool with rows='mean', take fewer sites, or leave exact out"
+        )
+    matching = [m.name for m in sampled if issubclass(m.reads, Neurons)]
+    if matching and widest is not None and max(every) > widest:
+        raise ValueError(
+            f"{', '.join(matching)} would read rows of {max(every)} neurons projected to {widest} columns, {NO_NEURONS}"
+        )
+    notes = {}
+    if needed > budget:
+        text = f"covariances of all rows would take {size_text(needed)}, over the budget of {size_text(budget)}"
+        notes = {m.name: text for m in sampled if issubclass(m.reads, Covariances | Neurons)}
+    by_moments = [measure for measure in measures if kinds[measure.name] == "moments"]
+    precise = request.precision == "float64" or any(measure.precise for measure in by_moments)
+    room = needed + sample_bytes(widths, min(ROWS, rows or ROWS)) <= budget
     return Plan(
         kinds=kinds,
-        block=block,
+        block=request.block,
         uncentred=any(m.reads is UncentredAlignment and kinds[m.name] == "grams" for m in measures),
         products=torch.float64 if precise else torch.float32,
-        sample_rows=rows,
+        sample_rows=sample_rows,
         widest=widest,
-        notes=_notes(measures, kinds, widths, budget),
-        rows_beside="moments" in kinds.values() and widest is None and _room_for_rows(widths, budget),
+        notes=notes,
+        rows_beside=bool(by_moments) and widest is None and room,
     )
 
 
-def _kind(measure: Measure, widths: Widths, budget: int, *, exact: bool, block: int) -> Kind:
-    fits = widths.moments_bytes <= budget
+def _kind(measure: Measure, widths: Widths, rows: int | None, budget: int, *, exact: bool, block: int) -> Kind:
+    columns, work = sum(widths[0]) + sum(widths[1]), _moments_work(widths)
+    fits = moments_bytes(widths) <= budget
+    rows_fit = rows is not None and sample_bytes(widths, rows) <= budget
     if measure.reads in Grams.supplies:
-        if exact:
-            return "moments" if fits and not _rows_are_cheaper(widths, budget) else "sample"
-        by_blocks = block * (sum(widths.a) + sum(widths.b))
-        cheap = widths.moments_work <= max(SMALL_WORK, by_blocks)
-        return "moments" if fits and cheap else "grams"
+        if not exact:
+            return "moments" if fits and work <= max(SMALL_WORK, block * columns) else "grams"
+        # Gram matrices of all rows, which a sample then holds, may take less work than covariances.
+        of_rows = (rows or 0) * (columns + len(widths[0]) * len(widths[1]))
+        cheaper = rows is not None and rows <= ROWS and rows_fit and of_rows < work
+        return "moments" if fits and not cheaper else "sample"
     if measure.reads in Moments.supplies:
         # With fewer rows than neurons the rows themselves are the smaller, and exact, description.
-        few = widths.rows is not None and widths.rows <= min(ROWS, max((*widths.a, *widths.b)))
-        return "moments" if fits and not (few and widths.sample_bytes(widths.rows or 0) <= budget) else "sample"
+        few = rows is not None and rows <= min(ROWS, max((*widths[0], *widths[1])))
+        return "moments" if fits and not (few and rows_fit) else "sample"
     return "sample"
 
 
-def _rows_are_cheaper(widths: Widths, budget: int) -> bool:
-    """Whether Gram matrices of all rows, which a sample then holds, take less work than covariances."""
-    if widths.rows is None or widths.rows > ROWS or widths.sample_bytes(widths.rows) > budget:
-        return False
-    return widths.rows * (sum(widths.a) + sum(widths.b) + len(widths.a) * len(widths.b)) < widths.moments_work
-
-
-def _room_for_rows(widths: Widths, budget: int) -> bool:
-    return widths.moments_bytes + widths.sample_bytes(min(ROWS, widths.rows or ROWS)) <= budget
-
-
-def _sample_size(widths: Widths, budget: int, exact: bool) -> tuple[int, int | None]:
+def _sample_size(widths: Widths, rows: int | None, budget: int, exact: bool) -> tuple[int, int | None]:
     """How many rows a sample keeps, and the width that wider rows are projected to."""
     if exact:
-        return widths.rows or 2**40, None
-    rows = max(4, min(ROWS, widths.rows or ROWS))
-    if widths.sample_bytes(rows) <= budget:
+        return rows or 2**40, None
+    kept = max(4, min(ROWS, rows or ROWS))
+    if sample_bytes(widths, kept) <= budget:
         return ROWS, None  # even where there are fewer: more may be merged later
-    sites = len(widths.a) + len(widths.b)
+    sites = len(widths[0]) + len(widths[1])
     while True:
-        room = (budget - 8 * rows * rows * sites) // (8 * rows * sites)
-        if room >= NARROWEST or rows <= 64:
-            return rows, max(room, 64)
-        rows //= 2
+        room = (budget - 8 * kept * kept * sites) // (8 * kept * sites)
+        if room >= NARROWEST or kept <= 64:
+            return kept, max(room, 64)
+        kept //= 2
 
 
-def _check_exact(widths: Widths, budget: int) -> None:
-    if widths.rows is None:
-        return
-    need = widths.sample_bytes(widths.rows)
-    if need > budget:
-        raise MemoryError(
-            f"exact=True would keep {widths.rows} rows of {sum(widths.a) + sum(widths.b)} columns: "
-            f"{size_text(need)}, more than the budget of {size_text(budget)}. Raise memory=, pool with rows='mean', "
-            "take fewer sites, or leave exact out"
-        )
+def _moments_work(widths: Widths) -> int:
+    """Multiply-adds per row."""
+    return sum(widths[0]) * sum(widths[1]) + sum(width * width for side in widths for width in side)
 
 
-def _check_neurons(sampled: Sequence[Measure], widths: Widths, widest: int | None) -> None:
-    """Measures that match neurons with neurons cannot read projected rows."""
-    matching = [m.name for m in sampled if issubclass(m.reads, Neurons)]
-    too_wide = [w for w in (*widths.a, *widths.b) if widest is not None and w > widest]
-    if matching and too_wide:
-        raise ValueError(
-            f"{', '.join(matching)} would read rows of {max(too_wide)} neurons projected to {widest} columns, "
-            f"{NO_NEURONS}"
-        )
+def moments_bytes(widths: Widths) -> int:
+    return 8 * _COPIES * _moments_work(widths)
 
 
-def _notes(measures: Sequence[Measure], kinds: dict[str, Kind], widths: Widths, budget: int) -> dict[str, str]:
-    if widths.moments_bytes <= budget:
-        return {}
-    text = (
-        f"covariances of all rows would take {size_text(widths.moments_bytes)}, over the budget of {size_text(budget)}"
-    )
-    return {m.name: text for m in measures if issubclass(m.reads, Covariances | Neurons) and kinds[m.name] == "sample"}
+def sample_bytes(widths: Widths, rows: int, widest: int | None = None) -> int:
+    """Rows of float32, twice while they merge, and one Gram matrix per site."""
+    columns = sum(width if widest is None else min(width, widest) for side in widths for width in side)
+    return 8 * rows * columns + 8 * rows * rows * (len(widths[0]) + len(widths[1]))
 
 
 def parse_size(text: str | int | None) -> int | None:
     """Bytes from 2_000_000, "500MB" or "4GiB"."""
     if text is None or isinstance(text, int):
-        found = text
+        size = text
     else:
         match = re.fullmatch(r"\s*([\d.]+)\s*([kKmMgGtT]?)(i?)[bB]?\s*", text)
         if match is None:
             raise ValueError(f"memory is a number of bytes or a size like '4GiB', got {text!r}")
         power = " kmgt".index(match[2].lower() or " ")
-        found = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    if found is not None and found <= 0:
+        size = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if size is not None and size <= 0:
         raise ValueError(f"memory must be positive, got {text!r}")
-    return found
+    return size
 
 
 def size_text(size: int) -> str:
     power = min(int(math.log(max(size, 1), 1024)), 4)
     return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"
-
-
-# How much work it is worth to know how far values can be trusted
-
-
-@dataclass(frozen=True)
-class UncertaintyOptions:
-    """How much work doubt is worth: draws of shuffled rows, and intervals where they are not nearly free."""
-
-    draws: int = 0
-    seed: int = 0
-    interval: bool = False
-
-
-NO_DOUBT = UncertaintyOptions()
-
-
-# How a comparison is made
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a comparison is made; see `compare`."""
-
-    measures: tuple[Measure, ...]
-    rows: Rule
-    device: str | torch.device | None
-    precision: str | None
-    memory: int | None
-    max_rows: int | None
-    exact: bool
-    block: int
-    seed: int
-    first_row: int
-    doubt: UncertaintyOptions
-
-    def as_text(self) -> dict[str, Any]:
-        """For the record that a result keeps."""
-        found: dict[str, Any] = {
-            "block": self.block,
-            "exact": self.exact,
-            "seed": self.seed,
-            "precision": self.precision or "default",
-            "device": str(self.device or "each model's own"),
-        }
-        if self.max_rows is not None:
-            found["max_rows"] = self.max_rows
-        if self.doubt.draws:
-            found["null"] = f"permutation, {self.doubt.draws} draws"
-        return found
-
-
-def draws_of(null: str | None, draws: int, kind: str = "permutation") -> int:
-    if null not in (None, kind):
-        raise ValueError(f"null={null!r}: chance is told by {kind!r}, or not at all (None)")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    return 0 if null is None else draws
-
-
-# The precision of our own float32 matrix products on a GPU
-
-PRECISIONS = ("tf32", "float32", "float64")
-
-
-def check_precision(precision: str | None) -> None:
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}")
-
-
-def allows_tf32(precision: str | None) -> bool:
-    """Whether Gram matrices on a GPU may be made of TF32 products: unless more is asked for.
-
-    Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
-    """
-    return precision in (None, "tf32")

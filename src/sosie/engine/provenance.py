@@ -21,7 +21,7 @@ from ..stats import row_hash
 
 def provenance(**about: Any) -> dict[str, Any]:
     """JSON-ready facts; `data` and `test` are described by what they call themselves."""
-    found = {
+    facts = {
         "sosie": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -29,8 +29,8 @@ def provenance(**about: Any) -> dict[str, Any]:
     }
     for key, value in about.items():
         if value is not None:
-            found[key] = _describe(value) if key in ("data", "test") else value
-    return found
+            facts[key] = _describe(value) if key in ("data", "test") else value
+    return facts
 
 
 def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "") -> str:
@@ -135,7 +135,7 @@ class InputDigests:
 
 
 def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What a batch holds, with where; tokens without their padding, which hangs on what else is in the batch."""
+    """What a batch holds, with where; tokens without their padding, which depends on what else is in the batch."""
     if isinstance(batch, Mapping):
         for mask in (MASK, DECODER_MASK):
             if isinstance(batch.get(mask), Tensor) and batch[mask].ndim == 2:
@@ -150,7 +150,7 @@ def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """What is as long as its mask as a list, an item an input, of what the mask has left."""
+    """What is as long as its mask as a list, one item per input, of what the mask leaves."""
     kept = batch[mask] != 0
     return {
         key: [row[keep].tolist() for row, keep in zip(part, kept, strict=True)]
@@ -178,15 +178,15 @@ class Digest:
 
     def read(self) -> str:
         here = {device: sums.read() for device, sums in self._sums.items()}
-        found = hashlib.sha256("".join(self._text).encode())
+        digest = hashlib.sha256("".join(self._text).encode())
         for places in self._places:
             pieces = max((first + count for first, count, _ in places), default=0)
             total = torch.zeros(2, pieces, dtype=torch.int64, device="cpu")  # whatever the default device is
             for first, count, device in places:
                 total[:, first : first + count] += here[device][:, :count]  # two devices may share a piece
                 here[device] = here[device][:, count:]
-            found.update(total.numpy().tobytes())
-        return found.hexdigest()[:16]
+            digest.update(total.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What chance gives: values under shuffled pairing, in closed form where it is known, by draws where it is asked."""
+"""How far a value can be trusted: what chance gives, and a 95 % interval from groups of rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ from ..measures import Measure
 from ..progress import Progress
 from ..results import LEVEL
 from ..stats import SMALLEST_GROUP, Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffle, Statistic
-from .evaluate import Widths, by_pair
+from .pairs import Widths, by_pair
 
 Array = np.ndarray
+
+
+def as_array(value: Tensor) -> Array:
+    return value.detach().cpu().double().numpy()
+
+
+# What chance gives: values under shuffled pairing, in closed form where it is known, by draws where they are asked for
+
 TIE = 1e-9  # how near a shuffled value counts as equal
 TIE_IN_FLOAT32 = 1e-5
 FEWEST_DRAWS = round(1 / LEVEL) - 1  # below it p is above the level, whatever the value
@@ -47,8 +55,8 @@ def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
         return None
     if measure.by_chance is not None and not isinstance(statistic, Grams):
         ranks_a, ranks_b = ([int(scatter.rank) for scatter in side] for side in statistic.scatters)
-        found = np.array([[measure.by_chance(statistic.n, r, s) for s in ranks_b] for r in ranks_a])
-        return Chance(found[..., 0], found[..., 1])
+        moments = np.array([[measure.by_chance(statistic.n, r, s) for s in ranks_b] for r in ranks_a])
+        return Chance(moments[..., 0], moments[..., 1])
     if measure.reads is DebiasedAlignment:
         view = statistic.alignment(DebiasedAlignment)
         mean = torch.zeros_like(view.xy)
@@ -64,7 +72,7 @@ def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
     else:
         return None
     # These measures are proportional to xy, so that its mean and spread give theirs.
-    return Chance(_array(measure(replace(view, xy=mean))), _array(measure(replace(view, xy=spread))))
+    return Chance(as_array(measure(replace(view, xy=mean))), as_array(measure(replace(view, xy=spread))))
 
 
 def _invariants(statistic: Moments | Sample, biased: Alignment) -> tuple[Invariants, Invariants]:
@@ -91,62 +99,51 @@ def by_draws(
     draws: int,
     seed: int,
 ) -> dict[str, Chance]:
-    """For each measure that pairing matters to: from shuffles within blocks, or of sampled rows."""
+    """For each measure that depends on the pairing: from shuffles within blocks, or of sampled rows."""
     measures = [m for m in measures if m.paired]
-    found: dict[str, Chance] = {}
     if isinstance(statistic, Grams):
-        for measure in measures:
-            value = _array(measure(statistic.alignment(measure.reads)))
-            drawn = _array(measure(statistic.alignment(measure.reads, shuffled=True)))
-            found[measure.name] = judged(measure, value, drawn, TIE_IN_FLOAT32)
-        return found
+        return {
+            measure.name: judged(
+                measure,
+                as_array(measure(statistic.alignment(measure.reads))),
+                as_array(measure(statistic.alignment(measure.reads, shuffled=True))),
+                TIE_IN_FLOAT32,
+            )
+            for measure in measures
+        }
     rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
     if rows is None:
         return {}
     fewer = rows.n if rows.n < statistic.n else None
-    for name, (value, drawn) in _drawn(measures, rows, widths, defined, draws, seed).items():
-        measure = next(m for m in measures if m.name == name)
-        found[name] = replace(judged(measure, value, drawn), rows=fewer)
-    return found
-
-
-def _drawn(
-    measures: Sequence[Measure], rows: Sample, widths: Widths, defined: tuple[Array, Array], draws: int, seed: int
-) -> dict[str, tuple[Array, Array]]:
-    """For each measure its value on these rows (A, B), and the draws (D, A, B)."""
-    shape = (len(rows.xs), len(rows.ys))
     shuffles = [Shuffle.draw(rows.n, seed, number, rows.xs[0].device) for number in range(draws)]
-    found: dict[str, tuple[Array, Array]] = {}
+    values: dict[str, Array] = {}
+    drawn: dict[str, Array] = {}
     for measure in measures:
         if issubclass(measure.reads, Alignment):
-            value = _array(measure(rows.alignment(measure.reads)))
-            found[measure.name] = value, _array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
-    others = [m for m in measures if m.name not in found]
-    if not others:
-        return found
-    start = time.monotonic()
-    as_they_are = by_pair(others, rows, widths, *defined)
-    _foretell((time.monotonic() - start) * draws, draws, [m.name for m in others])
-    drawn: dict[str, list[Array]] = {m.name: [] for m in others}
-    with Progress(f"chance for {', '.join(drawn)}", draws, "draws") as bar:
-        for shuffle in shuffles:
-            values = by_pair(others, rows.shuffled(shuffle), widths, *defined)
-            for name, each in values.items():
-                drawn[name].append(_array(each.matrix(shape)))
-            bar.advance()
-    for measure in others:
-        found[measure.name] = _array(as_they_are[measure.name].matrix(shape)), np.stack(drawn[measure.name])
-    return found
-
-
-def _foretell(seconds: float, draws: int, names: Sequence[str]) -> None:
-    """Say so before a long wait; the first time takes longer than each draw, so this is a bound."""
-    if seconds > LONG:
-        warnings.warn(
-            f"{draws} draws of {', '.join(names)} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
-            "rows='mean', take less",
-            stacklevel=2,
-        )
+            values[measure.name] = as_array(measure(rows.alignment(measure.reads)))
+            drawn[measure.name] = as_array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
+    if others := [m for m in measures if m.name not in values]:
+        shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
+        start = time.monotonic()
+        as_they_are = {
+            name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()
+        }
+        # The first time takes longer than each draw, so this is a bound.
+        if (seconds := (time.monotonic() - start) * draws) > LONG:
+            warnings.warn(
+                f"{draws} draws of {names} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
+                "rows='mean', take less",
+                stacklevel=2,
+            )
+        each_draw: dict[str, list[Array]] = {name: [] for name in as_they_are}
+        with Progress(f"chance for {names}", draws, "draws") as bar:
+            for shuffle in shuffles:
+                for name, each in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
+                    each_draw[name].append(as_array(each.matrix(shape)))
+                bar.advance()
+        values |= as_they_are
+        drawn |= {name: np.stack(arrays) for name, arrays in each_draw.items()}
+    return {m.name: replace(judged(m, values[m.name], drawn[m.name]), rows=fewer) for m in measures}
 
 
 def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
@@ -177,10 +174,6 @@ def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Ch
     for array in (p, p_search):
         array[unknown] = np.nan
     return Chance(mean, spread_of_draws, p, p_search)
-
-
-def _array(value: Tensor) -> Array:
-    return value.detach().cpu().double().numpy()
 
 
 # Standard errors: from groups of rows left out in turn, or from halves and quarters of the rows
@@ -287,15 +280,15 @@ def quarters_of_groups() -> Array:
 
     Every way to halve is in one of them at least, and none in more than it must.
     """
-    found = []
+    quarters = []
     uses = np.zeros(HALVED, dtype=int)
     while 0 in uses[1:]:
         u = 1 + int(np.argmin(uses[1:]))
         v = min((v for v in range(1, HALVED) if v != u), key=lambda v: (uses[v] + uses[u ^ v], v))
         uses[[u, v, u ^ v]] += 1
         a, b = _odd(u), _odd(v)
-        found.append([a & b, a & ~b, ~a & b, ~a & ~b])
-    return np.array(found)
+        quarters.append([a & b, a & ~b, ~a & b, ~a & ~b])
+    return np.array(quarters)
 
 
 def _odd(u: int) -> Array:
@@ -340,7 +333,7 @@ def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:
     )
     single = count * changes - (count - 1) * left[groups]  # pseudo-values, which are 0 on average
     size = (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
-    return _array(size) * student(count, CONFIDENCE)
+    return as_array(size) * student(count, CONFIDENCE)
 
 
 def by_rows(
@@ -361,7 +354,7 @@ def by_rows(
     if not wanted or count < FEWEST_GROUPS:
         return {}
     of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
-    errors = {m.name: by_jackknife(_array(m(sample.grams.left_out(m.reads)))) for m in of_grams}
+    errors = {m.name: by_jackknife(as_array(m(sample.grams.left_out(m.reads)))) for m in of_grams}
     finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
     defined = [finite.any(axis) for axis in (1, 0)]
     errors |= _pair_by_pair([m for m in wanted if m.name not in errors], sample, widths, defined, count)
@@ -377,8 +370,16 @@ def _pair_by_pair(
 
     def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
         """For each measure its values (…, A, B) on the rows of the groups that are kept (…, groups)."""
-        found = _on_parts(some, sample, widths, defined, kept.reshape(-1, kept.shape[-1]))
-        return {name: values.reshape(*kept.shape[:-1], *values.shape[1:]) for name, values in found.items()}
+        parts: dict[str, list[Array]] = {m.name: [] for m in some}
+        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
+        with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
+            for groups in flat:
+                part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))
+                for name, each in by_pair(some, part, widths, defined[0], defined[1]).items():
+                    parts[name].append(as_array(each.matrix((len(part.xs), len(part.ys)))))
+                bar.advance()
+        stacked = {name: np.stack(values) for name, values in parts.items()}
+        return {name: values.reshape(*kept.shape[:-1], *values.shape[1:]) for name, values in stacked.items()}
 
     if not measures:
         return {}
@@ -391,21 +392,6 @@ def _pair_by_pair(
     jackknifed = {name: by_jackknife(values) for name, values in left.items()}
     sure = {name: error.where(holds, jackknifed.get(name, error)) for name, (error, holds) in errors.items()}
     return jackknifed | sure
-
-
-def _on_parts(
-    measures: Sequence[Measure], sample: Sample, widths: Widths, defined: Sequence[Array], kept: Array
-) -> dict[str, Array]:
-    """For each measure its values (parts, A, B) on parts of the rows: groups that are kept (parts, groups)."""
-    parts: dict[str, list[Array]] = {m.name: [] for m in measures}
-    group = np.arange(sample.n) % kept.shape[1]
-    with Progress(f"intervals for {', '.join(parts)}", len(kept), "parts of the rows") as bar:
-        for groups in kept:
-            part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))
-            for name, found in by_pair(measures, part, widths, defined[0], defined[1]).items():
-                parts[name].append(_array(found.matrix((len(part.xs), len(part.ys)))))
-            bar.advance()
-    return {name: np.stack(found) for name, found in parts.items()}
 
 
 def work(sample: Sample) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..capture import Rule
 from ..engine.caveats import of_left_out
-from ..engine.evaluate import CONSTANT, by_pair
+from ..engine.pairs import CONSTANT, by_pair
 from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile

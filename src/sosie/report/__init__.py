@@ -14,22 +14,6 @@ if TYPE_CHECKING:
     from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison
 
-__all__ = [
-    "plot_curves",
-    "plot_heatmap",
-    "print_answer",
-    "print_comparison",
-    "print_costs",
-    "print_dynamics",
-    "print_leaderboard",
-    "print_measures",
-    "print_numbers",
-    "print_sites",
-    "print_table",
-    "write_plots",
-    "write_report",
-]
-
 _HOME = {
     "plot_curves": "plots",
     "plot_heatmap": "plots",
@@ -55,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_HOME)

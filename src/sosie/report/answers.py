@@ -26,41 +26,41 @@ _QUESTIONS = {
 }
 
 
-def print_answer(found: Answer, console: Console | None = None) -> None:
+def print_answer(answer: Answer, console: Console | None = None) -> None:
     """A sentence, a table, below it those that failed, and what must be known to read it."""
     console = console or Console()
-    console.print(safe_text(console, found.sentence(), "bold"))
-    rows = [row for row in found if not row.get("reason")]
-    failed = [row for row in found if row.get("reason")]  # a reason is a sentence, which a cell has no room for
+    console.print(safe_text(console, answer.sentence(), "bold"))
+    rows = [row for row in answer if not row.get("reason")]
+    failed = [row for row in answer if row.get("reason")]  # a reason is a sentence, which a cell has no room for
     if rows:
-        columns = [column for column in found.table()[0] if column != "reason"]
+        columns = [column for column in answer.table()[0] if column != "reason"]
         shown = [{column: _plain(row.get(column)) for column in columns} for row in rows[:MOST_PRINTED]]
         print_table(shown, columns, console)
     for row in failed[:MOST_PRINTED]:
         console.print(safe_text(console, f"- {visible(row['name'])}: {visible(row['reason'])}", "yellow"))
     if left := sum(max(len(some) - MOST_PRINTED, 0) for some in (rows, failed)):
         console.print(safe_text(console, f"and {left:,} more: --json or --out has all", "dim"))
-    for text in found.notes:
+    for text in answer.notes:
         console.print(safe_text(console, text, "dim"))
 
 
-def render_answer(found: Answer) -> str:
+def render_answer(answer: Answer) -> str:
     """One self-contained file."""
-    columns, _ = found.table()
-    rows = found.rows()
+    columns, _ = answer.table()
+    rows = answer.rows()
     data: dict[str, Any] = {
         "columns": columns,
         "rows": [[_shown(row.get(column)) for column in columns] for row in rows[:MOST_ROWS]],
         "left": max(len(rows) - MOST_ROWS, 0),
-        "points": _points(found) if isinstance(found, Map) else [],
-        "undrawn": max(len(rows) - MOST_POINTS, 0) if isinstance(found, Map) else 0,
+        "points": _points(answer) if isinstance(answer, Map) else [],
+        "undrawn": max(len(rows) - MOST_POINTS, 0) if isinstance(answer, Map) else 0,
     }
-    query = found.asked.get("query")
+    query = answer.asked.get("query")
     return render_page(
-        title=in_a_sentence(str(query)) if query else counted(found.models, "model"),
-        question=_QUESTIONS.get(found.question, found.question),
-        lead=visible(found.sentence()),
-        others=[visible(note) for note in found.notes],
+        title=in_a_sentence(str(query)) if query else counted(answer.models, "model"),
+        question=_QUESTIONS.get(answer.question, answer.question),
+        lead=visible(answer.sentence()),
+        others=[visible(note) for note in answer.notes],
         kind="notes",
         data=data,
         scripts=_SCRIPTS,
@@ -68,7 +68,7 @@ def render_answer(found: Answer) -> str:
     )
 
 
-def _points(found: Map) -> list[dict[str, Any]]:
+def _points(answer: Map) -> list[dict[str, Any]]:
     return [
         {
             "name": visible(row["name"]),
@@ -78,7 +78,7 @@ def _points(found: Map) -> list[dict[str, Any]]:
             "task": visible(row["task"]) if row["task"] else "no task",
             "tag": ", ".join(map(visible, row["tags"])) or "no tag",
         }
-        for row in found.rows()[:MOST_POINTS]
+        for row in answer.rows()[:MOST_POINTS]
     ]
 
 

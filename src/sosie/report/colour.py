@@ -38,27 +38,27 @@ class Scale:
 
 def full_scale(values: Estimate) -> Scale:
     """The scale a measure's bounds give, whatever the data, so that two pages can be laid side by side."""
-    found = _finite(values.value)
+    finite = _finite(values.value)
     low, high = values.bounds
     if values.closer == "up":
-        alike = _first(high, max([*_known(values.same), *found], default=1.0))
-        far = _far_below(low, alike, min(found, default=0.0))
+        alike = _first(high, max([*_known(values.same), *finite], default=1.0))
+        far = _far_below(low, alike, min(finite, default=0.0))
     else:
-        alike = _first(low, min([*_known(values.same), *found], default=0.0))
-        far = _first(high, _round_up(max(found, default=alike + 1.0)))
+        alike = _first(low, min([*_known(values.same), *finite], default=0.0))
+        far = _first(high, _round_up(max(finite, default=alike + 1.0)))
     if abs(far - alike) <= ROUNDING * abs(alike):
         far = alike - (abs(alike) or 1.0) if values.closer == "up" else alike + (abs(alike) or 1.0)
     # A value that rounding alone puts past the end of the scale does not count as clipped.
-    beyond = any((v - alike) / (far - alike) > 1 + 1e-9 for v in found)
+    beyond = any((v - alike) / (far - alike) > 1 + 1e-9 for v in finite)
     return Scale(far, alike, beyond)
 
 
 def data_scale(values: Estimate) -> Scale:
     """The scale from the least to the most alike value found; the full one where all are equal but for rounding."""
-    found, full = _finite(values.value), full_scale(values)
-    if not found or max(found) - min(found) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, found)):
+    finite, full = _finite(values.value), full_scale(values)
+    if not finite or max(finite) - min(finite) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, finite)):
         return full
-    return _directed(min(found), max(found), values.closer)
+    return _directed(min(finite), max(finite), values.closer)
 
 
 @cache

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from ..results import THRESHOLDS, Dynamics
 from .colour import data_scale, full_scale, ramp
 from .page import packed, render_page
-from .text import NARROWEST, _bullets, _number, _shown, print_note, print_whole, safe_text
+from .text import NARROWEST, _bullets, _number, _shown, print_columns, print_note, safe_text
 from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
 
 _SCRIPTS = (
@@ -30,7 +29,7 @@ _SCRIPTS = (
     "dynamics_page",
 )
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
-SPARK = 24  # letters a small curve takes, at most
+SPARK = 24  # letters that a small curve takes, at most
 CURVE = "to the end"
 RULES = {
     "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
@@ -39,46 +38,43 @@ RULES = {
 }
 
 
-def print_dynamics(found: Dynamics, console: Console | None = None, *, full: bool = False) -> None:
+def print_dynamics(dynamics: Dynamics, console: Console | None = None, *, full: bool = False) -> None:
     """A sentence and a table for each measure: when each site settles, and how alike each time is to the last."""
     console = console or Console()
-    for k, measure in enumerate(found.values):
+    for k, measure in enumerate(dynamics.values):
         if k:
             console.print()
-        console.print(safe_text(console, sentence(found, measure), "bold"))
-        print_whole(_table(found, measure, console, full), console)
-        if not found.two_runs:
-            console.print(safe_text(console, RULES[found[measure].closer], "dim"))
-        _bullets(console, [text for text, _ in _caveats(found, measure)], "yellow")
-    print_note(console, note_on_weights(found.provenance))
+        console.print(safe_text(console, sentence(dynamics, measure), "bold"))
+        _print_table(dynamics, measure, console, full)
+        if not dynamics.two_runs:
+            console.print(safe_text(console, RULES[dynamics[measure].closer], "dim"))
+        _bullets(console, [text for text, _ in _caveats(dynamics, measure)], "yellow")
+    print_note(console, note_on_weights(dynamics.provenance))
 
 
-def _table(found: Dynamics, measure: str, console: Console, full: bool) -> Table:
-    ends = found.to_end(measure)
-    heads = ["first", "last"] if found.two_runs else ["first", *(f"{t:g}" for t in THRESHOLDS)]
-    if found.two_runs:
+def _print_table(dynamics: Dynamics, measure: str, console: Console, full: bool) -> None:
+    ends = dynamics.to_end(measure)
+    heads = ["first", "last"] if dynamics.two_runs else ["first", *(f"{t:g}" for t in THRESHOLDS)]
+    if dynamics.two_runs:
         columns = [[_number(v) for v in ends[:, k]] for k in (0, -1)]
     else:
-        settled = [found.settled(t, measure).values() for t in THRESHOLDS]
+        settled = [dynamics.settled(t, measure).values() for t in THRESHOLDS]
         columns = [[_number(v) for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in settled)]
     taken = sum(max(len(h), *map(len, c)) + 2 for h, c in zip(heads, columns, strict=True))
-    least = min(NARROWEST, max(len(visible(site)) for site in found.sites))
+    least = min(NARROWEST, max(len(visible(site)) for site in dynamics.sites))
     small = max(min(SPARK, ends.shape[1], console.width - taken - least - 4), len(CURVE))
     room = max(console.width - taken - small - 4, NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("site", no_wrap=True, overflow="crop")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column(CURVE, no_wrap=True, overflow="crop")
     bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
-    low, high = _ends(ends, found[measure].closer)
-    for s in _shown(len(found.sites), full):
+    low, high = _ends(ends, dynamics[measure].closer)
+    shown = _shown(len(dynamics.sites), full)
+    rows: list[list[str | Text]] = []
+    for s in shown:
         if s is None:
-            table.add_row(f"… {len(found.sites) - len(_shown(len(found.sites), full)) + 1} more")
+            rows.append([f"… {len(dynamics.sites) - len(shown) + 1} more"])
             continue
-        name = safe_text(console, shorten(visible(found.sites[s]), room))
-        table.add_row(name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small))
-    return table
+        name = safe_text(console, shorten(visible(dynamics.sites[s]), room))
+        rows.append([name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small)])
+    print_columns(console, ["site", *heads, CURVE], rows, left=(0, len(heads) + 1))
 
 
 def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
@@ -91,7 +87,7 @@ def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
 
 
 def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, most: int = SPARK) -> str:
-    """One letter a time, higher being nearer; at most so many of them, at even distances."""
+    """One letter per time, higher being nearer; at most so many of them, at even distances."""
     picked = values[np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
     if math.isclose(far, near, rel_tol=1e-5):  # apart by rounding alone
         return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)
@@ -99,22 +95,22 @@ def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, mos
     return "".join(bars[round(float(h) * (len(bars) - 1))] if np.isfinite(h) else " " for h in heights)
 
 
-def sentence(found: Dynamics, measure: str) -> str:
+def sentence(dynamics: Dynamics, measure: str) -> str:
     """What was found, in one sentence."""
     name = visible(measure)
-    ends = found.to_end(measure)
-    if found.two_runs:
+    ends = dynamics.to_end(measure)
+    if dynamics.two_runs:
         last = ends[:, -1]
         if np.isnan(last).all():
             return f"{name} of the last states is undefined at every site."
-        key = last if found[measure].closer == "up" else -last
+        key = last if dynamics[measure].closer == "up" else -last
         near, far = int(np.nanargmax(key)), int(np.nanargmin(key))
-        text = f"At the end {in_a_sentence(found.name_a)} and {in_a_sentence(found.name_b)} are most alike at "
-        text += f"{in_a_sentence(found.sites[near])} ({_number(last[near])})"
+        text = f"At the end {in_a_sentence(dynamics.name_a)} and {in_a_sentence(dynamics.name_b)} are most alike at "
+        text += f"{in_a_sentence(dynamics.sites[near])} ({_number(last[near])})"
         return f"{text}, by {name}." if near == far else (
-            f"{text} and least at {in_a_sentence(found.sites[far])} ({_number(last[far])}), by {name}."
+            f"{text} and least at {in_a_sentence(dynamics.sites[far])} ({_number(last[far])}), by {name}."
         )  # fmt: skip
-    order = found.order(measure=measure)
+    order = dynamics.order(measure=measure)
     known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
     if not known:
         return f"By {name}, no site settles: the last state is undefined."
@@ -129,15 +125,15 @@ def sentence(found: Dynamics, measure: str) -> str:
     return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
 
 
-def _caveats(found: Dynamics, measure: str) -> list[tuple[str, str]]:
+def _caveats(dynamics: Dynamics, measure: str) -> list[tuple[str, str]]:
     """Each text once, with the sites that it concerns."""
     grouped: dict[str, list[str]] = {}
-    for caveat in found[measure].caveats:
+    for caveat in dynamics[measure].caveats:
         grouped.setdefault(visible(caveat.text), []).extend([caveat.site_a] if caveat.site_a is not None else [])
     texts = []
     for text, sites in grouped.items():
         unique = list(dict.fromkeys(map(visible, sites)))
-        reach = "concerns all sites" if not unique or len(unique) == len(found.sites) else _listed(unique)
+        reach = "concerns all sites" if not unique or len(unique) == len(dynamics.sites) else _listed(unique)
         texts.append((f"{text} ({reach})", reach))
     return texts
 
@@ -147,54 +143,54 @@ def _listed(sites: list[str]) -> str:
     return ", ".join(shorten(site, 40) for site in sites[:4]) + more
 
 
-def render_dynamics(found: Dynamics) -> str:
+def render_dynamics(dynamics: Dynamics) -> str:
     """The page: one file that loads nothing."""
-    lines = [sentence(found, measure) for measure in found.values]
-    names = [in_a_sentence(found.name_a)] + ([in_a_sentence(found.name_b)] if found.two_runs else [])
+    lines = [sentence(dynamics, measure) for measure in dynamics.values]
+    names = [in_a_sentence(dynamics.name_a)] + ([in_a_sentence(dynamics.name_b)] if dynamics.two_runs else [])
     return render_page(
         title=" and ".join(names),
-        question="How do they change alike?" if found.two_runs else "Which layer settles when?",
+        question="How do they change alike?" if dynamics.two_runs else "Which layer settles when?",
         lead=lines[0] if lines else "Nothing was measured.",
         others=lines[1:],
         kind="measures",
-        data=_contents(found),
+        data=_contents(dynamics),
         scripts=_SCRIPTS,
         styles=("figures", "dynamics", "page"),
-        note=note_on_weights(found.provenance),
+        note=note_on_weights(dynamics.provenance),
     )
 
 
-def _contents(found: Dynamics) -> dict[str, Any]:
+def _contents(dynamics: Dynamics) -> dict[str, Any]:
     return {
         "ramp": list(ramp()),
-        "twoRuns": found.two_runs,
-        "byDepth": found.by_depth,
-        "what": visible(found.what),
-        "names": [visible(found.name_a), visible(found.name_b)],
-        "sites": [visible(site) for site in found.sites],
-        "stepsA": list(found.steps_a),
-        "stepsB": list(found.steps_b),
-        "thresholds": [] if found.two_runs else list(THRESHOLDS),
-        "measures": [_measure(found, name) for name in found.values],
-        "provenance": [list(line) for line in flat(found.provenance)],
+        "twoRuns": dynamics.two_runs,
+        "byDepth": dynamics.by_depth,
+        "what": visible(dynamics.what),
+        "names": [visible(dynamics.name_a), visible(dynamics.name_b)],
+        "sites": [visible(site) for site in dynamics.sites],
+        "stepsA": list(dynamics.steps_a),
+        "stepsB": list(dynamics.steps_b),
+        "thresholds": [] if dynamics.two_runs else list(THRESHOLDS),
+        "measures": [_measure(dynamics, name) for name in dynamics.values],
+        "provenance": [list(line) for line in flat(dynamics.provenance)],
     }
 
 
-def _measure(found: Dynamics, name: str) -> dict[str, Any]:
-    values = found[name]
+def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
+    values = dynamics[name]
     full, data = full_scale(values), data_scale(values)
-    ends = data_scale(replace(values, value=found.to_end(name)))
-    place = {step: k for k, step in enumerate(found.steps_a)}
-    settled = [] if found.two_runs else [found.settled(t, name).values() for t in THRESHOLDS]
+    ends = data_scale(replace(values, value=dynamics.to_end(name)))
+    place = {step: k for k, step in enumerate(dynamics.steps_a)}
+    settled = [] if dynamics.two_runs else [dynamics.settled(t, name).values() for t in THRESHOLDS]
     return {
         "name": visible(name),
-        "sentence": sentence(found, name),
+        "sentence": sentence(dynamics, name),
         "value": packed(values.value),
         "n": values.n,
         "statistic": visible(values.statistic),
         "closer": values.closer,
         "direction": direction(values.closer),
-        "rule": "" if found.two_runs else RULES[values.closer].removeprefix("Settled: "),
+        "rule": "" if dynamics.two_runs else RULES[values.closer].removeprefix("Settled: "),
         "extent": extent(values.bounds),
         "same": values.same,
         "full": [full.far, full.alike],
@@ -202,5 +198,5 @@ def _measure(found: Dynamics, name: str) -> dict[str, Any]:
         "data": [data.far, data.alike],
         "ends": [ends.far, ends.alike],
         "settled": [[None if step is None else place[step] for step in steps] for steps in settled],
-        "caveats": [text for text, _ in _caveats(found, name)],
+        "caveats": [text for text, _ in _caveats(dynamics, name)],
     }

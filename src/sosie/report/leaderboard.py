@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ..results import Entry, Leaderboard
+from ..results import Entry, Leaderboard, counted
 from .page import render_page
-from .text import NARROWEST, print_whole, safe_text
+from .text import NARROWEST, print_columns, safe_text
 from .words import flat, in_a_sentence, shorten, visible
 
 _SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
-WIDE = 100  # letters a line, below which the two set points are left out
+WIDE = 100  # letters per line, below which the two set points are left out
 _COLUMNS = (
     ("ρ", "spearman", 2),
     ("r", "pearson", 2),
@@ -26,30 +24,26 @@ _COLUMNS = (
 )
 
 
-def print_leaderboard(found: Leaderboard, console: Console | None = None) -> None:
+def print_leaderboard(board: Leaderboard, console: Console | None = None) -> None:
     """The measures, best first, with the numbers that sum them up; then what went wrong, and for whom."""
     console = console or Console()
-    lines = sentences(found)
+    lines = sentences(board)
     console.print(safe_text(console, lines[0], "bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("measure", no_wrap=True, overflow="crop")
     columns = _COLUMNS if console.width >= WIDE else [c for c in _COLUMNS if c[1] not in ("untrained", "consecutive")]
-    for title, *_ in (*columns, ("ms",)):
-        table.add_column(title, justify="right", no_wrap=True)
     room = max(console.width - 14 - 8 * len(columns), NARROWEST)
-    for row in found.rows():
-        seconds = row["seconds"]
-        table.add_row(
+    cells = (
+        [
             "" if row["rank"] is None else str(row["rank"]),
             safe_text(console, shorten(visible(row["measure"]), room), "dim" if row["rank"] is None else ""),
             *(_number(row[key], digits) for _, key, digits in columns),
-            "" if seconds is None else _number(1000 * seconds, 1),
-        )
-    print_whole(table, console)
+            "" if row["seconds"] is None else _number(1000 * row["seconds"], 1),
+        ]
+        for row in board.rows()
+    )
+    print_columns(console, ["", "measure", *(title for title, *_ in columns), "ms"], cells, left=(1,))
     for text in (*lines[1:], READING):
         console.print(safe_text(console, text, "dim"))
-    for entry in found:
+    for entry in board:
         for why in entry.undefined.values():
             console.print(safe_text(console, f"- {visible(entry.name)}: {visible(why)}", "dim"))
         for stage, why in entry.failures.items():
@@ -64,16 +58,16 @@ READING = (
 )
 
 
-def sentences(found: Leaderboard) -> list[str]:
+def sentences(board: Leaderboard) -> list[str]:
     """What the leaderboard comes to; the first leads."""
-    ranked = [entry for entry in found if entry.correlation() is not None]
-    scale, data = found.scale["name"], found.data
+    ranked = [entry for entry in board if entry.correlation() is not None]
+    scale, data = board.scale["name"], board.data
     setting = (
         f"Scale “{scale}”: {data['networks']} networks from {data['runs']} training runs on {data['name']}, "
-        f"{sum(found.pairs.values()):,} pairs, {data['test']} test images."
+        f"{sum(board.pairs.values()):,} pairs, {data['test']} test images."
     )
     if not ranked:
-        return ["No measure could be tested on all kinds of pairs.", setting, *_undefined(found), *_failed(found)]
+        return ["No measure could be tested on all kinds of pairs.", setting, *_undefined(board), *_failed(board)]
     first = ranked[0]
     lead = (
         f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
@@ -81,21 +75,22 @@ def sentences(found: Leaderboard) -> list[str]:
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
-        f"{len(level) or 'None'} of the {len(ranked) - 1} others cannot be told from it: resampling the training runs, "
+        f"{len(level) or 'None'} of the other {counted(len(ranked) - 1, 'measure')} cannot be distinguished from it: "
+        "resampling the training runs, "
         "the interval of the difference holds 0 for every kind of pair."
     )
-    apart = [entry for entry in found if entry.auc == 1]
-    fooled = [entry for entry in found if (entry.moved_in_vain or 0) >= 1]
-    tried = [entry for entry in found if entry.moved_in_vain is not None]
+    apart = [entry for entry in board if entry.auc == 1]
+    fooled = [entry for entry in board if (entry.moved_in_vain or 0) >= 1]
+    tried = [entry for entry in board if entry.moved_in_vain is not None]
     return [
         lead,
         *([tied] if len(ranked) > 1 else []),
-        f"{len(apart) or 'None'} of {len(found)} tell consecutive checkpoints from untrained networks without overlap.",
+        f"{len(apart) or 'None'} of {len(board)} tell consecutive checkpoints from untrained networks without overlap.",
         f"Without a change to what the network does, {len(fooled) or 'none'} of {len(tried)} could be moved as far "
         "as untrained networks are apart, or farther.",
         setting,
-        *_undefined(found),
-        *_failed(found),
+        *_undefined(board),
+        *_failed(board),
     ]
 
 
@@ -104,53 +99,53 @@ def _is_level(entry: Entry) -> bool:
     return bool(reaches) and all(reach is not None and reach[0] <= 0 <= reach[1] for reach in reaches)
 
 
-def _undefined(found: Leaderboard) -> list[str]:
+def _undefined(board: Leaderboard) -> list[str]:
     """Who has no rank because of what it is, by the kinds of pairs that it has no values for."""
     by_kinds: dict[tuple[str, ...], list[str]] = {}
-    for entry in found:
+    for entry in board:
         if entry.undefined:
             by_kinds.setdefault(tuple(entry.undefined), []).append(in_a_sentence(entry.name))
     return [
-        f"{len(names)} of {len(found)} {'is' if len(names) == 1 else 'are'} not defined for networks that differ in "
+        f"{len(names)} of {len(board)} {'is' if len(names) == 1 else 'are'} not defined for networks that differ in "
         f"{_listed(list(kinds))}, and without a rank: {_listed(names)}."
         for kinds, names in by_kinds.items()
     ]
 
 
-def _failed(found: Leaderboard) -> list[str]:
-    failed = [in_a_sentence(entry.name) for entry in found if entry.failures]
-    return [f"{len(failed)} of {len(found)} failed somewhere: {_listed(failed)}."] if failed else []
+def _failed(board: Leaderboard) -> list[str]:
+    failed = [in_a_sentence(entry.name) for entry in board if entry.failures]
+    return [f"{len(failed)} of {len(board)} failed somewhere: {_listed(failed)}."] if failed else []
 
 
 def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def render_leaderboard(found: Leaderboard) -> str:
+def render_leaderboard(board: Leaderboard) -> str:
     """The page: one file that loads nothing."""
-    lines = sentences(found)
+    lines = sentences(board)
     return render_page(
-        title=f"{len(found)} measure{'s' * (len(found) != 1)} put to the test",
+        title=f"{len(board)} measure{'s' * (len(board) != 1)} put to the test",
         question="Is this measure any good?",
         lead=lines[0],
         others=lines[1:],
         kind="facts",
-        data=_contents(found),
+        data=_contents(board),
         scripts=_SCRIPTS,
         styles=("figures", "leaderboard", "page"),
     )
 
 
-def _contents(found: Leaderboard) -> dict[str, Any]:
+def _contents(board: Leaderboard) -> dict[str, Any]:
     return {
-        "rows": [{**row, "measure": visible(row["measure"])} for row in found.rows()],
-        "entries": [_entry(entry) for entry in found],
-        "kinds": found.pairs,
-        "groups": found.conditions,
-        "leader": None if found.leader is None else visible(found.leader),
-        "leftOut": {visible(name): visible(why) for name, why in found.left_out.items()},
-        "scale": [list(line) for line in flat({"scale": found.scale, "data": found.data})],
-        "provenance": [list(line) for line in flat(found.provenance)],
+        "rows": [{**row, "measure": visible(row["measure"])} for row in board.rows()],
+        "entries": [_entry(entry) for entry in board],
+        "kinds": board.pairs,
+        "groups": board.conditions,
+        "leader": None if board.leader is None else visible(board.leader),
+        "leftOut": {visible(name): visible(why) for name, why in board.left_out.items()},
+        "scale": [list(line) for line in flat({"scale": board.scale, "data": board.data})],
+        "provenance": [list(line) for line in flat(board.provenance)],
         "reading": READING.partition(" ms:")[0],
     }
 

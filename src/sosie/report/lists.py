@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..results import Cost, Costs
-from .text import NARROWEST, print_note, print_whole, safe_text
+from ..results import Cost, Costs, counted
+from .text import NARROWEST, print_columns, print_note, safe_text
 from .words import direction, extent, note_on_weights, shorten, size, visible
 
 
@@ -41,15 +40,9 @@ def print_sites(
     ]
     columns = zip(*(row[1:] for row in rows), ("shape", "width", "kind"), strict=True)
     room = max(console.width - 12 - sum(max(map(len, column)) for column in columns), NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("site", no_wrap=True, overflow="crop")
-    table.add_column("shape", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("width", justify="right", no_wrap=True, overflow="crop")
-    table.add_column("kind", no_wrap=True, overflow="crop")
-    for label, *others in rows:
-        table.add_row(safe_text(console, shorten(label, room)), *(safe_text(console, other) for other in others))
-    console.print(safe_text(console, f"{visible(name)}: {len(sites)} site{'s' * (len(sites) != 1)}", "bold"))
-    print_whole(table, console)
+    console.print(safe_text(console, f"{visible(name)}: {counted(len(sites), 'site')}", "bold"))
+    cells = ([safe_text(console, text) for text in (shorten(label, room), *others)] for label, *others in rows)
+    print_columns(console, ["site", "shape", "width", "kind"], cells, left=(0, 3), gap=3)
 
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
@@ -89,14 +82,13 @@ def print_table(
     names = list(rows[0]) if columns is None else list(columns)
     every = [_Column.of(name, [row.get(name) for row in rows]) for name in names]
     kept = _fitting(every, console.width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in kept:
-        justify: JustifyMethod = "right" if column.number else "left"
-        table.add_column(column.title, justify=justify, no_wrap=True, overflow="crop", vertical="bottom")
     widths = _widths(kept, console.width)
-    for cells in zip(*(column.cells for column in kept), strict=True):
-        table.add_row(*(safe_text(console, shorten(c, w)) if c else "" for c, w in zip(cells, widths, strict=True)))
-    print_whole(table, console)
+    lines = (
+        [safe_text(console, shorten(c, w)) if c else "" for c, w in zip(cells, widths, strict=True)]
+        for cells in zip(*(column.cells for column in kept), strict=True)
+    )
+    left = [k for k, column in enumerate(kept) if not column.number]
+    print_columns(console, [column.title for column in kept], lines, left=left)
     if left_out := [column.name for column in every if column.name not in {other.name for other in kept}]:
         console.print(safe_text(console, f"left out, as the line is too short: {', '.join(left_out)}", "dim"))
 
@@ -164,35 +156,37 @@ def _cell(value: Any) -> str:
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
-def print_costs(found: Costs, console: Console | None = None) -> None:
+def print_costs(costs: Costs, console: Console | None = None) -> None:
     """A line for each measure and number of inputs, and how many times the least it takes."""
     console = console or Console()
-    names = " and ".join(dict.fromkeys(visible(name) for name in found.models))
-    console.print(safe_text(console, f"One pair of models ({names}), on {visible(found.device)}", "bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("measure", no_wrap=True, overflow="crop")
-    for title in ("inputs", "FLOPs", "forward", "own", "× least", "time", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
+    names = " and ".join(dict.fromkeys(visible(name) for name in costs.models))
+    console.print(safe_text(console, f"One pair of models ({names}), on {visible(costs.device)}", "bold"))
     room = max(console.width - 62, NARROWEST)
-    least = min((cost.flops for cost in found if cost.flops), default=0)
-    for cost in found:
-        name = safe_text(console, shorten(visible(cost.measure), room))
-        table.add_row(name, "none" if cost.probes is None else f"{cost.probes:,}", *_numbers(cost, least))
-    print_whole(table, console)
-    for text in sentences(found):
+    least = min((cost.flops for cost in costs if cost.flops), default=0)
+    rows = (
+        [
+            safe_text(console, shorten(visible(cost.measure), room)),
+            "none" if cost.probes is None else f"{cost.probes:,}",
+            *_numbers(cost, least),
+        ]
+        for cost in costs
+    )
+    heads = ["measure", "inputs", "FLOPs", "forward", "own", "× least", "time", "memory"]
+    print_columns(console, heads, rows)
+    for text in sentences(costs):
         console.print(safe_text(console, text, "dim"))
-    print_note(console, note_on_weights(found.provenance))
+    print_note(console, note_on_weights(costs.provenance))
 
 
-def sentences(found: Costs) -> list[str]:
+def sentences(costs: Costs) -> list[str]:
     """What the numbers are of."""
-    own = {cost.measure: cost for cost in found}
+    own = {cost.measure: cost for cost in costs}
     sites = sorted({cost.sites for cost in own.values()})
     lines = [
         "FLOPs: multiplications and additions of products, convolutions and factorisations, in both forward passes and "
         f"in the measure itself, for {' or '.join(map(str, sites))} values. Elementwise work is not counted.",
-        f"memory: the most {visible(found.memory)} at a time, beyond the models and the inputs. Rows of activations: "
-        f"{visible(found.rows_rule)}.",
+        f"memory: the most {visible(costs.memory)} at a time, beyond the models and the inputs. Rows of activations: "
+        f"{visible(costs.rows_rule)}.",
     ]
     for cost in own.values():
         if cost.unknown:

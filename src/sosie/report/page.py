@@ -28,17 +28,15 @@ from ..results import (
     Side,
     by_chance,
     correction,
+    headline,
     in_order,
-    is_shifted,
-    is_transfer,
+    indices,
     summarise,
-    what_is_said,
-    what_it_does,
 )
 from .colour import data_scale, full_scale, ramp
 from .words import (
+    caveat_groups,
     direction,
-    doubts,
     extent,
     flat,
     in_a_sentence,
@@ -65,9 +63,9 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     brief = many and _numbers(pairs) > MOST_NUMBERS
     sides: dict[Side, int] = {}
     records: dict[tuple[tuple[str, str], ...], int] = {}
-    found = []
+    pairs_shown = []
     for (i, j), comparison in pairs:
-        found.append(
+        pairs_shown.append(
             {
                 "i": i,
                 "j": j,
@@ -78,9 +76,11 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
-                "shifted": is_shifted(comparison),
+                "shifted": comparison.kind == "shifts",
                 "stitched": _stitched(comparison),
-                "transfer": [TRANSFER.get(name, "") for name in comparison.values] if is_transfer(comparison) else None,
+                "transfer": [TRANSFER.get(name, "") for name in comparison.values]
+                if comparison.kind == "transfer"
+                else None,
             }
         )
     return {
@@ -90,24 +90,23 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
         "records": [list(map(list, record)) for record in records],
         "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
         "models": _models(result) if isinstance(result, Comparisons) else [],
-        "pairs": found,
+        "pairs": pairs_shown,
     }
 
 
-def title(result: Comparison | Comparisons) -> str:
+def _is_transfer(result: Comparison | Comparisons) -> bool:
     every = [result] if isinstance(result, Comparison) else list(result)
-    if every and all(map(is_transfer, every)):
+    return bool(every) and all(comparison.kind == "transfer" for comparison in every)
+
+
+def title(result: Comparison | Comparisons) -> str:
+    if _is_transfer(result):
+        every = [result] if isinstance(result, Comparison) else list(result)
         models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
         return f"{_listed([*models], 'models')} on {_listed([*data], 'sets of data')}"
     if isinstance(result, Comparison):
         return f"{in_a_sentence(result.side_a.name)} and {in_a_sentence(result.side_b.name)}"
     return _listed(result.names, "models")
-
-
-def question(result: Comparison | Comparisons) -> str:
-    """What the page answers."""
-    every = [result] if isinstance(result, Comparison) else list(result)
-    return "How much is there to adapt?" if every and all(map(is_transfer, every)) else "How alike are they?"
 
 
 def _listed(names: Sequence[str], kind: str) -> str:
@@ -118,7 +117,7 @@ def _listed(names: Sequence[str], kind: str) -> str:
 
 
 def sentences(result: Comparison | Comparisons) -> list[str]:
-    """One a measure; the first leads."""
+    """One for each measure; the first leads."""
     if isinstance(result, Comparison):
         return [sentence(result, name) for name in result.values]
     return [sentence_of_all(result, name) for name in shared_measures(result)]
@@ -137,7 +136,7 @@ def packed(array: np.ndarray) -> str:
 
 def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     values, summary = comparison[name], summarise(comparison, name)
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "name": visible(name),
         "sentence": sentence(comparison, name),
         "partner": list(summary.depth_partner),
@@ -149,28 +148,28 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
-            for d in doubts(comparison, name)
+            for d in caveat_groups(comparison, name)
         ],
         **_reading(values),
     }
     given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
-    found["dropped"] = [kind for kind in given if brief and kind in _SPARED]
-    found.update({kind: packed(array) for kind, array in given.items() if kind not in found["dropped"]})
-    found["correction"] = None if by_chance(values) is None else correction(values)
-    found["calibrated"] = None if "null" in found["dropped"] else _calibrated(values)
-    return found
+    shown["dropped"] = [kind for kind in given if brief and kind in _SPARED]
+    shown.update({kind: packed(array) for kind, array in given.items() if kind not in shown["dropped"]})
+    shown["correction"] = None if by_chance(values) is None else correction(values)
+    shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
+    return shown
 
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
     """Which measure says what the stitched networks do, and which of the indices can be drawn beside it."""
-    does, names = what_it_does(comparison), list(comparison.values)
+    does, names = headline(comparison), list(comparison.values)
     if does is None:
         return None
-    says = [name for name in what_is_said(comparison) if comparison[name].closer == "up"]
+    says = [name for name in indices(comparison) if comparison[name].closer == "up"]
     return {
         "does": names.index(does),
         "says": [names.index(name) for name in says],
-        "overInputs": [name for name in names if name not in what_is_said(comparison)],
+        "overInputs": [name for name in names if name not in indices(comparison)],
     }
 
 
@@ -195,11 +194,11 @@ def _reading(values: Estimate) -> dict[str, Any]:
 
 def _models(result: Comparisons) -> list[dict[str, Any]]:
     """A model by model matrix for each measure that every pair has."""
-    found = []
+    models = []
     for name in shared_measures(result):
         values = between_models(result, name)
-        found.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
-    return found
+        models.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
+    return models
 
 
 def between_models(result: Comparisons, measure: str) -> Estimate:
@@ -283,12 +282,12 @@ def write_report(
 
 
 def render(result: Comparison | Comparisons) -> str:
-    found = sentences(result)
+    lines = sentences(result)
     return render_page(
         title=title(result),
-        question=question(result),
-        lead=found[0] if found else "Nothing was measured.",
-        others=found[1:],
+        question="How much is there to adapt?" if _is_transfer(result) else "How alike are they?",
+        lead=lines[0] if lines else "Nothing was measured.",
+        others=lines[1:],
         kind="measures",
         data=contents(result),
         scripts=_SCRIPTS,
@@ -331,9 +330,9 @@ def render_page(
     )
 
 
-def as_script_data(found: dict[str, Any]) -> Markup:
+def as_script_data(data: dict[str, Any]) -> Markup:
     """JSON that may stand inside a script element, whatever its strings contain."""
-    text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPES))
 
 

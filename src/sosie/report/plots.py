@@ -72,12 +72,12 @@ def plot_curves(
 ) -> Figure | Path:
     """Layer by layer: the value at the same depth and that of the best match, with any intervals and chance level."""
     figure, axes, measure = _begin(comparison, measure, 4.5)
-    values, found = comparison[measure], summarise(comparison, measure)
+    values, summary = comparison[measure], summarise(comparison, measure)
     layers = np.arange(len(comparison.side_a.sites))
-    best = tuple(-1 if j is None else j for j in found.best_partner)
+    best = tuple(-1 if j is None else j for j in summary.best_partner)
     curves = (
-        ("same depth", found.diagonal, found.depth_partner, _SAME_DEPTH, "-"),
-        ("best match", found.best, best, _BEST_MATCH, "--"),
+        ("same depth", summary.diagonal, summary.depth_partner, _SAME_DEPTH, "-"),
+        ("best match", summary.best, best, _BEST_MATCH, "--"),
     )
     for title, curve, partner, colour, style in curves:
         marker = "o" if len(layers) <= 40 else None
@@ -87,10 +87,10 @@ def plot_curves(
             low, high = values.low[layers, list(partner)], values.high[layers, list(partner)]
             axes.fill_between(layers, low, high, where=known, color=colour, alpha=0.15, linewidth=0)
     if values.null is not None:
-        level = values.null[layers, list(found.depth_partner)]
+        level = values.null[layers, list(summary.depth_partner)]
         axes.plot(layers, level, ":", color=_CHANCE, label="by chance", linewidth=1)
         if values.null_spread is not None:
-            spread = values.null_spread[layers, list(found.depth_partner)]
+            spread = values.null_spread[layers, list(summary.depth_partner)]
             axes.fill_between(layers, level - spread, level + spread, color=_CHANCE, alpha=0.18, linewidth=0)
     if values.closer == "down":
         axes.invert_yaxis()  # up is more alike, as on the page
@@ -130,7 +130,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
         if len(comparison.values) != 1:
             raise ValueError(f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}")
         measure = next(iter(comparison.values))
-    comparison[measure]  # a wrong name is told before anything is drawn
+    comparison[measure]  # a wrong name is refused before anything is drawn
     figure = Figure(figsize=(7.5, height), layout="constrained")
     return figure, figure.add_subplot(), measure
 
@@ -183,26 +183,26 @@ def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) 
     path = Path(path)
     if isinstance(result, Comparison):
         return _write_pair(result, path, ("heatmap", "curves"))
-    found = []
+    written = []
     everyone = Side("models", result.names, (0,) * len(result.names), ((),) * len(result.names))
     for measure in shared_measures(result):
         models = Comparison(everyone, everyone, {measure: between_models(result, measure)})
-        found += _write_pair(models, path.with_stem(f"{path.stem}-models"), ("heatmap",))
+        written += _write_pair(models, path.with_stem(f"{path.stem}-models"), ("heatmap",))
     for (i, j), pair in result.pairs.items():
         names = f"{i}-{_plain(result.names[i])[:40]}-{j}-{_plain(result.names[j])[:40]}"
-        found += _write_pair(pair, path.with_stem(f"{path.stem}-{names}"), ("heatmap", "curves"))
-    return found
+        written += _write_pair(pair, path.with_stem(f"{path.stem}-{names}"), ("heatmap", "curves"))
+    return written
 
 
 def _write_pair(comparison: Comparison, path: Path, kinds: tuple[str, ...]) -> list[Path]:
-    found = []
+    written_files = []
     for measure in comparison.measures:
         for kind in kinds:
             plot = plot_heatmap if kind == "heatmap" else plot_curves
             written = plot(comparison, measure, path.with_stem(f"{path.stem}-{_plain(measure)}-{kind}"))
             assert isinstance(written, Path)
-            found.append(written)
-    return found
+            written_files.append(written)
+    return written_files
 
 
 def _plain(name: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -24,8 +25,6 @@ from ..results import (
     correction,
     decisive_p,
     in_order,
-    is_shifted,
-    is_transfer,
     least_first,
     over_sites,
     sites_least_first,
@@ -34,12 +33,12 @@ from ..results import (
     written_p,
 )
 from .page import sentences
-from .words import doubts, note_on_weights, sentence, sentence_of_all, shorten, visible
+from .words import caveat_groups, note_on_weights, sentence, sentence_of_all, shorten, visible
 
 MOST_ROWS = 24  # a longer table is cut in the middle
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
-_BOUNDLESS = 100_000  # letters a line, where it is asked how many a table would take
+_BOUNDLESS = 100_000  # letters per line, to ask how many a table would take
 NARROWEST = 12  # letters a layer's name keeps, however narrow the terminal
 _PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
 
@@ -61,7 +60,7 @@ def print_note(console: Console, text: str) -> None:
 
 
 def _print_found(result: Comparison | Comparisons, every: list[Comparison], console: Console, full: bool) -> None:
-    if every and all(map(is_transfer, every)):
+    if every and all(each.kind == "transfer" for each in every):
         print_transfer(result, console, full=full)
         return
     if isinstance(result, Comparisons):
@@ -70,7 +69,7 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
     if result.values and len(result.side_a.sites) == len(result.side_b.sites) == 1:
         _print_one_pair(result, console)
         return
-    if result.values and (in_order(result) or is_shifted(result)):
+    if result.values and (in_order(result) or result.kind == "shifts"):
         print_in_order(result, console)
         return
     for k, measure in enumerate(result.values):
@@ -79,34 +78,25 @@ def _print_found(result: Comparison | Comparisons, every: list[Comparison], cons
         console.print(safe_text(console, sentence(result, measure), "bold"))
         print_whole(_matches(result, measure, console, full), console)
         _legend(result[measure], console)
-        found = [f"{doubt.text} ({doubt.reach})" for doubt in doubts(result, measure)]
-        hidden = 0 if full else max(len(found) - MOST_CAVEATS, 0)
-        _bullets(console, found[: len(found) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
+        lines = [f"{group.text} ({group.reach})" for group in caveat_groups(result, measure)]
+        hidden = 0 if full else max(len(lines) - MOST_CAVEATS, 0)
+        _bullets(console, lines[: len(lines) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
     if not result.values:
         console.print("Nothing was measured.")
 
 
 def _print_one_pair(result: Comparison, console: Console) -> None:
-    """One site a side, as outputs have it: a line for each measure."""
+    """One site on each side, as outputs have it: a line for each measure."""
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
     console.print(safe_text(console, f"{names}, {count:,} inputs", "bold"))
-    rows: list[list[str]] = []
-    found: dict[str, list[str]] = {}
-    for name, values in result.values.items():
-        rows.append([visible(name), *_one_pair_cells(values)])
-        for doubt in doubts(result, name):
-            found.setdefault(doubt.text, []).append(name)
+    rows = [[visible(name), *_one_pair_cells(values)] for name, values in result.values.items()]
     titles = ["measure", "value", "interval", "chance"]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     room = max(console.width - sum(widths[1:]) - 3 * len(titles), NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, title in enumerate(titles):
-        table.add_column(title, justify="right" if k else "left", no_wrap=True, overflow="crop")
-    for name, *cells in rows:
-        table.add_row(safe_text(console, shorten(name, room)), *cells)
-    print_whole(table, console)
-    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in found.items()], "yellow")
+    cells = ([safe_text(console, shorten(name, room)), *numbers] for name, *numbers in rows)
+    print_columns(console, titles, cells, gap=3)
+    _bullets(console, [f"{text} ({', '.join(which)})" for text, which in _by_text(result).items()], "yellow")
 
 
 def _one_pair_cells(values: Estimate) -> list[str]:
@@ -123,6 +113,24 @@ def _one_pair_cells(values: Estimate) -> list[str]:
 def safe_text(console: Console, text: str, style: str = "") -> Text:
     """Text without markup."""
     return Text(_letters(console, text), style)
+
+
+def print_columns(
+    console: Console,
+    heads: Sequence[str | Text],
+    rows: Iterable[Sequence[Any]],
+    *,
+    left: Collection[int] = (0,),
+    gap: int = 2,
+) -> None:
+    """A table without a frame; the columns named in `left` are text, the others numbers. No cell is cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if gap == 2 else (0, 1))
+    for k, head in enumerate(heads):
+        justify: JustifyMethod = "left" if k in left else "right"
+        table.add_column(head, justify=justify, no_wrap=True, overflow="crop", vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
+    print_whole(table, console)
 
 
 def print_whole(table: Table, console: Console) -> None:
@@ -159,15 +167,15 @@ def _legend(values: Estimate, console: Console) -> None:
 
 
 def _matches(result: Comparison, measure: str, console: Console, full: bool) -> Table:
-    found = summarise(result, measure)
+    summary = summarise(result, measure)
     names = [_letters(console, side.name) for side in (result.side_a, result.side_b)]
     shown = _shown(len(result.side_a.sites), full)
     crowded = len(_titles(result[measure])) > 3
     gap = 2 if crowded else 3
-    visible_in_two = np.nanmax(np.abs(found.best), initial=0) >= 0.1
+    visible_in_two = np.nanmax(np.abs(summary.best), initial=0) >= 0.1
     for digits in (3, 2)[: 1 + visible_in_two]:  # one digit less where names would have to be cut for it
         heads = [names[0], f"best in {names[1]}", *_titles(result[measure])]
-        rows = [_row(result, found, i, console, digits) for i in shown]
+        rows = [_row(result, summary, i, console, digits) for i in shown]
         plain = [[str(cell) for cell in row] for row in rows]
         lines = [[max(map(len, head.split("\n")), default=0) for head in heads], *([len(c) for c in r] for r in plain)]
         widths = [max(column) for column in zip(*lines, strict=True)]
@@ -190,26 +198,26 @@ def _matches(result: Comparison, measure: str, console: Console, full: bool) -> 
 
 
 def _titles(values: Estimate) -> list[str]:
-    """Of the columns of numbers: value, what is known of its doubt, and the value at the same depth."""
+    """Of the columns of numbers: value, how far it can be trusted, and the value at the same depth."""
     ranged = ["interval"] if values.low is not None and values.high is not None else []
     chance = ["chance"] if values.null is not None else []
     p = ["p"] if decisive_p(values) is not None else []
     return ["value", *ranged, *chance, *p, "same\ndepth" if chance or p else "same depth"]
 
 
-def _row(result: Comparison, found: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
+def _row(result: Comparison, summary: Summary, i: int | None, console: Console, digits: int) -> list[Text]:
     """A layer of A, its best match, the numbers in the order of their titles."""
-    values = result[found.measure]
+    values = result[summary.measure]
     if i is None:
         hidden = len(result.side_a.sites) - MOST_ROWS
         return [Text(f"… {hidden} more"), *[Text()] * (1 + len(_titles(values)))]
-    j = found.best_partner[i]
+    j = summary.best_partner[i]
     names = [result.side_a.sites[i], "none" if j is None else result.side_b.sites[j]]
     return [
         *(Text(_letters(console, name)) for name in names),
         _value(values, i, j, digits),
-        *(Text(_letters(console, cell)) if cell else Text() for cell in _doubt(values, i, j, digits)),
-        _value(values, i, found.depth_partner[i], digits),
+        *(Text(_letters(console, cell)) if cell else Text() for cell in _uncertainty(values, i, j, digits)),
+        _value(values, i, summary.depth_partner[i], digits),
     ]
 
 
@@ -223,7 +231,7 @@ def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
     return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
 
 
-def _doubt(values: Estimate, i: int, j: int | None, digits: int) -> list[str]:
+def _uncertainty(values: Estimate, i: int, j: int | None, digits: int) -> list[str]:
     """Interval, chance and p of a pair, those that there are."""
     cells, p = [], decisive_p(values)
     if values.low is not None and values.high is not None:
@@ -268,7 +276,7 @@ def _number(value: float, digits: int = 3) -> str:
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
     for text, measure in zip(sentences(result), next(iter(result)).values if result.pairs else (), strict=False):
         console.print(safe_text(console, text, "bold"))
-        print_whole(_models(result, measure, console), console)
+        _print_matrix(result, measure, console)
     if not full:
         _bullets(console, [sentence(pair, next(iter(pair.values))) for pair in result if pair.values])
         return
@@ -277,19 +285,16 @@ def _print_models(result: Comparisons, console: Console, full: bool) -> None:
         _print_found(comparison, [comparison], console, full=True)
 
 
-def _models(result: Comparisons, measure: str, console: Console) -> Table:
+def _print_matrix(result: Comparisons, measure: str, console: Console) -> None:
     """Model by model, as many columns as fit; the page has them all."""
-    matrix, count = result.matrix(measure), len(result.names)
     fitting = max((console.width - 24) // 12, 1)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True, overflow="crop")
-    for name in result.names[:fitting]:
-        table.add_column(safe_text(console, shorten(visible(name), 9)), justify="right", no_wrap=True, overflow="crop")
-    if count > fitting:
-        table.add_column(safe_text(console, f"… {count - fitting} more"), no_wrap=True, overflow="crop")
-    for name, row in zip(result.names, matrix, strict=True):
-        table.add_row(safe_text(console, shorten(visible(name), 20)), *(_number(v) for v in row[:fitting]))
-    return table
+    heads = [safe_text(console, shorten(visible(name), 9)) for name in result.names[:fitting]]
+    more = [safe_text(console, f"… {len(result.names) - fitting} more")] if len(result.names) > fitting else []
+    rows = (
+        [safe_text(console, shorten(visible(name), 20)), *map(_number, row[:fitting]), *[""] * len(more)]
+        for name, row in zip(result.names, result.matrix(measure), strict=True)
+    )
+    print_columns(console, ["", *heads, *more], rows, left=(0, fitting + 1), gap=3)
 
 
 # Layers paired one to one, or shifts, on the terminal: a line for each, a column for each measure
@@ -316,25 +321,26 @@ def print_in_order(result: Comparison, console: Console) -> None:
             break
     else:
         room = min(longest, max(NARROWEST, console.width // 3))
-    head = "shift" if is_shifted(result) else "layer"
+    head = "shift" if result.kind == "shifts" else "layer"
     for some in _fitting(columns, console.width - max(room, len(head)) - 2):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(head, no_wrap=True, overflow="crop")
-        for title, _ in some:
-            table.add_column(title, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
-        for k, site in enumerate(sites):
-            table.add_row(safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some))
-        print_whole(table, console)
-    found: dict[str, list[str]] = {}
-    for name in result.values:
-        for doubt in doubts(result, name):
-            found.setdefault(doubt.text, []).append(name)
+        rows = (
+            [safe_text(console, shorten(site, room)), *(safe_text(console, cells[k]) for _, cells in some)]
+            for k, site in enumerate(sites)
+        )
+        print_columns(console, [head, *(title for title, _ in some)], rows)
     everywhere = len(result.values)
-    _bullets(
-        console,
-        [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in found.items()],
-        "yellow",
-    )
+    said = _by_text(result).items()
+    texts = [text if len(names) == everywhere else f"{text} ({', '.join(names)})" for text, names in said]
+    _bullets(console, texts, "yellow")
+
+
+def _by_text(result: Comparison) -> dict[str, list[str]]:
+    """Every caveat once, with the measures that it is about."""
+    measures: dict[str, list[str]] = {}
+    for name in result.values:
+        for group in caveat_groups(result, name):
+            measures.setdefault(group.text, []).append(name)
+    return measures
 
 
 def _width(column: Column) -> int:
@@ -365,7 +371,7 @@ def _column(result: Comparison, name: str, *, intervals: bool) -> Column:
 def _chance(result: Comparison, name: str) -> list[Column]:
     """What chance gives at each layer, where it was measured: some values mean nothing without."""
     values = result[name]
-    if is_shifted(result) or values.null is None or values.null_spread is None:
+    if result.kind == "shifts" or values.null is None or values.null_spread is None:
         return []
     pairs = zip(np.diag(values.null), np.diag(values.null_spread), strict=True)
     return [("by\nchance", [f"{_number(null)}±{_number(spread)}" for null, spread in pairs])]
@@ -381,17 +387,17 @@ def print_transfer(result: Comparison | Comparisons, console: Console, *, full: 
     if isinstance(result, Comparison):
         _print_layers(result, console, full)
         return
-    found = least_first(result)
+    ranked = least_first(result)
     console.print(safe_text(console, sentence_of_all(result, MEAN_EMBEDDING), "bold"))
-    several = len({c.side_b.name for c in found}) > 1
-    names = [visible(c.side_a.name) + (f" on {visible(c.side_b.name)}" if several else "") for c in found]
-    cells = [[_digits(over_sites(c, name)) for name in TRANSFER] for c in found]
+    several = len({c.side_b.name for c in ranked}) > 1
+    names = [visible(c.side_a.name) + (f" on {visible(c.side_b.name)}" if several else "") for c in ranked]
+    cells = [[_digits(over_sites(c, name)) for name in TRANSFER] for c in ranked]
     _table("model", names, cells, console)
     console.print(safe_text(console, f"Means over layers, {_LEAST}.", "dim"))
     if not full:
-        _bullets(console, [sentence(c, MEAN_EMBEDDING) for c in found])
-        _print_doubts(found, console)
-    for comparison in found if full else ():
+        _bullets(console, [sentence(c, MEAN_EMBEDDING) for c in ranked])
+        _print_caveats(ranked, console)
+    for comparison in ranked if full else ():
         console.print()
         _print_layers(comparison, console, full)
 
@@ -415,7 +421,7 @@ def _print_layers(result: Comparison, console: Console, full: bool) -> None:
     if wide:
         text = f"Sampled or sketched, the 95 % intervals at their widest: {', '.join(wide.values())}."
         console.print(safe_text(console, text, "dim"))
-    _print_doubts([result], console)
+    _print_caveats([result], console)
 
 
 def _digits(value: float) -> str:
@@ -430,22 +436,17 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], cons
         for k, head in enumerate(titles)
     )
     room = max(console.width - taken - 2, NARROWEST)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(title, no_wrap=True, overflow="crop", vertical="bottom")
-    for head in titles:
-        table.add_column(head, justify="right", no_wrap=True, overflow="crop", vertical="bottom")
-    for name, row in zip(names, rows, strict=True):
-        table.add_row(safe_text(console, shorten(name, room)), *row)
-    print_whole(table, console)
+    lines = ([safe_text(console, shorten(name, room)), *row] for name, row in zip(names, rows, strict=True))
+    print_columns(console, [title, *titles], lines)
 
 
-def _print_doubts(results: Sequence[Comparison], console: Console) -> None:
+def _print_caveats(results: Sequence[Comparison], console: Console) -> None:
     """Every caveat once, with the scores and, where they are not all of them, the layers that it is about."""
-    found: dict[str, dict[str, None]] = {}
+    abouts: dict[str, dict[str, None]] = {}
     for result in results:
         for name in result.values:
-            for doubt in doubts(result, name):
-                sites = [] if doubt.everywhere else [result.side_a.sites[i] for i, _ in doubt.where if i is not None]
+            for group in caveat_groups(result, name):
+                sites = [] if group.everywhere else [result.side_a.sites[i] for i, _ in group.where if i is not None]
                 about = f"{name} of {', '.join(map(visible, sites))}" if sites else name
-                found.setdefault(doubt.text, {})[about] = None
-    _bullets(console, [f"{text} ({', '.join(about)})" for text, about in found.items()], "yellow")
+                abouts.setdefault(group.text, {})[about] = None
+    _bullets(console, [f"{text} ({', '.join(about)})" for text, about in abouts.items()], "yellow")

@@ -16,8 +16,6 @@ from ..results import (
     Comparison,
     Comparisons,
     Side,
-    is_shifted,
-    is_transfer,
     summarise,
     transfer_sentence_of_all,
     two_decimals,
@@ -75,20 +73,26 @@ def _speakable(comparison: Comparison) -> Comparison:
     return replace(comparison, side_a=sides[0], side_b=sides[1])
 
 
-def sentence_of_all(found: Comparisons, measure: str) -> str:
+def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
     """Which two of several models are most alike, and which least."""
-    if found.pairs and all(map(is_transfer, found)):
-        return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in found], measure))
-    matrix = found.matrix(measure)
-    pairs = [pair for pair in found.pairs if np.isfinite(matrix[pair])]
+    if comparisons.pairs and all(each.kind == "transfer" for each in comparisons):
+        return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in comparisons], measure))
+    matrix = comparisons.matrix(measure)
+    pairs = [pair for pair in comparisons.pairs if np.isfinite(matrix[pair])]
     if not pairs:
         return f"{visible(measure)} is undefined for every pair of models."
-    up = found.pairs[pairs[0]][measure].closer == "up"
+    up = comparisons.pairs[pairs[0]][measure].closer == "up"
     ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
-    first, last = (" and ".join(in_a_sentence(found.names[k]) for k in pair) for pair in (ordered[0], ordered[-1]))
+    first, last = (
+        " and ".join(in_a_sentence(comparisons.names[k]) for k in pair) for pair in (ordered[0], ordered[-1])
+    )
     best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
-    single = all(pair[measure].value.size == 1 for pair in found)
-    mean = "mean over shifts" if any(map(is_shifted, found)) else "mean over layers at the same depth"
+    single = all(pair[measure].value.size == 1 for pair in comparisons)
+    mean = (
+        "mean over shifts"
+        if any(each.kind == "shifts" for each in comparisons)
+        else "mean over layers at the same depth"
+    )
     over = "" if single else f", {mean}"
     if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
         return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
@@ -126,7 +130,7 @@ def size(shape: tuple[int, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class CaveatGroup:
     """Caveats with the same words; `where` holds (row, column), None standing for all of them."""
 
     text: str
@@ -147,7 +151,7 @@ class Doubt:
         return any(row in (None, i) and column in (None, j) for row, column in self.where)
 
 
-def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
+def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
     """The caveats of a measure, each text once, in the order they were given."""
     rows, columns = _places(comparison.side_a), _places(comparison.side_b)
     grouped: dict[str, list[tuple[int | None, int | None]]] = {}
@@ -156,15 +160,15 @@ def doubts(comparison: Comparison, measure: str) -> list[Doubt]:
         for i in [None] if caveat.site_a is None else rows.get(caveat.site_a, []):
             for j in [None] if caveat.site_b is None else columns.get(caveat.site_b, []):
                 places.append((i, j))
-    found = []
+    groups = []
     for text, where in grouped.items():
         mask = np.zeros(comparison[measure].value.shape, dtype=bool)
         for i, j in where:
             mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
         unique = tuple(dict.fromkeys(where))
-        of = "layer" if is_transfer(comparison) else "pair"
-        found.append(Doubt(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
-    return found
+        of = "layer" if comparison.kind == "transfer" else "pair"
+        groups.append(CaveatGroup(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
+    return groups
 
 
 def flat(record: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -201,7 +205,7 @@ def _acts(character: str) -> bool:
 
 
 def _places(side: Side) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for k, site in enumerate(side.sites):
-        found.setdefault(site, []).append(k)
-    return found
+        places.setdefault(site, []).append(k)
+    return places

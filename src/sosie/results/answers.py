@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..files import DamagedFile, read_json, write_json
+from ..files import DamagedFile, check_schema, read_json, write_json
 from .tables import MOST_SHOWN, Rows, as_frame, cell, counted, html_table
 
 if TYPE_CHECKING:
@@ -59,22 +59,16 @@ class Answer(Rows):
     @classmethod
     def load(cls: type[A], path: str | os.PathLike[str]) -> A:
         """What `save` wrote."""
-        found = read_json(path, ANSWER, ANSWER_VERSION, cls.question)
-        if found.get("question") != cls.question:
-            raise DamagedFile(f"{path} is an answer of kind {str(found.get('question'))[:40]!r}, not {cls.question!r}")
-        try:
-            return cls.from_json(found)
-        except (TypeError, ValueError) as error:
-            raise DamagedFile(f"{path} is damaged: {error}") from error
+        content = read_json(path, ANSWER, ANSWER_VERSION, cls.question)
+        if content.get("question") != cls.question:
+            asked = str(content.get("question"))[:40]
+            raise DamagedFile(f"{path} is an answer of kind {asked!r}, not {cls.question!r}")
+        return cls.from_json(content, path)
 
     @classmethod
-    def from_json(cls: type[A], found: dict[str, Any]) -> A:
-        asked, rows, notes = found.get("asked"), found.get("rows"), found.get("notes")
-        if not isinstance(asked, dict) or not isinstance(rows, list) or not isinstance(notes, list):
-            raise TypeError("it lacks what was asked, rows or notes")
-        if not all(isinstance(row, dict) for row in rows):
-            raise TypeError("a row of it is no row")
-        return cls(asked, tuple(rows), tuple(map(str, notes)))
+    def from_json(cls: type[A], content: dict[str, Any], path: str | os.PathLike[str]) -> A:
+        check_schema(path, content, {"asked": {}, "rows": [{}], "notes": [str]})
+        return cls(content["asked"], tuple(content["rows"]), tuple(content["notes"]))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns that are not empty, and the cells of the first rows as text."""
@@ -165,10 +159,10 @@ class Clusters(Answer):
     @property
     def groups(self) -> list[list[str]]:
         """The names in each."""
-        found: dict[int, list[str]] = {}
+        members: dict[int, list[str]] = {}
         for row in self.found:
-            found.setdefault(row["cluster"], []).append(row["name"])
-        return [found[number] for number in sorted(found)]
+            members.setdefault(row["cluster"], []).append(row["name"])
+        return [members[number] for number in sorted(members)]
 
     def sentence(self) -> str:
         count, silhouette = self.asked["clusters"], self.asked["silhouette"]
@@ -235,6 +229,6 @@ KINDS: dict[str, type[Answer]] = {
 }
 
 
-def answer_from_json(found: dict[str, Any]) -> Answer:
+def answer_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
     """Of whichever kind."""
-    return KINDS[found["question"]].from_json(found)
+    return KINDS[content["question"]].from_json(content, path)

@@ -9,11 +9,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..files import DamagedFile, read_json, write_json
-from .storage import _list, _real, _text
+from ..files import check_schema, read_json, write_json
+from .storage import as_damage
 
 LEADERBOARD = "sosie-leaderboard"
 LEADERBOARD_VERSION = 2
+BOARD = {
+    "scale": {},
+    "data": {},
+    "pairs": {str: int},
+    "conditions": {str: [str]},
+    "left_out": {str: str},
+    "provenance": {},
+    "entries": [{"name": str, "of": str, "closer": (None, str), "notes": [str]}],
+}
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,11 @@ class Entry:
 
     def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
         """With agreement, the mean over the kinds of pairs; None unless every kind has one."""
-        found = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
+        coefficients = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
         missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
-        if not found or None in found or missing:
+        if not coefficients or None in coefficients or missing:
             return None
-        return fmean(one["value"] for one in found)
+        return fmean(one["value"] for one in coefficients)
 
     @property
     def moved_in_vain(self) -> float | None:
@@ -134,13 +143,13 @@ class Leaderboard:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Leaderboard:
         """What `save` wrote."""
-        found = read_json(path, LEADERBOARD, LEADERBOARD_VERSION, "leaderboard")
+        content = read_json(path, LEADERBOARD, LEADERBOARD_VERSION, "leaderboard")
+        check_schema(path, content, BOARD)
         try:
-            entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in found["entries"])
-            names = ("scale", "data", "pairs", "conditions", "left_out", "provenance")
-            return cls(entries=entries, **{name: found[name] for name in names})
+            entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
+            return cls(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            raise as_damage(path, error) from error
 
 
 def _order(entry: Entry) -> tuple[float, float, str]:
@@ -157,6 +166,26 @@ def _mean(entry: Entry, side: str) -> float | None:
 
 COST = "sosie-cost"
 COST_VERSION = 2
+COSTS = {
+    "models": [str],
+    "device": str,
+    "memory": str,
+    "rows_rule": str,
+    "provenance": {},
+    "costs": [
+        {
+            "measure": str,
+            "probes": (None, int),
+            "sites": int,
+            "forward_flops": int,
+            "measure_flops": int,
+            "seconds": float,
+            "peak_bytes": int,
+            "statistic": str,
+            "unknown": [str],
+        }
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -165,7 +194,7 @@ class Cost:
 
     measure: str
     probes: int | None
-    sites: int  # values: one a layer, of whole weights one a pair of layers
+    sites: int  # values: one per layer, for whole weights one per pair of layers
     forward_flops: int  # of both models
     measure_flops: int  # of the measure's own algebra
     seconds: float
@@ -197,11 +226,11 @@ class Costs:
 
     def of(self, measure: str, probes: int | None = None) -> Cost:
         """The row of a measure; `probes` may be left out where it has one row."""
-        found = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
-        if len(found) != 1:
+        rows = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
+        if len(rows) != 1:
             there = ", ".join(f"{cost.measure} ({cost.probes or 'no'} probes)" for cost in self.costs)
-            raise KeyError(f"{len(found)} rows of {measure!r} with probes={probes}; there are {there}")
-        return found[0]
+            raise KeyError(f"{len(rows)} rows of {measure!r} with probes={probes}; there are {there}")
+        return rows[0]
 
     def ratios(self, measure: str, over: str) -> dict[int, float]:
         """Operations of one measure over those of another that needs no inputs, by number of inputs."""
@@ -220,40 +249,20 @@ class Costs:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Costs:
         """What `save` wrote."""
-        found = read_json(path, COST, COST_VERSION, "table of costs")
+        content = read_json(path, COST, COST_VERSION, "table of costs")
         try:
-            return costs_from_json(found)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            return costs_from_json(content, path)
+        except ValueError as error:
+            raise as_damage(path, error) from error
 
 
-def costs_from_json(found: dict[str, Any]) -> Costs:
-    first, second = map(_text, _list(found["models"]))
-    names = ("device", "memory", "rows_rule")
-    return Costs(
-        (first, second),
-        tuple(map(_cost, _list(found["costs"]))),
-        **{name: _text(found[name]) for name in names},
-        provenance=dict(found["provenance"]),
-    )
-
-
-def _cost(found: dict[str, Any]) -> Cost:
-    seconds = _real(found["seconds"])
-    if seconds < 0:
-        raise ValueError(f"seconds is {seconds}")
-    return Cost(
-        measure=_text(found["measure"]),
-        probes=None if found["probes"] is None else _count(found, "probes"),
-        seconds=seconds,
-        statistic=_text(found["statistic"]),
-        unknown=tuple(map(_text, _list(found["unknown"]))),
-        **{name: _count(found, name) for name in ("sites", "forward_flops", "measure_flops", "peak_bytes")},
-    )
-
-
-def _count(found: dict[str, Any], name: str) -> int:
-    value = found[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is {value!r}, not a whole number from 0 on")
-    return value
+def costs_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Costs:
+    check_schema(path, content, COSTS)
+    costs = tuple(Cost(**{**row, "unknown": tuple(row["unknown"])}) for row in content["costs"])
+    for cost in costs:
+        for name, number in asdict(cost).items():
+            if isinstance(number, (int, float)) and number < 0:
+                raise ValueError(f"{name} is {number}")
+    first, second = content["models"]
+    about = {name: content[name] for name in ("device", "memory", "rows_rule", "provenance")}
+    return Costs((first, second), costs, **about)

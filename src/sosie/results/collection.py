@@ -31,10 +31,10 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         self._make, self._value, self._whole = make, value, whole
 
     def __getitem__(self, pair: Pair) -> Comparison:
-        found = self._made[pair]
-        if found is None:
-            found = self._made[pair] = self._make(*pair)
-        return found
+        comparison = self._made[pair]
+        if comparison is None:
+            comparison = self._made[pair] = self._make(*pair)
+        return comparison
 
     def value(self, pair: Pair, measure: str) -> Array:
         """The values of a pair at layers alone."""
@@ -91,13 +91,13 @@ class Comparisons:
         at_once = self.pairs.whole(measure) if isinstance(self.pairs, LazyComparisons) else None
         if at_once is not None:
             return at_once
-        found = np.full((len(self.names), len(self.names)), np.nan)
+        matrix = np.full((len(self.names), len(self.names)), np.nan)
         for i, j in self.pairs:
             mean = mean_at_same_depth(self._value((i, j), measure))
-            found[i, j] = found[j, i] = np.nan if mean is None else mean
+            matrix[i, j] = matrix[j, i] = np.nan if mean is None else mean
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
-            np.fill_diagonal(found, same)
-        return found
+            np.fill_diagonal(matrix, same)
+        return matrix
 
     def _value(self, pair: Pair, measure: str) -> Array:
         pairs = self.pairs

@@ -1,12 +1,13 @@
-"""What a comparison found: values with the rows they rest on, their doubt, and where they came from."""
+"""What a comparison found: values with the rows they rest on, how far they can be trusted, and where they came from."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 Closer = Literal["up", "down"]
+Kind = Literal["representations", "outputs", "shifts", "weights", "sketches", "stitching", "transfer"]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -42,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Caveat:
-    """A doubt in words; about one site of A, one of B, a pair, or (both None) all values."""
+    """What must be known to read a value; about one site of A, one of B, a pair, or (both None) all values."""
 
     text: str
     site_a: str | None = None
@@ -50,6 +52,17 @@ class Caveat:
 
     def concerns(self, site_a: str, site_b: str) -> bool:
         return self.site_a in (None, site_a) and self.site_b in (None, site_b)
+
+
+class Facts(Protocol):
+    """What must be known to read a value: a measure has it, and so may anything else."""
+
+    @property
+    def closer(self) -> Closer: ...
+    @property
+    def bounds(self) -> tuple[float | None, float | None]: ...
+    @property
+    def same(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,35 @@ class Estimate:
     block_error: Array | None = None  # of values from blocks of rows: how far that from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        facts: Facts,
+        value: Array,
+        *,
+        n: int,
+        statistic: str,
+        caveats: Iterable[Caveat] = (),
+        **beside: Array | None,
+    ) -> Estimate:
+        """Values with the facts of their measure; what stands beside an undefined value is undefined too.
+
+        `beside`: the interval (`low`, `high`), what chance gives (`null`, `null_spread`, `p`, `p_search`) and
+        `block_error`, each of the values' shape, or None.
+        """
+        undefined = np.isnan(value)
+        arrays = {name: None if a is None else np.where(undefined, np.nan, a) for name, a in beside.items()}
+        return cls(
+            value=value,
+            n=n,
+            statistic=statistic,
+            closer=facts.closer,
+            bounds=facts.bounds,
+            same=facts.same,
+            caveats=tuple(caveats),
+            **arrays,
+        )
+
     @property
     def score(self) -> Array | None:
         """Calibrated: 0 is what chance gives, 1 what a thing compared with itself gives."""
@@ -80,7 +122,16 @@ class Estimate:
             return (self.value - self.null) / (self.same - self.null)
 
 
-ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")  # of Values, all of one shape
+ARRAYS = (
+    "value",
+    "low",
+    "high",
+    "null",
+    "null_spread",
+    "p",
+    "p_search",
+    "block_error",
+)  # of an estimate, all of one shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +143,7 @@ class Comparison:
     values: dict[str, Estimate]
     rows_rule: str = "flatten"
     provenance: dict[str, Any] = field(default_factory=dict)
+    kind: Kind = "representations"
 
     def __post_init__(self) -> None:
         shape = (len(self.side_a.sites), len(self.side_b.sites))
@@ -133,40 +185,33 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each measure and pair of sites."""
-        found = []
+        rows = []
         for name, values in self.values.items():
+            arrays = {kind: getattr(values, kind) for kind in (*ARRAYS[1:-1], "score", ARRAYS[-1])}
             for i, site_a in enumerate(self.side_a.sites):
                 for j, site_b in enumerate(self.side_b.sites):
-                    found.append(
+                    caveats = dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
+                    rows.append(
                         {
                             "measure": name,
                             "site_a": site_a,
                             "site_b": site_b,
-                            "value": _at(values.value, i, j),
+                            "value": float(values.value[i, j]),
                             "n": values.n,
-                            "low": _at(values.low, i, j),
-                            "high": _at(values.high, i, j),
-                            "null": _at(values.null, i, j),
-                            "null_spread": _at(values.null_spread, i, j),
-                            "p": _at(values.p, i, j),
-                            "p_search": _at(values.p_search, i, j),
-                            "score": _at(values.score, i, j),
-                            "block_error": _at(values.block_error, i, j),
-                            "caveats": list(
-                                dict.fromkeys(c.text for c in values.caveats if c.concerns(site_a, site_b))
-                            ),
+                            **{kind: None if a is None else float(a[i, j]) for kind, a in arrays.items()},
+                            "caveats": list(caveats),
                         }
                     )
-        return found
+        return rows
 
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
         """For each site of A the site of B that is closest, by the measure's own direction."""
         values = self[self._only(measure)]
-        found = []
+        matches = []
         for i, j in enumerate(closest(values)):
             site_b, value = (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
-            found.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
-        return found
+            matches.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
+        return matches
 
     def to_pandas(self) -> pandas.DataFrame:
         """`rows()` as a data frame."""
@@ -181,11 +226,11 @@ class Comparison:
 
         scalars = {}
         for name in self.values:
-            found = summarise(self, name)
-            if found.best_mean is not None:
-                scalars[f"sosie/{name}/best_match"] = found.best_mean
-            if found.diagonal_mean is not None:
-                scalars[f"sosie/{name}/same_depth"] = found.diagonal_mean
+            summary = summarise(self, name)
+            if summary.best_mean is not None:
+                scalars[f"sosie/{name}/best_match"] = summary.best_mean
+            if summary.diagonal_mean is not None:
+                scalars[f"sosie/{name}/same_depth"] = summary.diagonal_mean
             share = share_distinguishable(at_layers(self, name))
             if share is not None:
                 scalars[f"sosie/{name}/distinguishable"] = share
@@ -219,10 +264,6 @@ def closest(values: Estimate) -> list[int | None]:
     """For each row the column that is closest by the measure's own direction; None where all are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
-
-
-def _at(array: Array | None, i: int, j: int) -> float | None:
-    return None if array is None else float(array[i, j])
 
 
 # Which values chance could have given too, and how a p-value is written
@@ -260,7 +301,7 @@ def share_distinguishable(values: Estimate) -> float | None:
 
 
 def correction(values: Estimate) -> str:
-    """How the deciding p-value was come by, in words."""
+    """Whether the deciding p-value is corrected for the search over pairs, in words."""
     if values.p_search is None:
         return "not corrected for the search"
     return "corrected for the search"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import DamagedFile, read_json, write_json
-from .comparison import Array, Caveat, Estimate
-from .storage import _list, _real, _text, bounds_from_json
+from ..files import check_schema, read_json, write_json
+from .comparison import Array, Estimate
+from .storage import ESTIMATE, as_damage, estimate_as_json, estimate_from_json
 from .tables import as_frame
 
 if TYPE_CHECKING:
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 2
 THRESHOLDS = (0.99, 0.999)
+SCHEMA = {
+    "name_a": str,
+    "name_b": str,
+    "what": str,
+    "sites": [str],
+    "steps_a": [int],
+    "steps_b": [int],
+    "two_runs": bool,
+    "by_depth?": bool,
+    "provenance": {},
+    "values": {str: ESTIMATE},
+}
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,7 @@ class Order:
 
     sites: tuple[str, ...]
     steps: tuple[int | None, ...]
-    correlation: (
-        float | None
-    )  # Spearman's, of step with depth: 1 is bottom-up; None where all settle together, or depth is not known
+    correlation: float | None  # Spearman's, of step with depth; None where all settle together or depth is not known
 
     @property
     def bottom_up(self) -> bool | None:
@@ -118,7 +128,7 @@ class Dynamics:
             raise ValueError(f"within={within!r}: a distance of at least 0, for measures where lower is closer")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold={threshold!r}: from 0 to 1; within= gives a distance")
-        found: dict[str, int | None] = {}
+        steps: dict[str, int | None] = {}
         for site, row in zip(self.sites, near, strict=True):
             if values.closer == "up":
                 reached = row >= threshold - 1e-12  # rounding is no reason to be late
@@ -126,17 +136,17 @@ class Dynamics:
                 reached = row <= ((1 - threshold) * row[0] if within is None else within) + 1e-12
             late = np.flatnonzero(~reached)
             first = 0 if not late.size else int(late[-1]) + 1
-            found[site] = self.steps_a[first] if first < len(self.steps_a) else None
-        return found
+            steps[site] = self.steps_a[first] if first < len(self.steps_a) else None
+        return steps
 
     def order(self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None) -> Order:
         """Which sites settle first, and whether that goes with depth."""
-        found = self.settled(threshold, measure, within=within)
+        steps = self.settled(threshold, measure, within=within)
         place = {site: k for k, site in enumerate(self.sites)}
-        sites = sorted(found, key=lambda site: (math.inf if found[site] is None else found[site], place[site]))
-        known = [(place[site], step) for site, step in found.items() if step is not None]
+        sites = sorted(steps, key=lambda site: (math.inf if steps[site] is None else steps[site], place[site]))
+        known = [(place[site], step) for site, step in steps.items() if step is not None]
         correlation = rank_correlation(known) if self.by_depth else None
-        return Order(tuple(sites), tuple(found[site] for site in sites), correlation)
+        return Order(tuple(sites), tuple(steps[site] for site in sites), correlation)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each measure, site and pair of times."""
@@ -165,21 +175,18 @@ class Dynamics:
         return write_json(path, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        plain = {
-            name: getattr(self, name) for name in ("name_a", "name_b", "what", "two_runs", "by_depth", "provenance")
-        }
-        steps = {name: list(getattr(self, name)) for name in ("sites", "steps_a", "steps_b")}
-        values = {name: _values_as_json(values) for name, values in self.values.items()}
-        return {"format": DYNAMICS, "version": DYNAMICS_VERSION, **plain, **steps, "values": values}
+        plain = {key: getattr(self, key) for name in SCHEMA if (key := name.rstrip("?")) != "values"}
+        values = {name: estimate_as_json(values, ["value"]) for name, values in self.values.items()}
+        return {"format": DYNAMICS, "version": DYNAMICS_VERSION, **plain, "values": values}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Dynamics:
         """What `save` wrote."""
-        found = read_json(path, DYNAMICS, DYNAMICS_VERSION, "record of dynamics")
+        content = read_json(path, DYNAMICS, DYNAMICS_VERSION, "record of dynamics")
         try:
-            return dynamics_from_json(found)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            return dynamics_from_json(content, path)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise as_damage(path, error) from error
 
     def __repr__(self) -> str:
         name = f"{self.name_a} x {self.name_b}" if self.two_runs else self.name_a
@@ -207,57 +214,11 @@ def _ranks(values: Array) -> Array:
     return ranks - ranks.mean()
 
 
-def _values_as_json(values: Estimate) -> dict[str, Any]:
-    array = [[[float(v) if math.isfinite(v) else None for v in row] for row in site] for site in values.value]
-    return {
-        "value": array,
-        "n": values.n,
-        "statistic": values.statistic,
-        "closer": values.closer,
-        "bounds": list(values.bounds),
-        "same": values.same,
-        "caveats": [asdict(caveat) for caveat in values.caveats],
-    }
-
-
-def dynamics_from_json(found: dict[str, Any]) -> Dynamics:
-    sites, steps_a, steps_b = (
-        tuple(map(_text, _list(found["sites"]))),
-        _steps(found["steps_a"]),
-        _steps(found["steps_b"]),
-    )
-    two_runs, by_depth = found["two_runs"], found.get("by_depth", True)
-    if not isinstance(two_runs, bool) or not isinstance(by_depth, bool):
-        raise TypeError(f"two_runs is {two_runs!r}, by_depth {by_depth!r}")
+def dynamics_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Dynamics:
+    check_schema(path, content, SCHEMA)
+    sites, steps_a, steps_b = (tuple(content[name]) for name in ("sites", "steps_a", "steps_b"))
     shape = (len(sites), len(steps_a), len(steps_b))
-    values = {_text(name): _values(given, shape) for name, given in found["values"].items()}
-    name_a, name_b, what = (_text(found[key]) for key in ("name_a", "name_b", "what"))
-    about = dict(found["provenance"])
-    return Dynamics(name_a, name_b, what, sites, steps_a, steps_b, values, two_runs, about, by_depth)
-
-
-def _values(found: dict[str, Any], shape: tuple[int, int, int]) -> Estimate:
-    if isinstance(found["n"], bool) or not isinstance(found["n"], int) or found["n"] < 0:
-        raise ValueError(f"n is {found['n']!r}")
-    if found["closer"] not in ("up", "down"):
-        raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
-    nested = [
-        [[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(s)] for s in _list(found["value"])
-    ]
-    array = np.array(nested, dtype=np.float64)
-    if array.shape != shape:
-        raise ValueError(f"values of shape {array.shape}, sites and steps make it {shape}")
-    caveats = tuple(
-        Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
-        for c in _list(found["caveats"])
-    )
-    same = None if found["same"] is None else _real(found["same"])
-    bounds = bounds_from_json(found["bounds"])
-    return Estimate(array, found["n"], _text(found["statistic"]), found["closer"], bounds, same, caveats=caveats)
-
-
-def _steps(found: Any) -> tuple[int, ...]:
-    steps = tuple(_list(found))
-    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
-        raise TypeError(f"steps are whole numbers, got {steps[:8]}")
-    return steps
+    values = {name: estimate_from_json(each, shape) for name, each in content["values"].items()}
+    plain = {name: content[name] for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
+    by_depth = content.get("by_depth", True)
+    return Dynamics(sites=sites, steps_a=steps_a, steps_b=steps_b, values=values, by_depth=by_depth, **plain)

@@ -1,4 +1,4 @@
-"""How a comparison shows itself in a notebook: a small table a measure, all names escaped."""
+"""How a comparison shows itself in a notebook: a small table for each measure, all names escaped."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from html import escape
 
 from .comparison import Comparison, Estimate, by_chance, decisive_p, stars, written_p
 from .dynamics import THRESHOLDS, Dynamics
-from .summary import MEAN_EMBEDDING, is_transfer, sites_least_first, summarise
+from .summary import MEAN_EMBEDDING, sites_least_first, summarise
 from .tables import MOST_SHOWN, html_table
 
 REST = "rows() or write_report"
 
 
 def as_html(comparison: Comparison) -> str:
-    if is_transfer(comparison):
+    if comparison.kind == "transfer":
         return _scores(comparison)
     parts = []
     for measure in comparison.values:
-        found = summarise(comparison, measure)
+        summary = summarise(comparison, measure)
         values, sites, others = comparison[measure], comparison.side_a.sites, comparison.side_b.sites
-        titles = [comparison.side_a.name, "same depth", "best match", *_doubt_titles(values)]
+        titles = [comparison.side_a.name, "same depth", "best match", *_uncertainty_titles(values)]
         rows, faded = [], set()
         for i, site in enumerate(sites[:MOST_SHOWN]):
-            partner = found.best_partner[i]
-            best = "" if partner is None else f"{others[partner]} {found.best[i]:.3f}"
-            depth = f"{others[found.depth_partner[i]]} {found.diagonal[i]:.3f}"
-            rows.append([site, depth, best, *_doubt(values, i, partner)])
+            partner = summary.best_partner[i]
+            best = "" if partner is None else f"{others[partner]} {summary.best[i]:.3f}"
+            depth = f"{others[summary.depth_partner[i]]} {summary.diagonal[i]:.3f}"
+            rows.append([site, depth, best, *_uncertainty(values, i, partner)])
             if _by_chance(values, i, partner):
                 faded.add(i)
         table = html_table(titles, rows, of=len(sites), see=REST, faded=faded)
-        parts.append(f"<p>{escape(found.sentence)}</p>{table}")
+        parts.append(f"<p>{escape(summary.sentence)}</p>{table}")
     return "".join(parts)
 
 
@@ -45,33 +45,33 @@ def _scores(comparison: Comparison) -> str:
     return f"<p>{escape(sentence)}</p>{html_table(titles, rows, of=len(order), see=REST)}"
 
 
-def dynamics_as_html(found: Dynamics) -> str:
-    """A small table a measure: when each site settles; of two runs, how alike their last states are."""
+def dynamics_as_html(dynamics: Dynamics) -> str:
+    """A small table for each measure: when each site settles; of two runs, how alike their last states are."""
     parts = []
-    for measure in found.values:
-        ends = found.to_end(measure)
-        if found.two_runs:
+    for measure in dynamics.values:
+        ends = dynamics.to_end(measure)
+        if dynamics.two_runs:
             titles, columns = ["first", "last"], [[f"{v:.3f}" for v in ends[:, k]] for k in (0, -1)]
         else:
             titles = ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)]
-            steps = [found.settled(threshold, measure).values() for threshold in THRESHOLDS]
+            steps = [dynamics.settled(threshold, measure).values() for threshold in THRESHOLDS]
             columns = [
                 [f"{v:.3f}" for v in ends[:, 0]],
                 *(["never" if s is None else str(s) for s in c] for c in steps),
             ]
-        rows = list(zip(found.sites, *columns, strict=True))
-        table = html_table([found.name_a, *titles], rows, see=REST)
+        rows = list(zip(dynamics.sites, *columns, strict=True))
+        table = html_table([dynamics.name_a, *titles], rows, see=REST)
         parts.append(f"<p>{escape(measure)} to the last state</p>{table}")
     return "".join(parts)
 
 
-def _doubt_titles(values: Estimate) -> list[str]:
+def _uncertainty_titles(values: Estimate) -> list[str]:
     ranged = ["95 % interval"] if values.low is not None and values.high is not None else []
     chance = ["chance"] if values.null is not None else []
     return [*ranged, *chance, *(["p"] if decisive_p(values) is not None else [])]
 
 
-def _doubt(values: Estimate, i: int, j: int | None) -> list[str]:
+def _uncertainty(values: Estimate, i: int, j: int | None) -> list[str]:
     """The best match's interval, what chance gives, and p, in the order of the titles."""
     cells = []
     if values.low is not None and values.high is not None:

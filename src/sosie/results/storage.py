@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from ..files import DamagedFile, read_json, write_json
+from ..files import DamagedFile, check_schema, read_json, write_json
 from .collection import Comparisons
-from .comparison import ARRAYS, Array, Caveat, Comparison, Estimate, Side
+from .comparison import ARRAYS, Array, Caveat, Comparison, Estimate, Kind, Side
 
 if TYPE_CHECKING:
     from .answers import Answer
@@ -24,9 +25,30 @@ FORMAT = "sosie-comparison"
 VERSION = 2
 FARTHEST = 1e100  # a bound; larger ones, squared, are no numbers any more
 
-
-def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
-    return write_json(path, as_json(result))
+SIDE = {
+    "name": str,
+    "sites": [str],
+    "widths": [int],
+    "shapes": [[int]],
+    "dtypes?": [str],
+    "left_out?": [[str]],
+}
+ESTIMATE = {  # arrays are checked as they are read
+    "n": int,
+    "statistic": str,
+    "closer": str,
+    "bounds": [(float, None)],
+    "same": (float, None),
+    "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str)}],
+}
+COMPARISON = {
+    "side_a": SIDE,
+    "side_b": SIDE,
+    "rows_rule": str,
+    "provenance": {},
+    "values": {str: ESTIMATE},
+    "kind?": str,
+}
 
 
 def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
@@ -40,11 +62,20 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dyn
     from .dynamics import DYNAMICS, dynamics_from_json
 
     readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json, ANSWER: answer_from_json}
-    found = read_json(path, tuple(readers), VERSION, "comparison")
+    content = read_json(path, tuple(readers), VERSION, "comparison")
     try:
-        return readers[found["format"]](found)
+        return readers[content["format"]](content, path)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        raise as_damage(path, error) from error
+
+
+def as_damage(path: str | os.PathLike[str], error: Exception) -> Exception:
+    """The error that a reader met, as one that names the file."""
+    return error if isinstance(error, DamagedFile) else DamagedFile(f"{path} is damaged: {error}")
+
+
+def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
+    return write_json(path, as_json(result))
 
 
 def as_json(result: Comparison | Comparisons) -> dict[str, Any]:
@@ -55,125 +86,114 @@ def as_json(result: Comparison | Comparisons) -> dict[str, Any]:
     return {**head, **_comparison_as_json(result)}
 
 
-def from_json(found: dict[str, Any]) -> Comparison | Comparisons:
-    if "pairs" not in found:
-        return _comparison_from_json(found)
-    pairs = {(int(p["i"]), int(p["j"])): _comparison_from_json(p) for p in found["pairs"]}
-    names = tuple(map(str, found["names"]))
-    if any(not 0 <= i < j < len(names) for i, j in pairs):
-        raise ValueError(f"pairs {sorted(pairs)} do not fit {len(names)} models")
-    return Comparisons(names, pairs)
-
-
 def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "side_a": asdict(comparison.side_a),
         "side_b": asdict(comparison.side_b),
         "rows_rule": comparison.rows_rule,
         "provenance": comparison.provenance,
-        "values": {name: _values_as_json(values) for name, values in comparison.values.items()},
+        "values": {name: estimate_as_json(values) for name, values in comparison.values.items()},
+        "kind": comparison.kind,
     }
 
 
-def _comparison_from_json(found: dict[str, Any]) -> Comparison:
-    side_a, side_b = side_from_json(found["side_a"]), side_from_json(found["side_b"])
+def estimate_as_json(values: Estimate, arrays: Iterable[str] = ARRAYS) -> dict[str, Any]:
+    content = {f.name: getattr(values, f.name) for f in fields(values) if f.name not in ARRAYS}
+    content["caveats"] = [asdict(caveat) for caveat in values.caveats]
+    return content | {name: None if (a := getattr(values, name)) is None else _nested(a) for name in arrays}
+
+
+def _nested(array: Array) -> Any:
+    """Python writes the shortest decimal that reads back as the same float64; an undefined value is null."""
+    if array.ndim > 1:
+        return [_nested(row) for row in array]
+    return [float(v) if math.isfinite(v) else None for v in array]
+
+
+def from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Comparison | Comparisons:
+    if "pairs" not in content:
+        return _comparison(content, path)
+    check_schema(path, content, {"names": [str], "pairs": [{"i": int, "j": int}]})
+    pairs = {(pair["i"], pair["j"]): _comparison(pair, path) for pair in content["pairs"]}
+    names = tuple(content["names"])
+    if any(not 0 <= i < j < len(names) for i, j in pairs):
+        raise ValueError(f"pairs {sorted(pairs)} do not fit {len(names)} models")
+    return Comparisons(names, pairs)
+
+
+def _comparison(content: dict[str, Any], path: str | os.PathLike[str]) -> Comparison:
+    check_schema(path, content, COMPARISON)
+    side_a, side_b = side_from_json(content["side_a"]), side_from_json(content["side_b"])
     shape = (len(side_a.sites), len(side_b.sites))
-    return Comparison(
-        side_a=side_a,
-        side_b=side_b,
-        rows_rule=_text(found["rows_rule"]),
-        provenance=dict(found["provenance"]),
-        values={_text(name): _values(values, shape) for name, values in found["values"].items()},
-    )
+    values = {name: estimate_from_json(each, shape) for name, each in content["values"].items()}
+    kind = content.get("kind") or _kind_of(content["rows_rule"], values, side_a)
+    if kind not in get_args(Kind):
+        raise ValueError(f"no comparison is of kind {kind[:40]!r}")
+    return Comparison(side_a, side_b, values, content["rows_rule"], content["provenance"], kind)
 
 
-def _values_as_json(values: Estimate) -> dict[str, Any]:
-    found = {f.name: getattr(values, f.name) for f in fields(values)}
-    found["caveats"] = [asdict(caveat) for caveat in values.caveats]
-    for kind in ARRAYS:
-        found[kind] = _array_as_json(getattr(values, kind))
-    return found
+def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
+    """What files from before they said so are about."""
+    if {"mean_embedding", "kernel_norm"} <= set(values):
+        return "transfer"
+    if {"agreement_b", "cross_entropy"} <= set(values):
+        return "stitching"
+    if rule == "outputs":
+        return "shifts" if len(side.sites) > 1 else "outputs"
+    if rule in ("tensors", "entries of the input"):
+        return "weights"
+    return "sketches" if rule.endswith(" kernel") else "representations"
 
 
-def _values(found: dict[str, Any], shape: tuple[int, int]) -> Estimate:
-    if int(found["n"]) < 0:
-        raise ValueError(f"a negative number of rows: {found['n']}")
-    if found["closer"] not in ("up", "down"):
-        raise ValueError(f"closer is {found['closer']!r}, not 'up' or 'down'")
-    arrays: dict[str, Any] = {kind: _array(found.get(kind), shape) for kind in ARRAYS}
+def estimate_from_json(content: dict[str, Any], shape: tuple[int, ...]) -> Estimate:
+    """An estimate of content that fits the schema."""
+    if content["n"] < 0:
+        raise ValueError(f"a negative number of rows: {content['n']}")
+    if content["closer"] not in ("up", "down"):
+        raise ValueError(f"closer is {content['closer']!r}, not 'up' or 'down'")
+    arrays: dict[str, Any] = {name: _array(content.get(name), shape) for name in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
-    bounds = bounds_from_json(found["bounds"])
-    for kind in ("p", "p_search"):
-        if arrays[kind] is not None and ((arrays[kind] < 0) | (arrays[kind] > 1)).any():
-            raise ValueError(f"{kind} lies between 0 and 1")
-    caveats = tuple(
-        Caveat(_text(c["text"]), *(None if c[s] is None else _text(c[s]) for s in ("site_a", "site_b")))
-        for c in found["caveats"]
-    )
-    return Estimate(
-        **arrays,
-        n=int(found["n"]),
-        statistic=_text(found["statistic"]),
-        closer=found["closer"],
-        bounds=bounds,
-        same=None if found["same"] is None else _real(found["same"]),
-        caveats=caveats,
-    )
-
-
-def bounds_from_json(found: Any) -> tuple[float | None, float | None]:
-    low, high = (None if bound is None else _real(bound) for bound in _list(found))
+    for name in ("p", "p_search"):
+        if arrays[name] is not None and ((arrays[name] < 0) | (arrays[name] > 1)).any():
+            raise ValueError(f"{name} lies between 0 and 1")
+    low, high = content["bounds"]
     if any(bound is not None and abs(bound) > FARTHEST for bound in (low, high)):
         raise ValueError(f"no measure is bounded by {low} and {high}")
     if low is not None and high is not None and not low < high:
         raise ValueError(f"bounds go from {low} to {high}")
-    return low, high
+    return Estimate(
+        **arrays,
+        n=content["n"],
+        statistic=content["statistic"],
+        closer=content["closer"],
+        bounds=(low, high),
+        same=content["same"],
+        caveats=tuple(Caveat(c["text"], c["site_a"], c["site_b"]) for c in content["caveats"]),
+    )
 
 
-def side_from_json(found: dict[str, Any]) -> Side:
-    """A side as `asdict` gives it."""
+def side_from_json(content: dict[str, Any]) -> Side:
+    """A side as `asdict` gives it, of content that fits the schema."""
     return Side(
-        name=_text(found["name"]),
-        sites=tuple(map(_text, found["sites"])),
-        widths=tuple(int(w) for w in found["widths"]),
-        shapes=tuple(tuple(int(s) for s in shape) for shape in found["shapes"]),
-        dtypes=tuple(map(_text, found.get("dtypes", ()))),
-        left_out=tuple((_text(site), _text(why)) for site, why in found.get("left_out", ())),
+        name=content["name"],
+        sites=tuple(content["sites"]),
+        widths=tuple(content["widths"]),
+        shapes=tuple(map(tuple, content["shapes"])),
+        dtypes=tuple(content.get("dtypes", ())),
+        left_out=tuple((site, why) for site, why in content.get("left_out", ())),
     )
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"expected text, got {found!r}")
-    return found
-
-
-def _list(found: Any) -> list[Any]:
-    if not isinstance(found, list):
-        raise TypeError(f"expected a list, got {found!r}")
-    return found
-
-
-def _real(found: Any) -> float:
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
-        raise TypeError(f"expected a number, got {found!r}")
-    return float(found)
-
-
-def _array_as_json(array: Array | None) -> list[list[float | None]] | None:
-    """Python writes the shortest decimal that reads back as the same float64; an undefined value is null."""
-    if array is None:
+def _array(nested: Any, shape: tuple[int, ...]) -> Array | None:
+    if nested is None:
         return None
-    return [[float(v) if math.isfinite(v) else None for v in row] for row in array]
-
-
-def _array(found: Any, shape: tuple[int, int]) -> Array | None:
-    if found is None:
-        return None
-    array = np.array(
-        [[math.nan if v is None else _real(v) for v in _list(row)] for row in _list(found)], dtype=np.float64
-    )
+    leaves = nested
+    for _ in shape[1:]:
+        leaves = [item for part in leaves for item in part]
+    if not {type(leaf) for leaf in leaves} <= {float, int, type(None)}:
+        raise TypeError("an array of values holds something that is no number")
+    array = np.array(nested, dtype=np.float64)  # null becomes NaN
     if array.shape != shape and array.size:
-        raise ValueError(f"values of shape {array.shape} for {shape[0]} x {shape[1]} sites")
+        raise ValueError(f"values of shape {array.shape}, the sites make it {shape}")
     return array.reshape(shape)

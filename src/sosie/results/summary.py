@@ -18,8 +18,8 @@ WHOLE = "all"  # their site that is no layer: every parameter as one vector, or 
 
 def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
     """The numbers of the sites that are layers; of a whole model alone, that."""
-    found = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
-    return found or list(range(len(sites)))
+    numbers = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
+    return numbers or list(range(len(sites)))
 
 
 def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
@@ -35,27 +35,20 @@ def at_layers(comparison: Comparison, measure: str) -> Estimate:
     return replace(values, **{name: None if array is None else array[at] for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
-# Results of comparing answers under shifts: the sites are the shifts, the same on both sides
-
-
-def is_shifted(comparison: Comparison) -> bool:
-    return comparison.rows_rule == "outputs" and len(comparison.side_a.sites) > 1
-
-
-# Results of stitching: which values say what the stitched networks do, and which what an index says of the layers
+# Results of stitching: which values say what the stitched networks do, and which are indices of the layers beside them
 
 STITCHED = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
 
 
-def what_it_does(comparison: Comparison) -> str | None:
-    """The value that says best how the stitched networks do; None where nothing was stitched."""
-    if not {"agreement_b", "cross_entropy"} <= set(comparison.values):
+def headline(comparison: Comparison) -> str | None:
+    """The value that says best how stitched networks do; None for a result that is not of stitching."""
+    if comparison.kind != "stitching":
         return None
     return next(name for name in STITCHED if name in comparison.values and name != "accuracy")
 
 
-def what_is_said(comparison: Comparison) -> list[str]:
-    """The indices beside it."""
+def indices(comparison: Comparison) -> list[str]:
+    """The measures that stand beside what stitched networks do."""
     return [name for name in comparison.values if name not in STITCHED]
 
 
@@ -79,11 +72,6 @@ TRANSFER = {
     "mean_over_trace": "‖μ‖ / (√(Tr K) / N)",
     "log_mean_over_norm": "log of ‖μ‖ / (‖K‖ / N²)",
 }
-
-
-def is_transfer(comparison: Comparison) -> bool:
-    """Whether these are a model's transfer scores on data, rather than two models side by side."""
-    return {MEAN_EMBEDDING, "kernel_norm"} <= set(comparison.values)
 
 
 def transfer_sentence(comparison: Comparison, measure: str) -> str:
@@ -119,21 +107,21 @@ def sites_least_first(comparison: Comparison) -> list[int]:
 
 def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) -> str:
     """Which model has least to adapt, and which most; of other scores the lowest and the highest."""
-    found = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
-    if not found:
+    ranked = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
+    if not ranked:
         return f"{measure} is undefined everywhere."
-    datas = dict.fromkeys(c.side_b.name for c in found)
+    datas = dict.fromkeys(c.side_b.name for c in ranked)
     alone = len(datas) == 1
-    found.sort(key=lambda c: over_sites(c, measure))
-    first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (found[0], found[-1]))
-    low, high = (f"{over_sites(c, measure):.3g}" for c in (found[0], found[-1]))
+    ranked.sort(key=lambda c: over_sites(c, measure))
+    first, last = (c.side_a.name if alone else f"{c.side_a.name} on {c.side_b.name}" for c in (ranked[0], ranked[-1]))
+    low, high = (f"{over_sites(c, measure):.3g}" for c in (ranked[0], ranked[-1]))
     where = f"On {next(iter(datas))}, " if alone else ""
-    if low == high and len(found) > 1:
-        return f"{where}all {len(found)} have the same {measure} ({low}, mean over layers)."
+    if low == high and len(ranked) > 1:
+        return f"{where}all {len(ranked)} have the same {measure} ({low}, mean over layers)."
     if measure != MEAN_EMBEDDING:
         return f"{where}{measure} goes from {first} ({low}, mean over its layers) up to {last} ({high})."
     text = f"{where}{first} has the least to adapt ({measure} {low}, mean over its layers)"
-    return f"{text}." if len(found) == 1 else f"{text}, {last} the most ({high})."
+    return f"{text}." if len(ranked) == 1 else f"{text}, {last} the most ({high})."
 
 
 MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
@@ -172,7 +160,7 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         diagonal_mean=_mean(diagonal[layers]),
         best_mean=_mean(best[layers]),
         sentence=_sentence(comparison, measure, diagonal, best_partner, partner)
-        + ("" if is_shifted(comparison) else _chance(values, {i: best_partner[i] for i in layers})),
+        + ("" if comparison.kind == "shifts" else _chance(values, {i: best_partner[i] for i in layers})),
     )
 
 
@@ -188,8 +176,8 @@ def _partners(comparison: Comparison) -> tuple[int, ...]:
     rows, columns = layers_of(comparison)
     whole = [j for j, site in enumerate(comparison.side_b.sites) if site == WHOLE]
     other = (whole or [len(comparison.side_b.sites) - 1])[-1]
-    found = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
-    return tuple(found.get(i, other) for i in range(len(comparison.side_a.sites)))
+    partners = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
+    return tuple(partners.get(i, other) for i in range(len(comparison.side_a.sites)))
 
 
 def mean_at_same_depth(value: Array) -> float | None:
@@ -208,16 +196,17 @@ def _sentence(
     best_partner: tuple[int | None, ...],
     partner: tuple[int, ...],
 ) -> str:
-    if is_transfer(comparison):
+    if comparison.kind == "transfer":
         return transfer_sentence(comparison, measure)
     a, b = comparison.side_a, comparison.side_b
+    shifted = comparison.kind == "shifts"
+    everywhere = "under every shift" if shifted else "at every depth"
     if np.isnan(diagonal).all():
-        if is_shifted(comparison):
+        if shifted:
             return f"{measure} is undefined under every shift."
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
     if _close(diagonal, values.same):
-        everywhere = "under every shift" if is_shifted(comparison) else "at every depth"
         return f"By {measure}, {a.name} and {b.name} are the same {everywhere} ({values.same:g})."
     if values.value.size == 1:
         chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
@@ -225,25 +214,23 @@ def _sentence(
         return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
     unclear = by_chance(values)
     if unclear is not None and unclear[np.isfinite(values.value)].all():
-        return f"By {measure}, nothing that {a.name} and {b.name} have in common can be told from chance."
+        return f"By {measure}, nothing that {a.name} and {b.name} have in common is distinguishable from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     layers, others = layers_of(comparison)
     if np.isnan(diagonal[layers]).all():  # the whole has a value, and no layer has
         layers = list(range(len(diagonal)))
     most, least = (layers[int(f(sign * diagonal[layers]))] for f in (np.nanargmax, np.nanargmin))
     high, low = two_decimals(diagonal[most]), two_decimals(diagonal[least])
-    if measure in STITCHED and what_it_does(comparison) is not None:
+    if measure in STITCHED and comparison.kind == "stitching":
         best, worst = (f"{b.sites[partner[k]]} on" for k in (most, least))
-        if measure != what_it_does(comparison):
+        if measure != headline(comparison):
             return f"By {measure}, best from {best} ({high}), worst from {worst} ({low})."
         return (
             f"With what {a.name} represents, {b.name} does its job best from {best} ({measure} {high}) and worst from "
             f"{worst} ({low})."
         )
-    shifted = is_shifted(comparison)
     where = "under" if shifted else "at"
     if np.isfinite(diagonal[layers]).sum() > 1 and math.isclose(diagonal[most], diagonal[least], rel_tol=1e-6):
-        everywhere = "under every shift" if shifted else "at every depth"
         return f"By {measure}, {a.name} and {b.name} are equally alike {everywhere} ({high})."
     text = (
         f"By {measure}, {a.name} and {b.name} are most alike {where} {a.sites[most]} ({high}) "

@@ -75,7 +75,7 @@ def html_table(
 
 
 def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pandas.DataFrame:
-    """A row a dict; `columns`: which, in this order, also of no rows."""
+    """One row per dict; `columns`: which, in this order, even where there are no rows."""
     try:
         import pandas
     except ImportError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..capture import RULES, Chunk, Rule, labels_of
-from ..checks import positive, whole_number
+from ..checks import positive
 from ..engine.stream import Stream
 from ..linalg import eigen, self_product
 from ..process_state import products
@@ -138,8 +138,6 @@ class Classifiers:
         **options: Any,
     ) -> None:
         """One pass; `take` is given the scores of every chunk."""
-        if max_rows is not None:
-            whole_number(max_rows, "max_rows", least=1)
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
         if unknown or not chosen:
@@ -170,7 +168,7 @@ class Classifiers:
                 scores[site] = self.sites[site].gradients(rows)
 
         with network.opened():
-            stream = Stream.of(data, [network])
+            stream = Stream.of(data, [network], max_rows)
             side = network.look(stream.first)
             for label, width in zip(side.sites, side.widths, strict=True):
                 if width != (expected := self.sketch.site(label).width):
@@ -178,7 +176,7 @@ class Classifiers:
                         f"{label} gives rows of {width} features for these inputs, but of {expected} for those of the "
                         "sketch: take inputs of the same size"
                     )
-            for chunk in network.chunks(stream, task="classifying with", max_rows=max_rows):
+            for chunk in network.chunks(stream, task="classifying with"):
                 network.read_rows(chunk, features, None if self.kernel in FORWARD else gradients)
                 take({site: scores[site] for site in self.sites if site in scores}, chunk)
 

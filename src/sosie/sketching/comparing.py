@@ -14,7 +14,7 @@ import torch
 
 from ..checks import whole_number
 from ..engine import caveats
-from ..engine.evaluate import by_pair, constant_sites
+from ..engine.pairs import by_pair, constant_sites
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
 from ..measures import Measure, find, snap_to_bounds
@@ -148,7 +148,8 @@ def _compare(
     models = [*a.about.get("models", []), *b.about.get("models", [])]
     about = provenance(settings=settings, models=models, data=a.about.get("data"))
     rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))
-    return Comparison(*sides, estimates, f"{rule}, {kernel} kernel", {**about, "inputs": a.about.get("inputs", a.n)})
+    about["inputs"] = a.about.get("inputs", a.n)
+    return Comparison(*sides, estimates, f"{rule}, {kernel} kernel", about, kind="sketches")
 
 
 @dataclass(frozen=True)
@@ -183,13 +184,11 @@ class Evaluation:
             said += caveats.of_nan(value, said, *self.sides)
             if chance is not None and not self.draws:
                 chance = Chance(chance.null, chance.spread)
-            estimates[measure.name] = Estimate(
-                value=value,
+            estimates[measure.name] = Estimate.of(
+                measure,
+                value,
                 n=self.pair.n,
                 statistic=self.pair.describe(),
-                closer=measure.closer,
-                bounds=measure.bounds,
-                same=measure.same,
                 low=low,
                 high=high,
                 caveats=(*said, *self.general),

@@ -17,8 +17,8 @@ from torch.nn.functional import one_hot
 
 from ..capture import Chunk, SilentSite, nearest, unwrap, watch
 from ..checks import one_of, whole_number
-from ..engine.answering import Labels
 from ..engine.network import Network
+from ..engine.outputs import Labels
 from ..engine.provenance import provenance
 from ..engine.stream import Stream
 from ..files import DamagedFile
@@ -165,8 +165,6 @@ def task2vec(
     """
     one_of(average, "average", AVERAGES)
     whole_number(draws, "draws", least=1)
-    if max_rows is not None:
-        whole_number(max_rows, "max_rows", least=1)
     network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
     n = classes = 0
 
@@ -183,7 +181,7 @@ def task2vec(
 
     with network.borrowed():
         squares = SquaredGradients(network, _chosen(network, parameters, leave_out))
-        for chunk in chunks_of(Stream.reading(data), f"Fisher information of {network.name}", max_rows):
+        for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher information of {network.name}"):
             squares.add(chunk, cotangents)
             n += chunk.count
         # Sums of squares: where one is not finite, neither is their total. On the device: one number each moves.
@@ -275,15 +273,13 @@ def fisher_rao_norm(
     one_of(under, "under", UNDER)
     if layers is not None:
         whole_number(layers, "layers", least=0, why="the number of hidden layers")
-    if max_rows is not None:
-        whole_number(max_rows, "max_rows", least=1)
     if labels is not None and under != "labels":
         raise ValueError(f"labels were given, but under={under!r} does not read them")
     network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
     given = Labels(labels)
     total, n = 0.0, 0
     with network.borrowed():
-        for chunk in chunks_of(Stream.reading(data), f"Fisher–Rao norm of {network.name}", max_rows):
+        for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher–Rao norm of {network.name}"):
             if layers is None:
                 layers = _hidden_layers(network, chunk)
             f, log_p = log_p_of(network, network.outputs(chunk), chunk.count)

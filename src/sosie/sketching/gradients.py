@@ -176,9 +176,9 @@ class GradientNetwork(Network):
             finally:
                 self._seen = None
 
-    def chunks(self, stream: Stream, *, task: str, max_rows: int | None) -> Iterator[Chunk]:
+    def chunks(self, stream: Stream, *, task: str) -> Iterator[Chunk]:
         """The data in the loader's batches; at their end, numbers that were not finite are an error."""
-        yield from chunks_of(stream, f"{task} {self.name}", max_rows)
+        yield from chunks_of(stream, f"{task} {self.name}")
         self.check_finite()
 
     def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -281,11 +281,10 @@ class GradientNetwork(Network):
             )
 
 
-def chunks_of(stream: Stream, task: str, max_rows: int | None) -> Iterator[Chunk]:
+def chunks_of(stream: Stream, task: str) -> Iterator[Chunk]:
     """The data in the loader's batches, counted on the terminal."""
-    known = None if stream.total is None else min(stream.total, max_rows or stream.total)
-    with Progress(task, known, "inputs") as bar:
-        for chunk in stream.chunks(block=None, max_rows=max_rows):
+    with Progress(task, stream.expected, "inputs") as bar:
+        for chunk in stream.chunks(block=None):
             yield chunk
             bar.advance(chunk.count)
 

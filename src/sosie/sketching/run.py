@@ -70,22 +70,20 @@ def sketch(
         raise ValueError(f"size=None keeps every row as it is, so there is nothing to stack: got stack={stack}")
     buckets = None if size is None else Buckets(size, seed, stack)
     check_seed(seed)
-    if max_rows is not None:
-        whole_number(max_rows, "max_rows", least=1)
     whole_number(first_row, "first_row", least=0, most=2**40 - 1)
     predictive = predictive_of(output, beta)
     options: dict[str, Any] = {"sites": sites, "rows": rows, "prepare": prepare, "inputs": inputs, "device": device}
     network = GradientNetwork.of(model, predictive=predictive, **options)
     with network.opened():
-        stream = Stream.of(data, [network])
+        stream = Stream.of(data, [network], max_rows)
         side = network.look(stream.first)
         mixing = network.mixing(stream.first)
         each = rows_per_input([network])
-        known = None if stream.total is None else min(stream.total, max_rows or stream.total) * each
+        known = None if stream.expected is None else stream.expected * each
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
         forms = plan_forms(side.widths, size, parts, seed=seed, memory=budget, rows=known)
         run = Run(network, dict(zip(side.sites, forms, strict=True)), buckets, first_row * each)
-        for chunk in network.chunks(stream, task="sketching", max_rows=max_rows):
+        for chunk in network.chunks(stream, task="sketching"):
             run.take(chunk)
         fields = run.finish()
         digest = network.digest()

@@ -150,7 +150,12 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
     about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
     about.pop("settings", None)
     return Comparison(
-        replace(made.side, name=model), Side(data, (data,), (0,), ((),)), estimates, made.rows_rule, about
+        replace(made.side, name=model),
+        Side(data, (data,), (0,), ((),)),
+        estimates,
+        made.rows_rule,
+        about,
+        kind="transfer",
     )
 
 

@@ -114,7 +114,7 @@ def comparison_of(
     )
     if "accuracy_b" in known:
         about["accuracy"] = [known.get("accuracy_a"), known["accuracy_b"]]
-    return Comparison(*sides, values, "positions", about)
+    return Comparison(*sides, values, "positions", about, kind="stitching")
 
 
 def _tallied(

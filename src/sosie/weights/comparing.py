@@ -211,7 +211,7 @@ def _of_tensors(
         assert side_b is not None
         asked = [measure.name for measure in measures]
         ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
-        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about)
+        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about, kind="weights")
 
     if len(sources) == 2:
         return found(0, 1)

@@ -189,7 +189,7 @@ def measure_all(
                     bar.advance()
         told = Context(a, b, every.statistic, every.n, plan.draws, plan.matched)
         values = {m.name: values_of(m, every.found(i, j, m), [d[m.name] for d in drawn], told) for m in plan.measures}
-        return Comparison(a.known, b.known, values, "entries of the input", about)
+        return Comparison(a.known, b.known, values, "entries of the input", about, kind="weights")
 
     chosen = {measure.name: measure for measure in plan.measures}
     return compared, lambda i, j, name: every.value(i, j, chosen[name])
