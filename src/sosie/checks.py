@@ -1,26 +1,34 @@
-"""Arguments checked once, at the door: what was wrong, and what would be right."""
+"""Arguments checked once, at the door: the error says what was wrong, and what would be right."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
     """The value if it is a whole number within these bounds; `why` says what the bound is for."""
-    right = not isinstance(value, bool) and (isinstance(value, int) or _is_integral(value))
+    right = isinstance(value, Integral) and not isinstance(value, bool)
     if not right or (least is not None and value < least) or (most is not None and value > most):
-        raise ValueError(_sentence(name, "a whole number", least, most, value, why))
+        within = {
+            (False, False): "",
+            (True, False): f" of at least {least}",
+            (False, True): f" of at most {most}",
+            (True, True): f" from {least} to {most}",
+        }[least is not None, most is not None]
+        raise ValueError(f"{name} must be a whole number{within}, got {value!r}" + (f": {why}" if why else ""))
     return int(value)
 
 
 def positive(value: Any, name: str, *, most: float | None = None, why: str = "") -> float:
     """The value if it is a finite number above 0, and at most `most`."""
-    right = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+    right = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) > 0
     if not right or (most is not None and value > most):
-        raise ValueError(_sentence(name, "a number above 0", None, most, value, why))
+        within = "" if most is None else f" and at most {most}"
+        raise ValueError(f"{name} must be a number above 0{within}, got {value!r}" + (f": {why}" if why else ""))
     return float(value)
 
 
@@ -34,16 +42,12 @@ def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
 
 
-def _is_integral(value: Any) -> bool:
-    """NumPy's whole numbers."""
-    return hasattr(value, "__index__") and hasattr(value, "dtype")
-
-
-def _sentence(name: str, kind: str, least: float | None, most: float | None, value: Any, why: str) -> str:
-    within = {
-        (False, False): "",
-        (True, False): f" of at least {least}",
-        (False, True): f" of at most {most}",
-        (True, True): f" from {least} to {most}",
-    }[least is not None, most is not None]
-    return f"{name} must be {kind}{within}, got {value!r}" + (f": {why}" if why else "")
+def nearest(text: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the names closest to it, or else the first few that there are."""
+    known = [name for name in known if name]
+    inside = [name for name in known if name.endswith(f".{text}")][:3]
+    near = inside or difflib.get_close_matches(text, known, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+    return f"; there are {few}" if known else "; there are none"

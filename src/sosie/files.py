@@ -65,7 +65,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callab
         raise IsADirectoryError(f"{path} is a folder; name a file inside it")
     if path.exists() and not path.is_file():
         # Renamed over, /dev/null would be gone for all.
-        raise FileExistsError(f"{path} is no file but a device or a pipe, which a file would replace")
+        raise FileExistsError(f"{path} is a device or a pipe, which a file would replace")
     target = path.resolve() if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_forgotten(target.parent)
@@ -135,7 +135,7 @@ def json_hash(content: Mapping[str, Any]) -> str:
 
 
 def read_json(path: str | os.PathLike[str], form: str | Sequence[str], newest: int, what: str) -> dict[str, Any]:
-    """A file of this format (or of one of these) and no newer version, whole; refused in words otherwise."""
+    """A file of this format (or one of these) and no newer version, whole; else a DamagedFile says what is wrong."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
@@ -245,7 +245,7 @@ def read_tensors(
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The text beside the tensors, and the tensors, on the CPU; refused unless the text says "sosie-<kind>".
 
-    `version`: the newest format that is understood; `what`: the kind in words.
+    `version`: the newest format that is understood; `what`: the kind, for messages.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -261,9 +261,9 @@ def read_tensors(
 def check_tensors(
     path: str | os.PathLike[str], text: Mapping[str, str], kind: str, version: int, what: str | None = None
 ) -> None:
-    """That a safetensors file, whose text this is, is one of sosie's of this kind, and as it was written."""
+    """Check that a safetensors file with this metadata is a sosie file of this kind, unchanged since it was written."""
     if text.get("format") != f"sosie-{kind}":
-        raise OtherFile(f"{path} is a safetensors file, but holds no {what or kind} of sosie's")
+        raise OtherFile(f"{path} is a safetensors file, but not a sosie {what or kind} file")
     said = text.get("version")
     if said not in [str(known) for known in range(1, version + 1)]:
         raise DamagedFile(f"{path} was written by a newer sosie (format {str(said)[:20]}): upgrade sosie")
@@ -303,19 +303,19 @@ def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: M
 
 
 def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], Any]:
-    """What was said about the value, and the value, its tensors on the CPU."""
+    """The JSON about the value, and the value, its tensors on the CPU."""
     text, tensors = read_tensors(path, kind, version)
     try:
         about = json.loads(text["about"])
         if not isinstance(about, dict):
-            raise TypeError("what is said about it is no JSON object")
+            raise TypeError('its "about" is no JSON object')
         return about, _decode(json.loads(text["layout"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON holds of a value, the tensors of which are gathered apart."""
+    """A value as JSON; its tensors are collected separately."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""What all threads of a process have in common, borrowed and put back: models, random states, switches of torch."""
+"""What all threads of a process share, borrowed and put back: models, random states, switches of torch."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def held(parts: Iterable[object], *, refusal: str | None = None) -> Iterator[Non
     hold = _Hold(threading.get_ident(), {id(part): part for part in parts}, refusal)
     with _CHANGED:
         while others := hold.in_the_way():
-            if said := next((other.refusal for other in others if other.refusal), None):
-                raise RuntimeError(said)
+            if reason := next((other.refusal for other in others if other.refusal), None):
+                raise RuntimeError(reason)
             if hold.is_stuck():
                 raise RuntimeError(
                     "two threads each run a model that the other waits for: give all models to one call, or open them "

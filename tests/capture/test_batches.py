@@ -295,9 +295,7 @@ def test_batches_that_do_not_fit_together_are_refused(batches, says):
         list(recut(batches, block=5))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"), [({"block": 0}, "at least one row"), ({"block": 2, "max_rows": 0}, "max_")]
-)
+@pytest.mark.parametrize(("options", "says"), [({"block": 0}, "at least 1"), ({"block": 2, "max_rows": 0}, "max_")])
 def test_senseless_cuts_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         list(recut(torch.ones(3, 1), **options))

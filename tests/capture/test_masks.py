@@ -78,7 +78,7 @@ def test_a_site_that_may_belong_to_either_half_is_refused_where_it_matters():
     batch = {"attention_mask": X, "decoder_input_ids": IDS}
     assert Masks.of(batch).at(site("lm_head"), torch.ones(2, 3, 4)) is X
     padded = Masks.of({**batch, "decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
-    with pytest.raises(ValueError, match=r"site 'lm_head' may see the encoder's tokens or the decoder's, 3 an input"):
+    with pytest.raises(ValueError, match=r"site 'lm_head' may see the encoder's tokens or the decoder's, 3 per input"):
         padded.at(site("lm_head"), torch.ones(2, 3, 4))
 
 

@@ -179,10 +179,10 @@ def test_texts_name_attacks() -> None:
     [
         ("pgdd", "did you mean 'pgd'"),
         ("pgd(eps=1)", "no option 'eps'"),
-        ("pgd(epsilon=-1)", "from 0 up"),
-        ("pgd(steps=0)", "from 1 up"),
+        ("pgd(epsilon=-1)", "at least 0"),
+        ("pgd(steps=0)", "at least 1"),
         ("fgsm(steps=3)", "one step"),
-        ("pgd(norm='1')", "'inf' or '2'"),
+        ("pgd(norm='1')", "'inf', '2'"),
         ("trades(random_start=False)", "no gradient"),
         ("pgd(bounds=(1, 0))", "low, high"),
     ],
@@ -203,7 +203,7 @@ def test_inputs_outside_the_box_are_refused() -> None:
 
 def test_labels_that_do_not_fit_the_inputs_are_refused() -> None:
     x, model = torch.rand(4, 1, 2, 2), nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"need one label an input: inputs \(4, 1, 2, 2\), labels \(2,\)"):
+    with pytest.raises(ValueError, match=r"need one label per input: inputs \(4, 1, 2, 2\), labels \(2,\)"):
         attack(model, x, torch.tensor([0, 1]), "pgd")
     with pytest.raises(TypeError, match=r"labels are whole numbers, got torch.float32"):
         attack(model, x, torch.zeros(4), "fgsm")

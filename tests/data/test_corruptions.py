@@ -230,7 +230,7 @@ def test_a_weak_edge_counts_where_it_goes_on_from_a_strong_one() -> None:
     ("images", "name", "severity", "message"),
     [
         (torch.zeros(1, 1, 9, 9), "fogg", 3, "did you mean 'fog'"),
-        (torch.zeros(1, 1, 9, 9), "fog", 6, "severity is 1, 2, 3, 4 or 5"),
+        (torch.zeros(1, 1, 9, 9), "fog", 6, "severity must be a whole number from 1 to 5"),
         (torch.zeros(1, 9, 9), "fog", 3, "got \\(1, 9, 9\\)"),
         (torch.full((1, 1, 9, 9), 3.0), "fog", 3, "found 3 to 3"),
         (torch.full((1, 1, 9, 9), math.nan), "fog", 3, "found nan"),

@@ -106,6 +106,10 @@ def test_misuse(tmp_path: Path) -> None:
         open_data(f"folder:{tmp_path / 'nowhere'}")
     with pytest.raises(NotADirectoryError, match="is a file"):
         open_data(f"folder:{tmp_path / 'a.png'}")
-    for options, message in [("size=0", "size is"), ("mode='P'", "mode 'P'"), ("sizes=3", "no option sizes")]:
+    for options, message in [
+        ("size=0", "size must be .* in pixels"),
+        ("mode='P'", "'RGB', 'L', got 'P'"),
+        ("sizes=3", "no option sizes"),
+    ]:
         with pytest.raises(ValueError, match=message):
             open_data(f"folder:{tmp_path}({options})")

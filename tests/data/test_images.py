@@ -53,9 +53,9 @@ def test_parts() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_sizes_and_limits_are_whole_numbers(bad: object) -> None:
-    with pytest.raises(ValueError, match="from 1 up"):
+    with pytest.raises(ValueError, match="whole number of at least 1"):
         some().batches(bad)
-    with pytest.raises(ValueError, match="from 1 up"):
+    with pytest.raises(ValueError, match="whole number of at least 1"):
         some().first(bad)
 
 

@@ -162,7 +162,7 @@ def test_groups_of_shifts() -> None:
         ([], "no shifts given"),
         (["clean", "clean"], "given twice"),
         (["fogg"], "did you mean 'fog'"),
-        (["fog(severity=9)"], "severity is 1"),
+        (["fog(severity=9)"], "severity must be .* from 1 to 5"),
         (["fog(strength=1)"], "no option 'strength'"),
         (["clean(severity=1)"], "no option 'severity'"),
         (["pgd(eps=1)"], "no option 'eps'"),

@@ -31,9 +31,9 @@ def test_sums_of_one_column_a_class(waiting: int, stack: int, monkeypatch: pytes
     monkeypatch.setattr(run, "WAITING", waiting)
     found = sketch(built(Residual), labelled(*MORE_AND_MORE), size=8, stack=stack, kernels="features", seed=3)
     coded = torch.nn.functional.one_hot(torch.cat([part.long() for part in MORE_AND_MORE])).double()
-    for name, add in (("labels", Drawn.add), ("unsigned_labels", Drawn.add_unsigned)):
+    for name, signed in (("labels", True), ("unsigned_labels", False)):
         wanted = torch.zeros(8, 10, dtype=torch.float64)
-        add(Drawn(*Buckets(8, 3, stack).draw(0, 40)), wanted, coded)
+        Drawn(*Buckets(8, 3, stack).draw(0, 40)).add(wanted, coded, signed=signed)
         assert torch.allclose(getattr(found, name), wanted, atol=1e-14)
 
 

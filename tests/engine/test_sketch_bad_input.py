@@ -85,9 +85,9 @@ def test_a_gaussian_of_fixed_variance() -> None:
     [
         ({"beta": 1.5}, ValueError, "beta"),
         ({"beta": 1}, ValueError, "beta=1"),
-        ({"size": 0}, ValueError, "whole number as size"),
-        ({"size": 1}, ValueError, "whole number as size"),
-        ({"size": 2.5}, ValueError, "whole number as size"),
+        ({"size": 0}, ValueError, "size of a sketch must be a whole number"),
+        ({"size": 1}, ValueError, "size of a sketch must be a whole number"),
+        ({"size": 2.5}, ValueError, "size of a sketch must be a whole number"),
         ({"size": 10, "stack": 3}, ValueError, "does not divide"),
         ({"kernels": "cosine"}, ValueError, "no kernel is called 'cosine'"),
         ({"kernels": []}, ValueError, "at least one kernel"),

@@ -37,7 +37,7 @@ def caveats(found: Any, measure: str = "linear_cka") -> dict[str, list[tuple[str
 @pytest.mark.parametrize("seed", [2**40, -(2**40), 2**63, 10**30, True, 1.5, None])
 @pytest.mark.parametrize("size", [16, None])
 def test_seeds_that_no_generator_takes(seed: Any, size: int | None) -> None:
-    with pytest.raises(ValueError, match=r"whole number as seed, less than 2\^40 in size, got"):
+    with pytest.raises(ValueError, match="seed of a sketch must be a whole number"):
         sosie.sketch(built(Residual), [rows()], size=size, seed=seed)
 
 
@@ -179,7 +179,7 @@ def test_unpaired_sketches_of_every_row_are_told_why_not() -> None:
         sosie.compare_unpaired(made(size=None), made(1, rows(20)))
     with pytest.raises(ValueError, match="at least 2"):
         sosie.compare_unpaired(made(), made(1, rows(20)), draws=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="whole number as seed"):
+    with pytest.raises(ValueError, match="seed of a sketch must be a whole number"):
         sosie.compare_unpaired(made(), made(1, rows(20)), seed=2**63)
 
 

@@ -417,8 +417,8 @@ def test_the_condition_is_that_of_the_correlations() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("least_square", "did you mean least_squares"),
-        ("nothing at all", "There are least_squares|There are lasso"),
+        ("least_square", "did you mean 'least_squares'"),
+        ("nothing at all", "there are .*least_squares"),
         ("ridge", "ridge needs a value for strength"),
         ("ridge(alpha=1)", "no option 'alpha'; it has strength"),
         ("ridge(strength=0)", "strength must be a number above 0, got 0"),
@@ -430,7 +430,7 @@ def test_the_condition_is_that_of_the_correlations() -> None:
         ("reduced_rank(k=True)", "k must be a whole number"),
         ("least_squares(intercept=1)", "intercept of least_squares is True or False"),
         ("least_squares(tolerance=0)", "tolerance must be a number above 0"),
-        ("permutation(by='luck')", "'correlation' or 'covariance'"),
+        ("permutation(by='luck')", "'correlation', 'covariance'"),
         ("identity", "identity needs equal widths, got 7 and 5"),
         ("reduced_rank(8)", "write options as"),
     ],

@@ -194,7 +194,7 @@ def test_too_few_rows_or_no_neighbours(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}\(k=8\) needs more than k rows, got 8"):
         sosie.measure(name, x, y, k=8)
     for k in (0, -1, 2.0, True):
-        with pytest.raises(ValueError, match=f"{name} counts neighbours: k must be a whole number, 1 or more"):
+        with pytest.raises(ValueError, match=f"{name} counts neighbours: k must be a whole number of at least 1"):
             sosie.measure(name, x, y, k=k)
 
 

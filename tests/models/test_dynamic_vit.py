@@ -296,10 +296,10 @@ def test_it_compares_with_the_plain_network(rows: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 0.0}, "keep=0.0: the share"),
-        ({"keep": 1.5}, "keep=1.5"),
+        ({"keep": 0.0}, "keep must be .* at most 1, got 0.0: the share"),
+        ({"keep": 1.5}, "keep must be .* got 1.5"),
         ({"keep": 0.1}, "leaves none of 16 patches after 3 stages"),
-        ({"rule": "best"}, "rule='best': there are 'learned', 'cka', 'eq13'"),
+        ({"rule": "best"}, "rule must be one of 'learned', 'cka', 'eq13', got 'best'"),
         ({"stages": (4,)}, r"stages=\(4,\): one or more of the blocks 0 to 3"),
         ({"stages": (2, 1)}, "ascending"),
         ({"stages": ()}, "one or more"),

@@ -62,7 +62,7 @@ def sketch_of(
         if buckets is None:
             return rows
         drawn, total = Drawn(*buckets.draw(start, n)), rows.new_zeros(buckets.size, *rows.shape[1:])
-        (drawn.add if signed else drawn.add_unsigned)(total, rows)
+        drawn.add(total, rows, signed=signed)
         return total
 
     ones = torch.ones(n, dtype=torch.float64)

@@ -44,7 +44,7 @@ def test_a_kind_that_is_given_is_taken() -> None:
     assert Reader("x", "labels").read(torch.tensor([1.0, 2.0])).predicted.tolist() == [1, 2]
     assert Reader("x", "regression").read(torch.tensor([[1.5], [2.0]])).width == 1
     assert Reader("x", "logits").read(torch.eye(3)).log_p.exp().sum(1).tolist() == pytest.approx([1, 1, 1])
-    with pytest.raises(ValueError, match="kind is one of auto, logits"):
+    with pytest.raises(ValueError, match="kind must be one of 'auto', 'logits'"):
         Reader("x", "scores")
     with pytest.raises(ValueError, match=r"logits are \(n, classes\) with at least 2 classes"):
         Reader("x", "logits").read(torch.zeros(4, 1))
@@ -59,7 +59,7 @@ def test_the_first_batch_decides_and_later_ones_must_agree() -> None:
     assert reader.read(LOGITS.softmax(1)).kind == "probabilities"
     with pytest.raises(ValueError, match=r"net: 4 of 4 rows are no probabilities.*say kind='logits'"):
         reader.read(2 * LOGITS.abs() + 1)
-    with pytest.raises(ValueError, match="net: 2 outputs an input, but 3 in an earlier batch"):
+    with pytest.raises(ValueError, match="net: 2 outputs per input, but 3 in an earlier batch"):
         reader.read(torch.tensor([[0.5, 0.5]]))
 
 

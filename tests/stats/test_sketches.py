@@ -281,16 +281,16 @@ def test_what_is_not_shared_is_said(options: dict[str, int | None], word: str) -
 
 @pytest.mark.parametrize("size", [0, 1, 2.5, "64", True, -4])
 def test_sizes_that_are_none(size: object) -> None:
-    with pytest.raises(ValueError, match="whole number as size"):
+    with pytest.raises(ValueError, match="size of a sketch must be a whole number"):
         Buckets(size)  # type: ignore[arg-type]
 
 
 def test_stacks_divide_the_size() -> None:
     with pytest.raises(ValueError, match="stack=3 does not divide the size 16"):
         Buckets(16, 0, 3)
-    with pytest.raises(ValueError, match="whole number as stack"):
+    with pytest.raises(ValueError, match="stack of a sketch must be a whole number"):
         Buckets(16, 0, 0)
-    with pytest.raises(ValueError, match="whole number as seed"):
+    with pytest.raises(ValueError, match="seed of a sketch must be a whole number"):
         Buckets(16, 0.5)  # type: ignore[arg-type]
 
 

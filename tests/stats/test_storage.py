@@ -51,7 +51,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="cannot be read as safetensors"):
         load_statistics(path)
     save_file({"a": torch.zeros(2)}, path, {})
-    with pytest.raises(DamagedFile, match="holds no statistics"):
+    with pytest.raises(DamagedFile, match="not a sosie statistics"):
         load_statistics(path)
 
 

@@ -1,10 +1,10 @@
-"""What of a batch a model is called with, and on which device."""
+"""What a model is called with: which parts of a batch, on which device; or an input made up where there are no data."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from .restore import as_found, kept_attributes
 from .sites import is_script, unwrap
-from .structure import MASK, BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, with_tensors
+from .structure import MASK, BadBatch, count_inputs, is_parts, is_text, rebuild, rebuild_named, tensors_in, with_tensors
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
@@ -30,7 +30,7 @@ class CallArguments:
     names: tuple[str, ...] = ()  # of the forward's positional parameters
 
     def map(self, change: Callable[[str, Any], Any]) -> CallArguments:
-        """The same arguments with every tensor and list changed, told its name."""
+        """The same arguments with `change(name, leaf)` in place of every tensor and list."""
         names = (*self.names, *[""] * len(self.args))
         args = tuple(rebuild_named(change, arg, name) for arg, name in zip(self.args, names, strict=False))
         return replace(self, args=args, kwargs=rebuild_named(change, self.kwargs))
@@ -107,22 +107,19 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
         return None
     others = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor) and part.shape == ids.shape]
-    if ids.is_floating_point() or ids.ndim != 2 or not others or MASK not in _parameters(model):
+    if ids.is_floating_point() or ids.ndim != 2 or not others or is_script(unwrap(model)):
+        return None
+    if MASK not in inspect.signature(unwrap(model).forward).parameters:
         return None
     masks = [part for part in others if bool(((part == 0) | (part == 1)).all())]
     if len(masks) == 1:
         return masks[0]
-    found = "none has" if not masks else f"{len(masks)} have"
+    fit = "none has" if not masks else f"{len(masks)} have"
     raise BadBatch(
         f"{type(unwrap(model)).__name__} takes an {MASK}, and {len(others)} of the parts of a batch beside the ids may "
-        f"be it by their shape, {tuple(ids.shape)}; {found} nothing but 0 and 1 in it, as a mask has. Give dicts: "
+        f"be it by their shape, {tuple(ids.shape)}; {fit} nothing but 0 and 1 in it, as a mask has. Give dicts: "
         f"{{'input_ids': …, {MASK!r}: …}}, and 'labels' where there are any"
     )
-
-
-def _parameters(model: nn.Module) -> Collection[str]:
-    model = unwrap(model)
-    return () if is_script(model) else inspect.signature(model.forward).parameters
 
 
 def _has_text(chosen: Any) -> bool:
@@ -146,22 +143,19 @@ def labels_of(batch: Any) -> Tensor | None:
 
     Of ids, a mask as large as they are, and labels, the third.
     """
-    found = batch[1] if is_parts(batch) and len(batch) > 1 else batch[0] if is_parts(batch) and batch else batch
-    if is_parts(batch) and len(batch) == 3 and _same_table(found, batch[0]):
-        found = batch[2]
-    if isinstance(found, Mapping):
-        found = next((found[key] for key in _TARGETS if key in found), None)
-    elif not (is_parts(batch) and len(batch) > 1):
+    parts: Any = batch if is_parts(batch) and batch else (batch,)
+    labels = parts[1] if len(parts) > 1 else parts[0]
+    if len(parts) == 3:
+        shapes = [tuple(each.shape) for each in parts[:2] if isinstance(each, (Tensor, np.ndarray))]
+        labels = parts[2] if len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 2 else labels
+    if isinstance(labels, Mapping):
+        labels = next((labels[key] for key in _TARGETS if key in labels), None)
+    elif len(parts) == 1:
         return None
-    found = with_tensors(found)
-    whole = isinstance(found, Tensor) and found.ndim == 1 and not found.is_floating_point() and not found.is_complex()
-    return found if whole else None
-
-
-def _same_table(part: Any, ids: Any) -> bool:
-    """Whether two parts of a batch are tables of one size."""
-    shapes = [tuple(each.shape) for each in (part, ids) if isinstance(each, (Tensor, np.ndarray))]
-    return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 2
+    labels = with_tensors(labels)
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        return None
+    return labels
 
 
 def without_labels(batch: Any) -> Any:
@@ -201,35 +195,31 @@ BATCH = 2
 def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *, seed: int = 0) -> Tensor:
     """Two random inputs of this shape (without the batch axis), or of one that the model's first layer takes.
 
-    For a convolution that tells the channels; of the usual sides the first is taken with which the forward runs.
+    A first convolution gives the channels; of the usual sizes, the first with which the forward runs is taken.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(iter(model.parameters()), None)
     if like is None:
         raise ValueError("the model has no weights")
     if input_shape is not None:
-        return _normal((BATCH, *input_shape), like, generator)
-    first = next((m for m in model.modules() if isinstance(m, _FIRST)), None)
+        return torch.randn(BATCH, *input_shape, generator=generator).to(like)
+    first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding, _ConvNd))), None)
     if isinstance(first, nn.Embedding):
         return torch.randint(first.num_embeddings, (BATCH, TOKENS), generator=generator).to(like.device)
-    shapes: list[tuple[int, ...]]
-    if isinstance(first, nn.Linear):
-        shapes = [(first.in_features,)]
-    elif isinstance(first, _ConvNd):
-        shapes = shapes_for(first)
-    else:
-        raise ValueError("the model's first layer does not tell what it takes: give input_shape=")
+    if first is None:
+        raise ValueError("the model's first layer does not show which inputs it takes: give input_shape=")
+    shapes = shapes_for(first) if isinstance(first, _ConvNd) else [(first.in_features,)]
     failure: Exception | None = None
     for shape in shapes:
-        found = _normal((BATCH, *shape), like, generator)
+        example = torch.randn(BATCH, *shape, generator=generator).to(like)
         try:
             with kept_attributes(model), as_found(model):
-                model(found)
-            return found
+                model(example)
+            return example
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a forward says of a wrong shape
             failure = error
     tried = ", ".join(map(str, shapes))
-    raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; it said: {failure}")
+    raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; the last error: {failure}")
 
 
 def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
@@ -243,17 +233,10 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
     return [(first.in_channels, *[side] * axes) for side in sides]
 
 
-_FIRST = (nn.Linear, nn.Embedding, _ConvNd)
-
-
-def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator).to(like)
-
-
 def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
-    """Raise in words where torch objects to the type of what a model was given; else return, to raise as it was."""
+    """Raise a clearer error where torch objects to the type of an input; otherwise return, to raise the original."""
     own = types_of(model)
-    odd = sorted({_type_name(x.dtype) for x in _tensors_in(given) if x.dtype not in own})
+    odd = sorted({_type_name(x.dtype) for x in tensors_in(given) if x.dtype not in own})
     if own and odd and "type" in str(error):
         here = sorted(map(_type_name, own))
         raise ValueError(
@@ -265,16 +248,6 @@ def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) 
 def types_of(model: nn.Module) -> set[torch.dtype]:
     """Of its floating point numbers."""
     return {t.dtype for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()}
-
-
-def _tensors_in(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        yield from _tensors_in(list(given.values()))
-    elif isinstance(given, Iterable) and not isinstance(given, str):
-        for item in given:
-            yield from _tensors_in(item)
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
+from ..checks import whole_number
 from .structure import BadBatch, count_inputs, cut, is_text, join, with_tensors
 
 # One process's share of a stream of chunks, and reading only that where the data can be read at any place
@@ -44,13 +45,15 @@ class Places:
 
     @classmethod
     def of(cls, data: Any, total: int | None) -> Places | None:
-        """None where inputs can only be had one after the other."""
+        """None where inputs can only be read in order."""
         if total is None:
             return None
         if isinstance(data, DataLoader):
-            return (
-                cls(total, int(data.batch_size or 0), lambda spans: _loaded(data, spans)) if _by_index(data) else None
-            )
+            # In order, in batches of one size, and put together without regard to the others of a batch.
+            in_order = type(data.sampler) is SequentialSampler and not isinstance(data.dataset, IterableDataset)
+            if data.batch_size is None or not in_order or data.collate_fn is not default_collate:
+                return None
+            return cls(total, data.batch_size, lambda spans: _loaded(data, spans))
         read, size = getattr(data, "read", None), getattr(data, "size", None)
         if callable(read) and isinstance(size, int) and isinstance(getattr(data, "total", None), int):
             return cls(total, size, lambda spans: (read(start, stop) for start, stop in spans))
@@ -73,16 +76,6 @@ class Places:
         yield skip, end
 
 
-def _by_index(loader: DataLoader[Any]) -> bool:
-    """In order, in batches of one size, and put together without regard to the others of a batch."""
-    return (
-        loader.batch_size is not None
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader.sampler) is SequentialSampler
-        and loader.collate_fn is default_collate
-    )
-
-
 def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
     """As the user's own loader would: with its workers, its pinned memory."""
     return DataLoader(
@@ -98,7 +91,7 @@ def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
     )
 
 
-BATCH = 128  # inputs a batch where the data come in no batches of their own
+BATCH = 128  # inputs per batch where the data come in no batches of their own
 
 
 class NoData(ValueError):
@@ -125,7 +118,8 @@ class Batches:
         self._used = False
         self.total = _total(data)
         if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
-            self._data = _cut_up(with_tensors(data))
+            whole, count = with_tensors(data), count_inputs(data)
+            self._data = [cut(whole, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
         elif isinstance(data, Dataset) or _is_map_style(data):
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
@@ -170,10 +164,10 @@ def recut(
     from index `max_rows` on (counted from the start of the data, the skipped ones included). Chunks that are not
     of this process's `share` come without their inputs, which are not even read where that can be helped.
     """
-    if block is not None and block < 1:
-        raise ValueError(f"a block needs at least one row, got {block}")
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    if block is not None:
+        whole_number(block, "block", least=1)
+    if max_rows is not None:
+        whole_number(max_rows, "max_rows", least=1)
     source = batches if isinstance(batches, Batches) else Batches(batches)
     if share.of > 1 and source.places is not None:
         yield from _read_there(source.places, share, block=block, skip=skip, max_rows=max_rows, largest=largest)
@@ -203,16 +197,18 @@ def _whole_chunks(
         for _, chunk in _bounded(source, skip, max_rows):
             yield partial(getattr, chunk, "batch"), chunk.start, chunk.count
         return
-    held = _Held()
-    size = None
+    waiting: deque[Chunk] = deque()  # inputs read but not yet handed on
+    held, size = 0, None
     for loaded, chunk in _bounded(source, skip, max_rows):
         if size is None:
             size = max(block, min(loaded, largest or loaded) // block * block)
-        held.add(chunk)
-        while held.count >= size + block:
-            yield held.take(size)
-    if held.count:
-        yield held.take(held.count)
+        waiting.append(chunk)
+        held += chunk.count
+        while held >= size + block:
+            yield _take(waiting, size)
+            held -= size
+    if held:
+        yield _take(waiting, held)
 
 
 def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:
@@ -229,37 +225,17 @@ def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple
             return
 
 
-class _Held:
-    """Inputs read but not yet handed on."""
-
-    def __init__(self) -> None:
-        self._parts: deque[Chunk] = deque()
-        self.count = 0
-
-    def add(self, chunk: Chunk) -> None:
-        self._parts.append(chunk)
-        self.count += chunk.count
-
-    def take(self, size: int) -> tuple[Callable[[], Any], int, int]:
-        """The next inputs; they are put together, which copies, only if they are wanted."""
-        start = self._parts[0].start
-        taken: list[Any] = []
-        missing = size
-        while missing:
-            part = self._parts.popleft()
-            if part.count > missing:
-                rest = Chunk(cut(part.batch, missing, part.count), part.start + missing, part.count - missing)
-                self._parts.appendleft(rest)
-                part = Chunk(cut(part.batch, 0, missing), part.start, missing)
-            taken.append(part.batch)
-            missing -= part.count
-        self.count -= size
-        return partial(join, taken), start, size
-
-
-def _cut_up(whole: Any) -> list[Any]:
-    count = count_inputs(whole)
-    return [cut(whole, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
+def _take(waiting: deque[Chunk], size: int) -> tuple[Callable[[], Any], int, int]:
+    """The next inputs; they are put together, which copies, only if they are wanted."""
+    start, taken, missing = waiting[0].start, [], size
+    while missing:
+        part = waiting.popleft()
+        if part.count > missing:
+            waiting.appendleft(Chunk(cut(part.batch, missing, part.count), part.start + missing, part.count - missing))
+            part = Chunk(cut(part.batch, 0, missing), part.start, missing)
+        taken.append(part.batch)
+        missing -= part.count
+    return partial(join, taken), start, size
 
 
 def _looks_like_a_pair(data: tuple[Any, ...]) -> bool:
@@ -274,7 +250,10 @@ def _is_map_style(data: Any) -> bool:
 def _total(data: Any) -> int | None:
     try:
         if isinstance(data, DataLoader):
-            return _total_of_loader(data)
+            if data.batch_size is None:
+                return None  # batches are made by the data set or a sampler of the user's own
+            inputs = len(data.dataset if isinstance(data.dataset, IterableDataset) else data.sampler)  # type: ignore[arg-type]
+            return inputs // data.batch_size * data.batch_size if data.drop_last else inputs
         if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
             return count_inputs(data)
         if isinstance(data, Dataset) or _is_map_style(data):
@@ -286,10 +265,3 @@ def _total(data: Any) -> int | None:
     except (TypeError, NotImplementedError):
         pass  # a sampler or data set without a length
     return None
-
-
-def _total_of_loader(loader: DataLoader[Any]) -> int | None:
-    if loader.batch_size is None:
-        return None  # batches are made by the data set or a sampler of the user's own
-    inputs = len(loader.dataset) if isinstance(loader.dataset, IterableDataset) else len(loader.sampler)  # type: ignore[arg-type]
-    return inputs // loader.batch_size * loader.batch_size if loader.drop_last else inputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -59,7 +58,7 @@ class FeatureAxes(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         output = func(*args, **kwargs)
-        self._read(_Call.of(func, args, kwargs), _tensors([output]))
+        self._read(_Call(func, args, kwargs), _tensors([output]))
         return output
 
     def _read(self, call: _Call, outputs: list[Tensor]) -> None:
@@ -163,27 +162,16 @@ class _Axis(NamedTuple):
         return any(features for _, features in self.parts)
 
 
-@dataclass(frozen=True)
 class _Call:
-    """An operation with its arguments by name."""
+    """An operation with its arguments by name, and the tensors among them."""
 
-    name: str
-    pointwise: bool
-    arguments: dict[str, Any]
-    tensors: list[Tensor]
-
-    @classmethod
-    def of(cls, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+    def __init__(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         schema = func._schema.arguments
-        arguments = {each.name: each.default_value for each in schema if each.has_default_value()}
-        arguments |= dict(zip((each.name for each in schema), args, strict=False)) | kwargs
-        name = func.overloadpacket.__name__.rstrip("_")
-        return cls(
-            name,
-            torch.Tag.pointwise in func.tags or name in _POINTWISE,
-            arguments,
-            [p for p in _flat(arguments.values()) if isinstance(p, Tensor)],
-        )
+        self.name = func.overloadpacket.__name__.rstrip("_")
+        self.pointwise = torch.Tag.pointwise in func.tags or self.name in _POINTWISE
+        self.arguments = {each.name: each.default_value for each in schema if each.has_default_value()}
+        self.arguments |= dict(zip((each.name for each in schema), args, strict=False)) | kwargs
+        self.tensors = _tensors(self.arguments.values())
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -229,7 +217,7 @@ def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | No
     if name == "squeeze" and "dim" not in call.arguments:
         return [axis for axis in axes if axis.size != 1]
     given = call.arguments.get("dim")
-    dims = {dim % n for dim in _flat([given])} if given not in (None, []) else set(range(n))
+    dims = set(range(n)) if given in (None, []) else {d % n for d in (given if isinstance(given, list) else [given])}
     if name == "squeeze":
         dims = {dim for dim in dims if axes[dim].size == 1}
     if call.arguments.get("keepdim"):
@@ -281,20 +269,12 @@ def _holding(axes: list[_Axis]) -> set[int]:
 
 
 def _tensors(parts: Iterable[Any]) -> list[Tensor]:
-    return [part for part in _flat(parts) if isinstance(part, Tensor)]
+    """The tensors among an operation's arguments or outputs: alone or in lists, never deeper."""
+    flat = (each for part in parts for each in (part if isinstance(part, (list, tuple)) else (part,)))
+    return [each for each in flat if isinstance(each, Tensor)]
 
 
-def _flat(parts: Iterable[Any]) -> Iterable[Any]:
-    for part in parts:
-        if isinstance(part, (list, tuple)):
-            yield from _flat(part)
-        else:
-            yield part
-
-
-class _Layout(NamedTuple):
-    last: bool
-    width: int | None  # number of features, where the module knows it
+_Layout = tuple[bool, int | None]  # whether the last dimension holds the features, and their number where it is known
 
 
 def layout_by_class(names: Names, name: str, shape: tuple[int, ...]) -> bool | None:
@@ -309,50 +289,44 @@ def layout_by_class(names: Names, name: str, shape: tuple[int, ...]) -> bool | N
     module = names.by_name[name]
     own = _layout(module)
     if own is not None:
-        return own.last
+        return own[0]
     if names.is_leaf(name) and not type(module).__module__.startswith("torch.nn."):
         return None  # it may permute
-    evidence = _evidence(names, name)
-    last = any(fact.last and fact.width == shape[-1] for fact in evidence)
-    first = any(not fact.last and fact.width in (None, shape[1]) for fact in evidence)
-    return last if last != first else None
-
-
-def _evidence(names: Names, name: str) -> list[_Layout]:
-    if not names.is_leaf(name):
+    if names.is_leaf(name):
+        order = list(names.by_name)
+        before = (_layout(names.by_name[other]) for other in reversed(order[: order.index(name)]))
+        evidence = [next((fact for fact in before if fact is not None), None)]
+    else:
         start = f"{name}." if name else ""
-        facts = (_layout(module) for below, module in names.by_name.items() if below.startswith(start))
-        return [fact for fact in facts if fact is not None]
-    order = list(names.by_name)
-    for other in reversed(order[: order.index(name)]):
-        fact = _layout(names.by_name[other])
-        if fact is not None:
-            return [fact]
-    return []
+        evidence = [_layout(module) for below, module in names.by_name.items() if below.startswith(start)]
+    facts = [fact for fact in evidence if fact is not None]
+    last = any(at_the_end and width == shape[-1] for at_the_end, width in facts)
+    second = any(not at_the_end and width in (None, shape[1]) for at_the_end, width in facts)
+    return last if last != second else None
 
 
 def _layout(module: nn.Module) -> _Layout | None:
     """What a layer's class says about its output; None for those that keep whatever comes in."""
     match module:
         case nn.Linear() | nn.Bilinear():
-            return _Layout(True, module.out_features)
+            return True, module.out_features
         case nn.Embedding() | nn.EmbeddingBag():
-            return _Layout(True, module.embedding_dim)
+            return True, module.embedding_dim
         case nn.MultiheadAttention():
-            return _Layout(True, module.embed_dim)
+            return True, module.embed_dim
         case nn.RNNBase():
-            return _Layout(True, (module.proj_size or module.hidden_size) * (1 + module.bidirectional))
+            return True, (module.proj_size or module.hidden_size) * (1 + module.bidirectional)
         case nn.LayerNorm() | nn.RMSNorm():
             # Vision nets subclass LayerNorm to normalise NCHW maps: only its own forward keeps features last.
             plain = type(module).forward in (nn.LayerNorm.forward, nn.RMSNorm.forward)
-            return _Layout(True, module.normalized_shape[-1]) if plain else None
+            return (True, module.normalized_shape[-1]) if plain else None
         case nn.modules.conv._ConvNd():
-            return _Layout(False, module.out_channels)
+            return False, module.out_channels
         case nn.modules.batchnorm._NormBase():
-            return _Layout(False, module.num_features)
+            return False, module.num_features
         case nn.GroupNorm():
-            return _Layout(False, module.num_channels)
-    return _Layout(False, None) if isinstance(module, _CHANNELS_FIRST) else None
+            return False, module.num_channels
+    return (False, None) if isinstance(module, _CHANNELS_FIRST) else None
 
 
 _CHANNELS_FIRST = (

@@ -1,4 +1,4 @@
-"""The linear part of an activation: a tensor that follows the network's own code, operation by operation."""
+"""A network without its activation functions: a tensor follows its code, operation by operation, as a linear map."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ PLACES: ContextVar[tuple[str, ...]] = ContextVar("sosie_linear_places", default=
 # The type that linear parts claim to have: that of the model's weights, since operations refuse to mix types.
 CLAIMED: ContextVar[torch.dtype] = ContextVar("sosie_linear_claimed", default=torch.float64)
 
-# What was done to a model that is not plain linear algebra, in words.
-NOTES: ContextVar[set[str] | None] = ContextVar("sosie_linear_notes", default=None)
+# What was done to a model that is not plain linear algebra, in words; `linearised` reads it.
+NOTES: ContextVar[set[str]] = ContextVar("sosie_linear_notes")
 
 
 class NotLinear(ValueError):
@@ -66,7 +67,6 @@ class LinearPart(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-
         return follow(func, args, kwargs or {})
 
 
@@ -75,16 +75,14 @@ def scaled(part: Tensor, exponent: int) -> LinearPart:
     largest = float(part.abs().max()) if part.numel() else 0.0
     if largest and math.isfinite(largest) and not 1 / FAR <= largest <= FAR:
         shift = math.frexp(largest)[1]
-        # In two steps: 2 ** 1074 alone would not fit.
-        half = shift // 2
-        return LinearPart(part * 2.0**-half * 2.0 ** -(shift - half), exponent + shift)
+        return LinearPart(to_exponent(LinearPart(part), shift), exponent + shift)
     return LinearPart(part, exponent)
 
 
-def aligned(parts: Sequence[LinearPart]) -> tuple[list[Tensor], int]:
-    """The parts to one common exponent, the largest of theirs."""
-    exponent = max(part.exponent for part in parts)
-    return [part.part if part.exponent == exponent else to_exponent(part, exponent) for part in parts], exponent
+def aligned(values: Sequence[Any]) -> tuple[list[Tensor | None], int]:
+    """The numbers of each value at one common exponent, the largest of theirs; None for constants, which vanish."""
+    exponent = max(value.exponent for value in values if isinstance(value, LinearPart))
+    return [to_exponent(v, exponent) if isinstance(v, LinearPart) else None for v in values], exponent
 
 
 def to_exponent(value: LinearPart, exponent: int) -> Tensor:
@@ -92,17 +90,9 @@ def to_exponent(value: LinearPart, exponent: int) -> Tensor:
     shift = value.exponent - exponent
     if not shift:
         return value.part
-    half = shift // 2
-    low, high = -1022, 1022
-    first, second = (2.0 ** min(max(s, low), high) for s in (half, shift - half))
+    half = shift // 2  # in two steps: 2 ** 1074 alone would not fit
+    first, second = (2.0 ** min(max(s, -1022), 1022) for s in (half, shift - half))
     return value.part * first * second
-
-
-def note(text: str) -> None:
-    """Keep in mind what the result should say."""
-    found = NOTES.get()
-    if found is not None:
-        found.add(text)
 
 
 def place() -> str:
@@ -137,32 +127,18 @@ def constant(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _sum(*terms: tuple[Any, float]) -> LinearPart:
+def _sum(x: Any, y: Any, factor_x: float, factor_y: float) -> LinearPart:
     """A sum of multiples; constants vanish, and leave only their shape."""
-    shape = torch.broadcast_shapes(*(value.shape for value, _ in terms if isinstance(value, Tensor)))
-    moving = [(value, factor) for value, factor in terms if isinstance(value, LinearPart)]
-    parts, exponent = aligned([value for value, _ in moving])
-    total: Tensor | None = None
-    for part, (_, factor) in zip(parts, moving, strict=True):
-        each = part if factor == 1 else part * factor
-        total = each if total is None else total + each
-    assert total is not None
+    shape = torch.broadcast_shapes(*(value.shape for value in (x, y) if isinstance(value, Tensor)))
+    parts, exponent = aligned([x, y])
+    terms = [p if f == 1 else p * f for p, f in zip(parts, (factor_x, factor_y), strict=True) if p is not None]
+    total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
     return LinearPart(total.expand(shape) if total.shape != shape else total, exponent)
 
 
-@rule("add")
-def _add(a: Arguments) -> Any:
-    return _sum((a["self"], 1), (a["other"], a.get("alpha", 1)))
-
-
-@rule("sub")
-def _sub(a: Arguments) -> Any:
-    return _sum((a["self"], 1), (a["other"], -a.get("alpha", 1)))
-
-
-@rule("rsub")
-def _rsub(a: Arguments) -> Any:
-    return _sum((a["other"], 1), (a["self"], -a.get("alpha", 1)))
+RULES["add"] = lambda a: _sum(a["self"], a["other"], 1, a.get("alpha", 1))
+RULES["sub"] = lambda a: _sum(a["self"], a["other"], 1, -a.get("alpha", 1))
+RULES["rsub"] = lambda a: _sum(a["other"], a["self"], 1, -a.get("alpha", 1))
 
 
 @rule("mul")
@@ -204,13 +180,12 @@ def _addmm(a: Arguments) -> Any:
     y = next(a[name] for name in ("mat2", "batch2", "vec") if name in a)
     if "batch1" in a and a["self"].dim() == 2:
         return "a sum of products over a batch"
+    found: Any
     if not isinstance(x, LinearPart) and not isinstance(y, LinearPart):
-        rows = x.shape[:-1] + y.shape[y.dim() - 1 :] if y.dim() > 1 else x.shape[:-1]
-        return _sum((a["self"], a.get("beta", 1)), (torch.empty(rows), 1))
-    found = _product(x, y)
-    if isinstance(found, str):
-        return found
-    return _sum((a["self"], a.get("beta", 1)), (found, a.get("alpha", 1)))
+        found = torch.empty(x.shape[:-1] + y.shape[y.dim() - 1 :] if y.dim() > 1 else x.shape[:-1])
+    else:
+        found = _product(x, y)
+    return found if isinstance(found, str) else _sum(a["self"], found, a.get("beta", 1), a.get("alpha", 1))
 
 
 @rule("linear")
@@ -250,7 +225,7 @@ def _max_pool(a: Arguments) -> Any:
     """Mean pooling over the same windows; as with the maximum, padding does not count."""
     if any(step != 1 for step in a["dilation"]):
         return "max pooling with gaps in its windows"
-    note(POOLED)
+    NOTES.get().add(POOLED)
     part = a["self"].part
     kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
     pool = {1: aten.avg_pool1d, 2: aten.avg_pool2d, 3: aten.avg_pool3d}[len(kernel)]
@@ -260,7 +235,7 @@ def _max_pool(a: Arguments) -> Any:
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max_pool(a: Arguments) -> Any:
-    note(POOLED)
+    NOTES.get().add(POOLED)
     size = a["output_size"]
     pool = {1: aten.adaptive_avg_pool1d, 2: aten.adaptive_avg_pool2d, 3: aten.adaptive_avg_pool3d}[len(size)]
     found = pool(a["self"].part, size)
@@ -269,7 +244,7 @@ def _adaptive_max_pool(a: Arguments) -> Any:
 
 @rule("amax")
 def _amax(a: Arguments) -> Any:
-    note(POOLED)
+    NOTES.get().add(POOLED)
     return LinearPart(a["self"].part.mean(a["dim"] or None, a["keepdim"]), a["self"].exponent)
 
 
@@ -279,26 +254,17 @@ def _pad(a: Arguments) -> Any:
     return LinearPart(aten.constant_pad_nd(a["self"].part, a["pad"], 0), a["self"].exponent)
 
 
-@rule("cat")
-def _cat(a: Arguments) -> Any:
-    return _joined(a, torch.cat)
-
-
-@rule("stack")
-def _stack(a: Arguments) -> Any:
-    return _joined(a, torch.stack)
-
-
-def _joined(a: Arguments, join: Callable[..., Tensor]) -> LinearPart:
+def _joined(join: Callable[..., Tensor], a: Arguments) -> LinearPart:
     """Constants among the tensors become zeros."""
-    moving = [each for each in a["tensors"] if isinstance(each, LinearPart)]
-    parts, exponent = aligned(moving)
-    left = iter(parts)
+    parts, exponent = aligned(a["tensors"])
     every = [
-        next(left) if isinstance(each, LinearPart) else torch.zeros_like(each, dtype=torch.float64)
-        for each in a["tensors"]
+        torch.zeros_like(given, dtype=torch.float64) if part is None else part
+        for given, part in zip(a["tensors"], parts, strict=True)
     ]
     return LinearPart(join(every, a["dim"]), exponent)
+
+
+RULES["cat"], RULES["stack"] = partial(_joined, torch.cat), partial(_joined, torch.stack)
 
 
 @rule("where")
@@ -306,9 +272,8 @@ def _where(a: Arguments) -> Any:
     if isinstance(a["condition"], LinearPart):
         return "a choice that depends on the input"
     sides = [a["self"], a["other"]]
-    parts, exponent = aligned([side for side in sides if isinstance(side, LinearPart)])
-    left = iter(parts)
-    x, y = (next(left) if isinstance(side, LinearPart) else torch.zeros((), dtype=torch.float64) for side in sides)
+    parts, exponent = aligned(sides)
+    x, y = (torch.zeros((), dtype=torch.float64) if part is None else part for part in parts)
     shape = torch.broadcast_shapes(*(v.shape for v in (a["condition"], *sides) if isinstance(v, Tensor)))
     return LinearPart(torch.where(a["condition"], x, y).expand(shape), exponent)
 
@@ -381,27 +346,33 @@ READS = _words("_local_scalar_dense item equal is_nonzero")
 def follow(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation makes of linear parts."""
     first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LinearPart))
-    claimed = kwargs.get("dtype") or (first.dtype if first.dtype.is_floating_point else CLAIMED.get())
-    token = CLAIMED.set(claimed)
-    try:
-        return _follow(func._schema.name.removeprefix("aten::"), func, args, kwargs)
-    finally:
-        CLAIMED.reset(token)
-
-
-def _follow(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    name, schema = func._schema.name.removeprefix("aten::"), func._schema.arguments
     if name in READS:
         raise NotLinear(f"{place()} decides by what it computes ({name.strip('_')}), which no linear map does")
-    given = _named(func, args, kwargs)
-    written = next((argument.name for argument in func._schema.arguments if _is_written(argument)), None)
-    if written is None:
-        return _result(name, func, args, kwargs, given)
-    target = given[written]
-    if not isinstance(target, LinearPart):
-        raise NotLinear(
-            f"{place()} writes what depends on the input into a tensor that does not ({name}): pad, or concatenate"
-        )
-    return _write(target, _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True), name)
+    given = {a.name: a.default_value for a in schema if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+    written = next((a.name for a in schema if a.alias_info is not None and a.alias_info.is_write), None)
+    token = CLAIMED.set(kwargs.get("dtype") or (first.dtype if first.dtype.is_floating_point else CLAIMED.get()))
+    try:
+        if written is None:
+            return _result(name, func, args, kwargs, given)
+        target = given[written]
+        if not isinstance(target, LinearPart):
+            raise NotLinear(
+                f"{place()} writes what depends on the input into a tensor that does not ({name}): pad, or concatenate"
+            )
+        found = _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True)
+    finally:
+        CLAIMED.reset(token)
+    # In place: what shares the target's memory changes too.
+    reason = found if isinstance(found, str) else found.broken
+    if reason is not None:
+        if target.part._is_view():
+            raise NotLinear(f"{reason}: no linear map, and it changes a part of a tensor in place")
+        target.broken = reason
+    elif found is not target:
+        target.part.copy_(to_exponent(found, target.exponent))
+    return target
 
 
 def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, overwrites: bool = False) -> Any:
@@ -416,7 +387,8 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
                 return found
             reason = f"{found} in {place()}"
         elif name in SHAPES:
-            return tree_map(_as_claimed, func(*_inner(args), **_inner(kwargs)))
+            made = func(*_inner(args), **_inner(kwargs))
+            return made.to(CLAIMED.get()) if made.is_floating_point() else made
         elif name in BLANK:
             blank = func(*_inner(args), **_inner(kwargs))
             return LinearPart(blank.double().zero_()) if blank.is_floating_point() else blank
@@ -428,47 +400,14 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
     if overwrites:
         return reason
     try:
-        # Only for its shape and type: whoever wants to read it is told why there is nothing to read.
+        # Only for its shape and type: reading it raises an error with the reason.
         return _wrapped(func(*_inner(args), **_inner(kwargs)), 0, reason)
     except Exception as error:
         raise NotLinear(f"{reason}: no linear map, and it does not take float64 numbers ({error})") from error
 
 
-def _write(target: LinearPart, found: Any, name: str) -> LinearPart:
-    """In place: what shares the target's memory changes too."""
-    reason = found if isinstance(found, str) else found.broken
-    if reason is not None:
-        if target.part._is_view():
-            raise NotLinear(f"{reason}: no linear map, and it changes a part of a tensor in place")
-        target.broken = reason
-    elif found is not target:
-        target.part.copy_(to_exponent(found, target.exponent))
-    return target
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _named(func: Any, args: Any, kwargs: Any) -> Arguments:
-    found = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    found |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
-    return found | kwargs
-
-
 def _inner(tree: Any) -> Any:
-    return tree_map(_unwrapped, tree)
-
-
-def _unwrapped(leaf: Any) -> Any:
-    if isinstance(leaf, LinearPart):
-        return leaf.part
-    return constant(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _as_claimed(leaf: Any) -> Any:
-    floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-    return leaf.to(CLAIMED.get()) if floating else leaf
+    return tree_map(lambda leaf: leaf.part if isinstance(leaf, LinearPart) else constant(leaf), tree)
 
 
 def _wrapped(tree: Any, exponent: int, reason: str | None) -> Any:
@@ -477,9 +416,8 @@ def _wrapped(tree: Any, exponent: int, reason: str | None) -> Any:
 
 # Running a model on linear parts: site by site, what it is a linear map of
 
-Sink = Callable[
-    [Site, Tensor, int], Any
-]  # (site, (n, width) numbers, exponent): they stand for numbers × 2 ** exponent
+# Called with a site, its numbers (n, width), and an exponent: they stand for numbers × 2 ** exponent.
+Sink = Callable[[Site, Tensor, int], Any]
 AGREE = 1e-9  # of its size: how exactly a combination of inputs must give that combination of outputs
 
 
@@ -514,7 +452,7 @@ def linearised(
             )
         if not activation.dim() or activation.shape[0] != run.count:
             raise NotLinear(
-                f"site {site.label!r} gives {tuple(activation.shape)} for {run.count} inputs: no row an input"
+                f"site {site.label!r} gives {tuple(activation.shape)} for {run.count} inputs: not one row per input"
             )
         rows = activation.part.reshape(run.count, -1)
         if not bool(torch.isfinite(rows).all()):
@@ -524,7 +462,8 @@ def linearised(
     with ExitStack() as stack:
         stack.enter_context(_placed(unwrap(model)))
         seen = stack.enter_context(watch(model, sites, sink=receive))
-        run = Linearised(seen, prepare, _dtype(model))
+        weights = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+        run = Linearised(seen, prepare, next(weights, torch.float32))
         yield run
 
 
@@ -553,12 +492,6 @@ class Linearised:
         return self._seen.sites
 
 
-def _dtype(model: nn.Module) -> torch.dtype:
-    """That of the weights."""
-    every = (*model.parameters(), *model.buffers())
-    return next((tensor.dtype for tensor in every if tensor.is_floating_point()), torch.float32)
-
-
 def check_linear(name: str, rows: Tensor) -> None:
     """Whether the outputs for x, y and x + 2 y (3, width) are those of a linear map that sees each input alone."""
     expected = rows[0] + 2 * rows[1]
@@ -574,21 +507,17 @@ def _placed(model: nn.Module) -> Iterator[None]:
     """Note which module is being called, so that errors can name it."""
     handles = []
 
-    def enter(text: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            PLACES.set((*PLACES.get(), text))
+    def enter(text: str, *_: Any) -> None:
+        PLACES.set((*PLACES.get(), text))
 
-        return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(*_: Any) -> None:
         PLACES.set(PLACES.get()[:-1])
 
     try:
         for name, module in Names.of(model).unique().items():
-            text = (
-                f"{name!r} ({type(module).__name__})" if name else f"the model's own forward ({type(module).__name__})"
-            )
-            handles.append(module.register_forward_pre_hook(enter(text), prepend=True))
+            kind = type(module).__name__
+            text = f"{name!r} ({kind})" if name else f"the model's own forward ({kind})"
+            handles.append(module.register_forward_pre_hook(partial(enter, text), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Activations become rows by a named rule: what comes after sees (rows, features)."""
+"""Activations become rows (rows, features) by a named rule; padding is left out where a mask says so."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ RULES = ("flatten", "mean", "positions", "cls", "last")
 def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Tensor | None = None) -> Tensor:
     """One site's activation as (rows, features), in float32 or float64.
 
-    "flatten": a row an input, everything in it. "mean": averaged over space or tokens. "positions": a row a
+    "flatten": one row per input, everything in it. "mean": averaged over space or tokens. "positions": one row per
     pixel or token, ordered by input, then position. "cls", "last": the first, the last token. Or a function
     from the activation to (inputs, features). An activation of two dimensions is rows already. `mask`
     (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out.
     """
     if callable(rule):
-        return _by_function(activation, rule, site=site, inputs=inputs)
+        rows = rule(activation)
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != inputs:
+            got = _shape(rows) if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(
+                f"the row rule must return ({inputs} inputs, features); at site {site.label!r} it made {got} "
+                f"of {_shape(activation)}"
+            )
+        return _wide_enough(rows)
     check_rule(rule)
     if activation.ndim == 0 or len(activation) != inputs:
         raise NoRows(
@@ -50,7 +57,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     if site.channels_last is None:
         raise NoRows(
             site.label,
-            f"has shape {_shape(activation)}, and nothing tells which dimension holds the features",
+            f"has shape {_shape(activation)}, and it is not known which dimension holds the features",
             f"Rule {rule!r} has to know: give a function as rule that returns (inputs, features), e.g. "
             "lambda x: x.flatten(1, -2).mean(1) where they come last, lambda x: x.flatten(2).mean(2) where they come "
             "second; or rows='flatten'",
@@ -60,7 +67,12 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         return _one_token(activation, rule, keep, site=site)
     if rule == "mean":
         return _mean(activation, site, keep)
-    return _positions(activation, site, keep)
+    ordered = activation if site.channels_last else activation.movedim(1, -1)
+    rows = ordered.reshape(-1, ordered.shape[-1])
+    if keep is not None:
+        # Looked up where the mask is, mostly on the CPU: on the GPU it would wait for the forward.
+        rows = rows[keep.flatten().nonzero().flatten().to(rows.device)]
+    return _wide_enough(rows)
 
 
 def rows_per_input(site: Site, rule: Rule) -> int:
@@ -82,17 +94,6 @@ def check_rule(rule: Rule) -> None:
     """Raise unless this is one of the rules, or a function."""
     if not callable(rule) and rule not in RULES:
         raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, or a function")
-
-
-def _by_function(activation: Tensor, rule: Callable[[Tensor], Tensor], *, site: Site, inputs: int) -> Tensor:
-    rows = rule(activation)
-    if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != inputs:
-        got = _shape(rows) if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(
-            f"the row rule must return ({inputs} inputs, features); at site {site.label!r} it made {got} "
-            f"of {_shape(activation)}"
-        )
-    return _wide_enough(rows)
 
 
 def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Tensor | None:
@@ -122,15 +123,6 @@ def _mean(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
     # masked_fill and not a product with the mask: padding may hold NaN.
     total = activation.masked_fill(dropped, 0).sum(space, dtype=wide)
     return total / keep.sum(1, keepdim=True)
-
-
-def _positions(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
-    ordered = activation if site.channels_last else activation.movedim(1, -1)
-    rows = ordered.reshape(-1, ordered.shape[-1])
-    if keep is not None:
-        # Looked up where the mask is, mostly on the CPU: on the GPU it would wait for the forward.
-        rows = rows[keep.flatten().nonzero().flatten().to(rows.device)]
-    return _wide_enough(rows)
 
 
 def _one_token(activation: Tensor, rule: str, keep: Tensor | None, *, site: Site) -> Tensor:
@@ -176,7 +168,11 @@ def mask_of(batch: Any, key: str = MASK) -> Tensor | None:
     others = mask[(mask != 0) & (mask != 1)]
     # Where nothing is padded, an additive mask is all 0, which would read as nothing but padding.
     if len(others) or (mask.is_floating_point() and mask.numel() and not mask.any()):
-        got = f"has {others[0].item():g} in it" if len(others) else f"is 0 everywhere, in {_short(mask)}"
+        got = (
+            f"has {others[0].item():g} in it"
+            if len(others)
+            else f"is 0 everywhere, in {str(mask.dtype).removeprefix('torch.')}"
+        )
         raise BadBatch(
             f"{key} {got}: it looks like a mask that is added to the scores. Padding is read from 1 (or True) at "
             "tokens and 0 (or False) at padding; give that one, transformers makes the other from it"
@@ -196,14 +192,15 @@ class Masks:
     @classmethod
     def of(cls, *arguments: Any) -> Masks:
         """From the arguments of a call, or the batch they came from: the first that has a mask decides."""
-        found = [part for part in map(_as_dict, arguments) if part]
-        keys = {key for part in found for key in part}
-        first = next((part for part in found if MASK in part or DECODER_MASK in part), {})
+        inner = [part[0] if is_parts(part) and part else part for part in arguments]
+        given = [part for part in inner if isinstance(part, Mapping)]
+        keys = {key for part in given for key in part}
+        first = next((part for part in given if MASK in part or DECODER_MASK in part), {})
         tokens, decoder = mask_of(first), mask_of(first, DECODER_MASK)
         halves = bool(keys & {DECODER_MASK, *(f"decoder_{key}" for key in _TOKENS)})
         if halves:
-            tokens = _ones(found, "") if tokens is None else tokens
-            decoder = _ones(found, "decoder_") if decoder is None else decoder
+            tokens = _ones(given, "") if tokens is None else tokens
+            decoder = _ones(given, "decoder_") if decoder is None else decoder
         return cls(tokens, decoder, halves, "pixel_values" in keys)
 
     def at(self, site: Site, activation: Tensor) -> Tensor | None:
@@ -221,24 +218,14 @@ class Masks:
         fits = [mask for mask in (self.tokens, self.decoder) if mask is not None and mask.shape[1] == count]
         if len(fits) == 2 and not torch.equal(fits[0] != 0, fits[1] != 0):
             raise ValueError(
-                f"site {site.label!r} may see the encoder's tokens or the decoder's, {count} an input each but "
+                f"site {site.label!r} may see the encoder's tokens or the decoder's, {count} per input each but "
                 "padded differently: choose sites inside the encoder or the decoder"
             )
         return fits[0] if fits else self.tokens
 
 
-def _as_dict(arguments: Any) -> Mapping[str, Any] | None:
-    if is_parts(arguments) and arguments:
-        arguments = arguments[0]
-    return arguments if isinstance(arguments, Mapping) else None
-
-
-def _ones(found: list[Mapping[str, Any]], prefix: str) -> Tensor | None:
+def _ones(given: list[Mapping[str, Any]], prefix: str) -> Tensor | None:
     """All tokens count: where a model has two halves, a mask says how many tokens each has."""
-    given = (part[prefix + key] for part in found for key in _TOKENS if part.get(prefix + key) is not None)
-    tokens = next(given, None)
-    return None if tokens is None else torch.ones(tokens.shape[:2], dtype=torch.bool)
-
-
-def _short(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    tokens = (part[prefix + key] for part in given for key in _TOKENS if part.get(prefix + key) is not None)
+    first = next(tokens, None)
+    return None if first is None else torch.ones(first.shape[:2], dtype=torch.bool)

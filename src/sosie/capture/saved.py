@@ -1,4 +1,4 @@
-"""Saved activations: as good as a model, read piece by piece."""
+"""Saved activations in place of a model: arrays in memory, .npz or .safetensors files, read piece by piece."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..checks import nearest
 from ..files import DamagedFile, check_hash
 from .rows import Rule, to_rows
-from .sites import Site, UnknownSite, nearest
+from .sites import Site, UnknownSite
 from .structure import number_array, with_tensors
 
 # Arrays in .npz and .safetensors files, opened without reading them and never unpickled
@@ -48,13 +49,13 @@ def read_npz(path: Path) -> dict[str, Stored]:
 
     The checksum of an array is verified, which reads all of it once, before its first rows are handed out.
     """
-    with _told(path), zipfile.ZipFile(path) as archive:
+    with _explained(path), zipfile.ZipFile(path) as archive:
         return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Whatever zipfile and NumPy find wrong, in words."""
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of zipfile and NumPy name the file and the next step."""
     try:
         yield
     except DamagedFile:
@@ -80,7 +81,11 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
         return Stored(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
     order: Literal["F", "C"] = "F" if fortran else "C"
     if info.compress_type == zipfile.ZIP_STORED:
-        rows: Any = np.memmap(path, dtype, "r", _data_offset(path, info) + header, shape, order)
+        with path.open("rb") as file:  # the bytes begin after a local header with a name and extra field of its own
+            file.seek(info.header_offset + 26)
+            lengths = struct.unpack("<HH", file.read(4))
+        start = info.header_offset + _LOCAL_HEADER + sum(lengths) + header
+        rows: Any = np.memmap(path, dtype, "r", start, shape, order)
     elif fortran and size > WHOLE:
         raise ValueError(
             f"{info.filename} is compressed column by column (Fortran order), so that its {size / 2**30:.1f} GiB would "
@@ -88,21 +93,20 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
         )
     else:
         rows = _Inflated(path, info, header, shape, dtype, order)
-    verify = cache(lambda: _verify(path, info))
+
+    @cache
+    def verify() -> None:
+        """Read to the end, where zipfile compares the checksum."""
+        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+            while stream.read(PIECE):
+                pass
 
     def read(start: int, stop: int) -> np.ndarray[Any, Any]:
-        with _told(path):
+        with _explained(path):
             verify()
             return np.array(rows[start:stop])
 
     return Stored(shape, dtype.name, read)
-
-
-def _verify(path: Path, info: zipfile.ZipInfo) -> None:
-    """Read to the end, where zipfile compares the checksum."""
-    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-        while stream.read(PIECE):
-            pass
 
 
 class _Inflated:
@@ -133,22 +137,12 @@ class _Inflated:
         start, stop = self._header + start, self._header + stop
         if self._stream is None or self._stream.tell() > start:
             self._stream = zipfile.ZipFile(self._path).open(self._info)  # noqa: SIM115 (read on the next call)
-        while (left := start - self._stream.tell()) > 0:
-            if not self._stream.read(min(left, PIECE)):
-                raise EOFError(f"{self._info.filename} ends early")
+        while (left := start - self._stream.tell()) > 0 and self._stream.read(min(left, PIECE)):
+            pass
         content: bytes = self._stream.read(stop - start)
         if len(content) < stop - start:
             raise EOFError(f"{self._info.filename} ends early")
         return content
-
-
-def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: after a local header with a name and extra field of its own."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        head = file.read(_LOCAL_HEADER)
-    name, extra = int.from_bytes(head[26:28], "little"), int.from_bytes(head[28:30], "little")
-    return info.header_offset + _LOCAL_HEADER + name + extra
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
@@ -159,12 +153,16 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         check_hash(path, about)
         kind = about.get("format", "")
         if not kind.startswith("sosie-"):
-            return {name: _safetensors_entry(file, name) for name in _in_order(list(file.keys()), about)}
+            given = json.loads(about.get("sites", "[]"))
+            names = sorted(
+                file.keys(), key=lambda name: (given.index(name) if name in given else len(given), _natural(name))
+            )
+            return {name: _safetensors_entry(file, name) for name in names}
     except DamagedFile:
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
-    raise DamagedFile(f"{path} holds a {kind.removeprefix('sosie-')} of sosie's, and no arrays to read rows from")
+    raise DamagedFile(f"{path} holds a sosie {kind.removeprefix('sosie-')}, not arrays to read rows from")
 
 
 def _safetensors_entry(file: Any, name: str) -> Stored:
@@ -173,25 +171,12 @@ def _safetensors_entry(file: Any, name: str) -> Stored:
     return Stored(tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop])
 
 
-def _in_order(names: list[str], metadata: dict[str, str]) -> list[str]:
-    asked = json.loads(metadata["sites"]) if "sites" in metadata else []
-    rest = [name for name in names if name not in asked]
-    return [name for name in asked if name in names] + sorted(rest, key=_natural)
-
-
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """Sorts layer2 before layer10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-_REFUSED = {
-    ".npy": "it holds one array without a site's name: save with numpy.savez(path, **{site: array})",
-    ".pt": "reading it may run code hidden in it (it is a pickle): save as .safetensors",
-    ".pth": "reading it may run code hidden in it (it is a pickle): save as .safetensors",
-    ".bin": "reading it may run code hidden in it (it is a pickle): save as .safetensors",
-    ".pkl": "reading it may run code hidden in it (it is a pickle): save as .npz or .safetensors",
-    ".pickle": "reading it may run code hidden in it (it is a pickle): save as .npz or .safetensors",
-}
+_PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle")
 
 
 class BadActivations(ValueError):
@@ -260,8 +245,15 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
         return ActivationFile({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
     path = Path(source)
     suffix = path.suffix.lower()
-    if suffix in _REFUSED:
-        raise BadActivations(f"{path} is refused: {_REFUSED[suffix]}")
+    if suffix in _PICKLES:
+        raise BadActivations(
+            f"{path} is refused: reading it may run code hidden in it (it is a pickle): save as .npz or .safetensors"
+        )
+    if suffix == ".npy":
+        raise BadActivations(
+            f"{path} is refused: it holds one array without a site's name: save with "
+            "numpy.savez(path, **{site: array})"
+        )
     readers = {".npz": read_npz, ".safetensors": read_safetensors}
     if suffix not in readers:
         raise BadActivations(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
@@ -298,7 +290,7 @@ def _check(stored: Mapping[str, Stored], name: str) -> None:
         if len(found.shape) < 2:
             raise BadActivations(
                 f"{name}: site {site!r} has shape {found.shape}, rows need (inputs, features); "
-                "one number an input is array.reshape(-1, 1)"
+                "one number per input is array.reshape(-1, 1)"
             )
     counts = {site: found.shape[0] for site, found in stored.items()}
     most = max(set(counts.values()), key=list(counts.values()).count)

@@ -1,8 +1,7 @@
-"""The modules of a model by name, seen through the wrappers that torch puts around them."""
+"""Sites: the modules of a model by name, which of them are taken by default, and how to ask for others."""
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from ..checks import nearest
 
 _COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
 _REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
@@ -135,25 +136,23 @@ _UNCHANGED_AT_EVAL = (nn.modules.dropout._DropoutNd, nn.Identity, nn.Flatten)
 
 def default_sites(names: Names) -> list[str]:
     """Repeated blocks where the model has them, else every layer that changes what passes through it."""
-    found = repeated_blocks(names)
-    if not found:
-        found = [name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL)]
-    return found or [""]
+    layers = (name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL))
+    return repeated_blocks(names) or list(layers) or [""]
 
 
 def repeated_blocks(names: Names) -> list[str]:
     """The outermost modules with children whose class occurs at least twice; of a stack its layers."""
-    blocks = {name: module for name, module in names.unique().items() if _is_block(names, name)}
-    repeated = _repeated_classes(names, blocks)
-    found: list[str] = []
-    inside: set[str] = set()
-    for name, module in blocks.items():
-        if inside.intersection(ancestors(name)):
-            continue
-        if type(module) in repeated and not _is_stack(names, name):
-            found.append(name)
-            inside.add(name)
-    return found
+    blocks = {name: type(module) for name, module in names.unique().items() if _is_block(names, name)}
+    by_class = defaultdict(list)
+    for name, kind in blocks.items():
+        by_class[kind].append(name)
+    repeated = {kind for kind, where in by_class.items() if len(where) > 1 and not _parts_of_one(names, where)}
+    outermost: list[str] = []
+    for name, kind in blocks.items():
+        inside = not set(outermost).isdisjoint(ancestors(name))
+        if not inside and kind in repeated and not _is_stack(names, name):
+            outermost.append(name)
+    return outermost
 
 
 def _is_block(names: Names, name: str) -> bool:
@@ -163,13 +162,6 @@ def _is_block(names: Names, name: str) -> bool:
         return False
     # Looked up without descriptors: a scripted module's forward cannot be read off its class.
     return getattr_static(kind, "forward") is not nn.Module.forward
-
-
-def _repeated_classes(names: Names, blocks: dict[str, nn.Module]) -> set[type]:
-    where = defaultdict(list)
-    for name, module in blocks.items():
-        where[type(module)].append(name)
-    return {kind for kind, found in where.items() if len(found) > 1 and not _parts_of_one(names, found)}
 
 
 def _is_stack(names: Names, name: str) -> bool:
@@ -247,14 +239,6 @@ class SiteRequest:
     calls: set[int] | None = field(default_factory=set)  # None: every call
     required: set[int] = field(default_factory=set)  # named exactly, so their absence is an error
 
-    def add(self, call: int | None, *, exact: bool) -> None:
-        if call is None:
-            self.calls = None
-        elif self.calls is not None:
-            self.calls.add(call)
-        if exact:
-            self.required.add(call or 1)
-
 
 def select(model: nn.Module, sites: Any = None) -> dict[str, SiteRequest]:
     """The modules asked for, by their first name, in registration order.
@@ -268,22 +252,23 @@ def select(model: nn.Module, sites: Any = None) -> dict[str, SiteRequest]:
 
 def selected(names: Names, sites: Any = None) -> dict[str, SiteRequest]:
     """The same, of a model whose names are known."""
-    found: dict[str, SiteRequest] = {}
-    for name, call, exact in _asked_for(names, sites):
-        found.setdefault(name, SiteRequest(names.by_name[name])).add(call, exact=exact)
-    return {name: found[name] for name in names.by_name if name in found}
-
-
-def _asked_for(names: Names, sites: Any) -> Iterable[tuple[str, int | None, bool]]:
     if sites is None:
-        yield from ((name, None, False) for name in default_sites(names))
-        return
-    single = isinstance(sites, (str, type, nn.Module))
-    selectors = [sites] if single else list(sites)
-    if not selectors:
-        raise UnknownSite("an empty list of sites; leave sites out for the default")
-    for selector in selectors:
-        yield from _resolve(names, selector)
+        chosen: list[tuple[str, int | None, bool]] = [(name, None, False) for name in default_sites(names)]
+    else:
+        selectors = [sites] if isinstance(sites, (str, type, nn.Module)) else list(sites)
+        if not selectors:
+            raise UnknownSite("an empty list of sites; leave sites out for the default")
+        chosen = [each for selector in selectors for each in _resolve(names, selector)]
+    requests: dict[str, SiteRequest] = {}
+    for name, call, exact in chosen:
+        request = requests.setdefault(name, SiteRequest(names.by_name[name]))
+        if call is None:
+            request.calls = None
+        elif request.calls is not None:
+            request.calls.add(call)
+        if exact:
+            request.required.add(call or 1)
+    return {name: requests[name] for name in names.by_name if name in requests}
 
 
 def _resolve(names: Names, selector: Any) -> list[tuple[str, int | None, bool]]:
@@ -318,7 +303,9 @@ def _by_text(names: Names, text: str) -> list[tuple[str, int | None, bool]]:
     globbed = [name for name in names.by_name if name and fnmatchcase(name, pattern)]
     matched = {names.first[id(names.by_name[name])] for name in globbed}
     if not matched or not set("*?[") & set(pattern):
-        raise UnknownSite(f"no module is called {pattern!r}{nearest(pattern, names.by_name)}")
+        alone = "; the model has no parts: '.' is its own output"
+        near = nearest(pattern, names.by_name) if len(names.by_name) > 1 else alone
+        raise UnknownSite(f"no module is called {pattern!r}{near}")
     return [(name, call, False) for name in names.by_name if name in matched]
 
 
@@ -347,14 +334,3 @@ def label_of(names: Names, name: str, call: int) -> str:
     """How a site is shown; the model's own output is "output" unless a module took that name."""
     base = name or ("." if OUTPUT in names.by_name else OUTPUT)
     return base if call == 1 else f"{base}@{call}"
-
-
-def nearest(text: str, known: Iterable[str]) -> str:
-    """The end of an error message that offers the names closest to a mistyped one."""
-    known = [name for name in known if name]
-    inside = [name for name in known if name.endswith(f".{text}")][:3]
-    near = inside or difflib.get_close_matches(text, known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-    return f"; there are {few}" if known else "; the model has no parts: '.' is its own output"

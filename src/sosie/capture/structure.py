@@ -1,4 +1,4 @@
-"""Batches of any structure: counted, cut and joined along the inputs.
+"""Batches and outputs of any structure: counted, cut and joined along the inputs; the one tensor that is meant.
 
 A batch is a tensor, a NumPy array, a list of anything (strings, say), or tuples, lists and dicts of these.
 Numbers, booleans and None inside a dict are options of the call: they belong to no input and pass through.
@@ -48,7 +48,7 @@ def join(batches: Sequence[Any]) -> Any:
     first = batches[0]
     kinds = {_kind(batch) for batch in batches}
     if len(kinds) > 1:
-        raise BadBatch(f"batches of different structure: {' and '.join(sorted(map(str, kinds)))}")
+        raise BadBatch(f"batches of different structure: {' and '.join(sorted(kinds))}")
     if isinstance(first, Mapping):
         same_length = batches
         for mask in (MASK, DECODER_MASK):
@@ -57,7 +57,13 @@ def join(batches: Sequence[Any]) -> Any:
     if is_parts(first):
         return _like(first, [join(parts) for parts in zip(*batches, strict=True)])
     if isinstance(first, Tensor):
-        return _concatenate(batches)
+        shapes = sorted({tuple(tensor.shape[1:]) for tensor in batches})
+        if len(shapes) > 1:
+            raise BadBatch(
+                f"inputs of different shape, {shapes[0]} and {shapes[1]}, cannot be cut into blocks of rows: pad or "
+                f"resize them in the loader (dicts with an {MASK} are padded here)"
+            )
+        return torch.cat(list(batches))
     if isinstance(first, list):
         return [item for batch in batches for item in batch]
     return first
@@ -69,7 +75,7 @@ def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
-    """The same structure with every tensor and list changed, told the key of the innermost dict that it is under."""
+    """The same structure with `change(key, leaf)` in place of every tensor and list, by the innermost dict's key."""
     if isinstance(batch, Mapping):
         return {key: rebuild_named(change, part, str(key)) for key, part in batch.items()}
     if is_parts(batch):
@@ -116,7 +122,7 @@ def is_text(batch: Any) -> bool:
 
 
 def is_parts(batch: Any) -> bool:
-    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item an input, and so is text."""
+    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item per input, and so is text."""
     if isinstance(batch, tuple):
         return not is_text(batch)
     return isinstance(batch, list) and any(isinstance(part, (Tensor, np.ndarray, Mapping)) for part in batch)
@@ -140,10 +146,10 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _lengths(batch: Any, name: str, options: tuple[type, ...]) -> list[tuple[str, int]]:
     if isinstance(batch, Mapping):
-        return [found for key, part in batch.items() for found in _lengths(part, repr(key), _OPTIONS)]
+        return [each for key, part in batch.items() for each in _lengths(part, repr(key), _OPTIONS)]
     if is_parts(batch):
         parts = [(f"part {i} of {name}", part) for i, part in enumerate(batch)]
-        return [found for label, part in parts for found in _lengths(part, label, (type(None),))]
+        return [each for label, part in parts for each in _lengths(part, label, (type(None),))]
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim == 0:
             raise BadBatch(f"{name} is a tensor of no dimensions; its first must count the inputs")
@@ -168,32 +174,23 @@ def _like(batch: Any, parts: list[Any]) -> Any:
     return type(batch)(parts)
 
 
-def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
-    if len(shapes) > 1:
-        one, other, *_ = sorted(shapes)
-        raise BadBatch(
-            f"inputs of different shape, {one} and {other}, cannot be cut into blocks of rows: pad or resize "
-            f"them in the loader (dicts with an {MASK} are padded here)"
-        )
-    return torch.cat(list(tensors))
-
-
 def _pad_tokens(batches: Sequence[Mapping[str, Any]], mask: str) -> list[dict[str, Any]]:
     """Right-pad with zeros whatever is as long as its mask, which says that they do not count."""
     longest = max(batch[mask].shape[1] for batch in batches)
-    found = []
+    alike = []
     for batch in batches:
         own = batch[mask].shape[1]
         if batch[mask].ndim != 2 and own != longest:
             raise BadBatch(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
         padded = dict(batch)
         for key, part in batch.items():
-            mine = _is_decoders(key, batch) == (mask == DECODER_MASK)
+            # The decoder's tokens must not be padded without a mask of their own.
+            decoders = key.startswith("decoder_") or (key == "labels" and DECODER_MASK in batch)
+            mine = decoders == (mask == DECODER_MASK)
             if mine and isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == own < longest:
                 padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - own))
-        found.append(padded)
-    return found
+        alike.append(padded)
+    return alike
 
 
 def input_rows(batch: Any, count: int) -> Tensor:
@@ -207,11 +204,6 @@ def input_rows(batch: Any, count: int) -> Tensor:
         "a measure that regresses the inputs out needs data with real numbers in it (images, say): "
         f"found {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
     )
-
-
-def _is_decoders(key: str, batch: Mapping[str, Any]) -> bool:
-    """Whether an entry has the decoder's tokens: without a mask of their own they must not be padded."""
-    return key.startswith("decoder_") or (key == "labels" and DECODER_MASK in batch)
 
 
 # The one tensor in whatever a module returns
@@ -257,8 +249,7 @@ def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
         return new
     inside = replaced(at_path(output, path[:1]), path[1:], new)
     if isinstance(output, (tuple, list)):
-        parts = [inside if i == path[0] else part for i, part in enumerate(output)]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+        return _like(output, [inside if i == path[0] else part for i, part in enumerate(output)])
     changed = copy.copy(output)
     if _is_record(output):
         object.__setattr__(changed, path[0], inside)
@@ -323,14 +314,14 @@ def answer_in(output: Any) -> Tensor | None:
 
 
 def activation_in(output: Any) -> Tensor | str:
-    """The activation, or in words why there is none."""
-    found = first_tensor(output)
-    if found is None:
+    """The activation, or the reason why there is none."""
+    tensor = first_tensor(output)
+    if tensor is None:
         return f"returned no tensor but {type(output).__name__}"
-    if not found.is_floating_point():
-        return f"returned a tensor of {str(found.dtype).removeprefix('torch.')}, which is no activation"
-    if found.layout != torch.strided and not found.is_nested:
-        return f"returned a tensor of layout {str(found.layout).removeprefix('torch.')}, not a dense one"
-    if found.is_nested:
+    if not tensor.is_floating_point():
+        return f"returned a tensor of {str(tensor.dtype).removeprefix('torch.')}, which is no activation"
+    if tensor.is_nested:
         return "returned a nested tensor, whose inputs differ in shape"
-    return found
+    if tensor.layout != torch.strided:
+        return f"returned a tensor of layout {str(tensor.layout).removeprefix('torch.')}, not a dense one"
+    return tensor

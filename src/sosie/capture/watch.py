@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..checks import nearest
 from ..process_state import Shared, attention_in_parts, held, without_autocast
 from .layout import FeatureAxes
 from .sites import (
@@ -25,7 +26,6 @@ from .sites import (
     is_script,
     label_of,
     modules_of,
-    nearest,
     selected,
     unwrap,
 )
@@ -206,34 +206,30 @@ class Watch:
         label = label_of(self._names, name, call)
         if label in self._no_activation:
             return
+        required = self._sites is not None or call in self._wanted[name].required
         activation = activation_in(output)
         if isinstance(activation, str):
-            if self._sites is not None or call in self._wanted[name].required:
+            if required:
                 raise SiteError(f"site {label!r} ({type(self._names.by_name[name]).__name__}) {activation}")
             self._no_activation[label] = activation
             return
-        site = self._site(label, activation, name=name, call=call)
-        try:
-            with without_autocast(activation.device.type):
-                self._values[label] = self._sink(site, activation)
-        except NoRows as problem:
-            if self._sites is not None or call in self._wanted[name].required:
-                raise
-            del self._found[label]
-            self._no_activation[label] = problem.reason
-
-    def _site(self, label: str, activation: Tensor, *, name: str, call: int) -> Site:
         if self._sites is None:
-            shape = tuple(activation.shape)
             last = None if self._layout is None else self._layout.channels_last(activation)
-            self._found[label] = Site(label, name, call, shape[1:], last)
-            return self._found[label]
-        if label not in self._sites:
+            self._found[label] = Site(label, name, call, tuple(activation.shape[1:]), last)
+        elif label not in self._sites:
             raise SiteError(
                 f"site {label!r} fired now but not in the first forward: the model's path depends on its "
                 "input. Name the sites that every input passes"
             )
-        return self._sites[label]
+        site = self._found[label] if self._sites is None else self._sites[label]
+        try:
+            with without_autocast(activation.device.type):
+                self._values[label] = self._sink(site, activation)
+        except NoRows as problem:
+            if required:
+                raise
+            del self._found[label]
+            self._no_activation[label] = problem.reason
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._active:
@@ -256,12 +252,15 @@ class Watch:
         self._never_called = [label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls]
         for name, wanted in self._wanted.items():
             calls = self._calls[name]
-            late = [k for k in sorted(wanted.required) if k > calls]
-            silent += [f"{label_of(self._names, name, k)!r} ({_why_silent(wanted, calls)})" for k in late]
+            why = f"{type(wanted.module).__name__}, {f'called {calls} times' if calls else 'never called'}"
+            late = [label_of(self._names, name, k) for k in sorted(wanted.required) if k > calls]
+            silent += [f"{label!r} ({why})" for label in late]
         if silent:
             raise SilentSite(f"sites that never fired: {', '.join(silent)}; name a module that the forward calls")
         if not self._found:
-            raise SilentSite(f"none of the sites gave an activation: {_few(self.left_out)}; name others")
+            reasons = [f"{label!r} {reason}" for label, reason in self.left_out.items()]
+            few = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+            raise SilentSite(f"none of the sites gave an activation: {few}; name others")
 
     # What was seen
 
@@ -288,7 +287,7 @@ class Watch:
         return self._value(shown)
 
     def values(self) -> list[Any]:
-        """One value a site, in the order of `sites`."""
+        """One value per site, in the order of `sites`."""
         return [self._value(site.label) for site in self.sites]
 
     def items(self) -> list[tuple[str, Any]]:
@@ -312,7 +311,7 @@ class Watch:
 
     def __repr__(self) -> str:
         state = "no forward yet" if self._sites is None else f"{len(self._sites)} sites"
-        return f"<Seen {type(self._root).__name__}: {state}>"
+        return f"<Watch of {type(self._root).__name__}: {state}>"
 
 
 @contextmanager
@@ -330,13 +329,3 @@ def every_module_called(model: nn.Module) -> Iterator[None]:
 
 
 _EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
-
-
-def _why_silent(wanted: SiteRequest, calls: int) -> str:
-    kind = type(wanted.module).__name__
-    return f"{kind}, called {calls} times" if calls else f"{kind}, never called"
-
-
-def _few(left_out: dict[str, str]) -> str:
-    shown = [f"{label!r} {reason}" for label, reason in left_out.items()]
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -5,18 +5,3 @@ from .corruptions import CORRUPTIONS, Corruption, corrupt
 from .images import Batches, ImageData
 from .readers import ImageFolder
 from .specification import list_data, open_data, open_images
-
-__all__ = [
-    "ATTACKS",
-    "CORRUPTIONS",
-    "Attack",
-    "Batches",
-    "Corruption",
-    "ImageData",
-    "ImageFolder",
-    "attack",
-    "corrupt",
-    "list_data",
-    "open_data",
-    "open_images",
-]

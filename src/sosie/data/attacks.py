@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import nearest, one_of, whole_number
 from ..factory import parse_call
 from ..process_state import held, kept_random_state
 from .draws import in_sphere, normals, uniforms
@@ -44,28 +44,22 @@ class Attack:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            near = get_close_matches(str(self.kind), _KINDS, n=1)
-            raise ValueError(f"no attack is called {self.kind!r}; {_nearest(near)}there are {', '.join(_KINDS)}")
-        if str(self.norm) not in EPSILON:
-            raise ValueError(f"norm is 'inf' or '2', got {self.norm!r}")
-        object.__setattr__(self, "norm", str(self.norm))
+            raise ValueError(f"no attack is called {self.kind!r}{nearest(str(self.kind), _KINDS)}")
+        object.__setattr__(self, "norm", one_of(str(self.norm), "norm", EPSILON))
         for name in ("epsilon", "step_size"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is a number from 0 up, got {value!r}")
-        self._check_steps()
+                raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+        if self.steps is not None and whole_number(self.steps, "steps", least=1) > 1 and not self._is_iterated:
+            raise ValueError(f"{self.kind} takes one step; 'pgd' takes {self.steps}")
         if self.kind == "trades" and self.random_start is False:
             raise ValueError("trades must start at random: at x itself KL(model(x) ‖ model(x′)) has no gradient")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
             raise ValueError(f"bounds are (low, high), got {self.bounds}")
 
-    def _check_steps(self) -> None:
-        if self.steps is None:
-            return
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps is a whole number from 1 up, got {self.steps!r}")
-        if self.kind in ("fgsm", "fast_fgsm", "gaussian") and self.steps != 1:
-            raise ValueError(f"{self.kind} takes one step; 'pgd' takes {self.steps}")
+    @property
+    def _is_iterated(self) -> bool:
+        return self.kind in ("pgd", "trades")
 
     @property
     def radius(self) -> float:
@@ -75,7 +69,7 @@ class Attack:
 
     @property
     def count(self) -> int:
-        return self.steps or (10 if self.kind in ("pgd", "trades") else 1)
+        return self.steps or (10 if self._is_iterated else 1)
 
     @property
     def stride(self) -> float:
@@ -107,9 +101,7 @@ class Attack:
         is m networks that answer (m, n, …) with (m, n, classes).
         """
         index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
-        self._check_inputs(x, index)
-        if self.needs_labels and y is not None:
-            _check_labels(x, y, index)
+        self._check_inputs(x, y if self.needs_labels else None, index)
         with _as_found(model), torch.inference_mode(False), torch.enable_grad():
             clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
             if self.kind == "gaussian":
@@ -121,11 +113,15 @@ class Attack:
                 changed = keep(self._direction(model, changed, target).mul_(self.stride).add_(changed))
             return changed
 
-    def _check_inputs(self, x: Tensor, index: Tensor) -> None:
+    def _check_inputs(self, x: Tensor, y: Tensor | None, index: Tensor) -> None:
         if not x.is_floating_point():
             raise TypeError(f"attacks need floating-point inputs, got {x.dtype}; divide uint8 images by 255")
         if x.shape[: index.ndim] != index.shape:
-            raise ValueError(f"need one number an input: inputs {tuple(x.shape)}, numbers {tuple(index.shape)}")
+            raise ValueError(f"need one number per input: inputs {tuple(x.shape)}, numbers {tuple(index.shape)}")
+        if y is not None and (y.is_floating_point() or y.is_complex()):
+            raise TypeError(f"labels are whole numbers, got {y.dtype}")
+        if y is not None and y.shape != index.shape:
+            raise ValueError(f"need one label per input: inputs {tuple(x.shape)}, labels {tuple(y.shape)}")
         if self.bounds is not None and self.kind != "gaussian" and x.numel():
             low, high = (float(edge) for edge in torch.aminmax(x.detach()))
             if not (low >= self.bounds[0] and high <= self.bounds[1]):  # also where they are NaN
@@ -218,20 +214,9 @@ def open_attack(given: str | Attack) -> Attack:
     return Attack(kind, **options)
 
 
-def _check_labels(x: Tensor, y: Tensor, index: Tensor) -> None:
-    if y.is_floating_point() or y.is_complex():
-        raise TypeError(f"labels are whole numbers, got {y.dtype}")
-    if y.shape != index.shape:
-        raise ValueError(f"need one label an input: inputs {tuple(x.shape)}, labels {tuple(y.shape)}")
-
-
 def _lengths(x: Tensor, lead: int) -> Tensor:
-    """Euclidean lengths, one an input, shaped to divide."""
+    """Euclidean lengths, one per input, shaped to divide."""
     return x.flatten(lead).norm(dim=-1).reshape(*x.shape[:lead], *[1] * (x.ndim - lead))
-
-
-def _nearest(names: list[str]) -> str:
-    return f"did you mean {names[0]!r}? " if names else ""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Corruptions: what kind there are, and how one is applied to a batch of images."""
+"""Corruptions of images: noise, blur, weather and the like, each at five severities; seeded by the image's number."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..checks import nearest, whole_number
 from .draws import derived, normals, poisson, uniforms
 
 DEFAULT = 3  # the strength that MNIST-C has
@@ -60,12 +60,11 @@ class Corruption:
         self, images: Tensor, *, severity: int = DEFAULT, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
         """The images changed, as `corrupt` gives them; `index`: the numbers of the images, from 0 on if None."""
-        if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
-            raise ValueError(f"{self.name}: severity is 1, 2, 3, 4 or 5, got {severity!r}")
+        severity = whole_number(severity, f"{self.name}: severity", least=1, most=5)
         x = _floats(images, self.name)
         index = torch.arange(len(images), device=images.device) if index is None else index.to(images.device)
         if index.shape != images.shape[:1]:
-            raise ValueError(f"need one number an image: {len(images)} images, numbers {tuple(index.shape)}")
+            raise ValueError(f"need one number per image: {len(images)} images, numbers {tuple(index.shape)}")
         if not x.numel():
             return images.clone()
         draws = Draws(derived(seed, zlib.crc32(self.name.encode())), index)
@@ -78,12 +77,10 @@ CORRUPTIONS: dict[str, Corruption] = {}
 
 def define(*strengths: Any) -> Callable[[Change], Change]:
     """Enter a change under its own name, with its five strengths."""
+    assert len(strengths) == 5
 
     def enter(change: Change) -> Change:
-        name = change.__name__
-        if name in CORRUPTIONS or len(strengths) != 5:
-            raise ValueError(f"{name}: a corruption has its own name and five strengths, got {len(strengths)}")
-        CORRUPTIONS[name] = Corruption(name, change, strengths)
+        CORRUPTIONS[change.__name__] = Corruption(change.__name__, change, strengths)
         return change
 
     return enter
@@ -92,9 +89,7 @@ def define(*strengths: Any) -> Callable[[Change], Change]:
 def find_corruption(name: str) -> Corruption:
     if name in CORRUPTIONS:
         return CORRUPTIONS[name]
-    near = get_close_matches(name, CORRUPTIONS, n=1)
-    offer = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"no corruption is called {name!r}; {offer}there are {', '.join(CORRUPTIONS)}")
+    raise ValueError(f"no corruption is called {name!r}{nearest(name, CORRUPTIONS)}")
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = DEFAULT, seed: int = 0) -> Tensor:

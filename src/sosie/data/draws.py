@@ -11,6 +11,12 @@ from torch import Tensor
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+def row_bits(seed: int, index: Tensor) -> Tensor:
+    """64 pseudo-random bits, as an int64, for each row index under a seed: the same on every device."""
+    own = int(_mix(_tensor(seed) + _signed(_STEP)))  # on the CPU, so that a GPU has no copy to wait for
+    return _mix(_mix(index * _signed(_STEP)) ^ own)
+
+
 def derived(seed: int | Tensor, part: int) -> Tensor:
     """A seed made of a seed and a number: one for each step, or for each use, of the same seed."""
     return _mix(_mix(_tensor(seed) + _signed(_STEP)) + _signed(_STEP * (part + 1)))
@@ -59,12 +65,12 @@ def poisson(seed: int | Tensor, index: Tensor, rates: Tensor) -> Tensor:
 
 def _mix(z: Tensor) -> Tensor:
     """In place: memory is what this costs."""
-    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_FIRST))
-    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_SECOND))
-    return z.bitwise_xor_(_shifted(z, 31))
+    z.bitwise_xor_(shifted(z, 30)).mul_(_signed(_FIRST))
+    z.bitwise_xor_(shifted(z, 27)).mul_(_signed(_SECOND))
+    return z.bitwise_xor_(shifted(z, 31))
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
+def shifted(z: Tensor, by: int) -> Tensor:
     """Right by that many bits, zeros coming in: torch has signed whole numbers, whose sign would come in."""
     return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 

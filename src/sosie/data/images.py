@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..checks import whole_number
+
 Batch = Tensor | tuple[Tensor, Tensor]
-
-
-class Source(Protocol):
-    """Something of known length that gives the images from `start` to `stop`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> Batch: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Batches in the order of the source, the same on every pass; the last one may be smaller."""
 
-    source: Source
+    source: Any  # ImageData or ImageFolder: has a name, a length and `read(start, stop)`
     size: int = 256
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"a batch has a whole number of images from 1 up, got {self.size!r}")
+        whole_number(self.size, "the batch size", least=1)
 
     @property
     def name(self) -> str:
@@ -78,26 +68,21 @@ class ImageData:
         if not len(self.images):
             raise ValueError(f"{self.name} holds no images")
         if self.images.is_floating_point():
-            self._check_range()
-        if self.labels is not None:
-            self._check_labels(self.labels)
-
-    def _check_range(self) -> None:
-        low, high = (float(edge) for edge in torch.aminmax(self.images))
-        if not (low >= 0 and high <= 1):  # also where they are NaN
-            raise ValueError(
-                f"{self.name}: floating-point images must lie in [0, 1], found {low:.4g} to {high:.4g}; "
-                "divide by 255, or yield images already normalised from your own path/to/file.py:factory"
-            )
-
-    def _check_labels(self, labels: Tensor) -> None:
-        if tuple(labels.shape) != (len(self.images),):
-            raise ValueError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(labels.shape)}")
-        if labels.dtype != torch.int64:
-            raise TypeError(f"{self.name}: labels are int64, got {labels.dtype}")
-        low, high = int(labels.min()), int(labels.max())
-        if self.classes and (low < 0 or high >= len(self.classes)):
-            raise ValueError(f"{self.name}: labels {low} to {high} for {len(self.classes)} classes")
+            low, high = (float(edge) for edge in torch.aminmax(self.images))
+            if not (low >= 0 and high <= 1):  # also where they are NaN
+                raise ValueError(
+                    f"{self.name}: floating-point images must lie in [0, 1], found {low:.4g} to {high:.4g}; "
+                    "divide by 255, or yield images already normalised from your own path/to/file.py:factory"
+                )
+        if self.labels is None:
+            return
+        if tuple(self.labels.shape) != (len(self.images),):
+            raise ValueError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}")
+        if self.labels.dtype != torch.int64:
+            raise TypeError(f"{self.name}: labels are int64, got {self.labels.dtype}")
+        first, last = int(self.labels.min()), int(self.labels.max())
+        if self.classes and (first < 0 or last >= len(self.classes)):
+            raise ValueError(f"{self.name}: labels {first} to {last} for {len(self.classes)} classes")
 
     def __repr__(self) -> str:
         labels = "no labels" if self.labels is None else f"{len(self.classes) or 'unnamed'} classes"
@@ -139,6 +124,4 @@ def to_float(images: Tensor) -> Tensor:
 
 def check_limit(limit: int | None) -> int | None:
     """A number of inputs from 1 up, or None for all."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"a limit is a number of inputs from 1 up, or None for all; got {limit!r}")
-    return limit
+    return None if limit is None else whole_number(limit, "the limit", least=1, why="a number of inputs; None is all")

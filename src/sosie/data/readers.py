@@ -1,4 +1,4 @@
-"""Image files in a folder, read batch by batch."""
+"""Images from files: folders of pictures, .npz files, and the formats in which data sets are published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checks import one_of, whole_number
 from ..files import DamagedFile
 from .images import Batch, Batches, ImageData, check_limit, to_float
 
@@ -56,8 +57,8 @@ class ImageFolder:
 
     def read(self, start: int, stop: int) -> Batch:
         """Images as float32 in [0, 1], with their labels where there are sub-folders."""
-        images = [self._read_one(file) for file in self.files[start:stop]]
-        wanted = images[0].shape if start == 0 else self._read_one(self.files[0]).shape
+        images = [decode(self.root / file, size=self.size, mode=self.mode) for file in self.files[start:stop]]
+        wanted = images[0].shape if start == 0 else self.read(0, 1)[0].shape[-3:]
         for file, image in zip(self.files[start:stop], images, strict=True):
             if image.shape != wanted:
                 raise ValueError(
@@ -70,11 +71,6 @@ class ImageFolder:
         labels = [self.classes.index(Path(file).parts[0]) for file in self.files[start:stop]]
         return x, torch.tensor(labels, dtype=torch.int64)
 
-    def _read_one(self, file: str) -> NDArray[np.uint8]:
-        path = self.root / file
-        with open(path, "rb") as opened:
-            return decode(opened, str(path), size=self.size, mode=self.mode)
-
 
 def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: str = "RGB") -> ImageFolder:
     """The images below a folder; nothing is decoded yet."""
@@ -82,10 +78,8 @@ def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: 
     if not root.is_dir():
         kind = "is a file, not a folder" if root.exists() else "does not exist"
         raise NotADirectoryError(f"{root} {kind}: folder: wants a folder of images")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ValueError(f"size is the side of the images in pixels, got {size!r}")
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r}: 'RGB' or 'L' (grey)")
+    size = None if size is None else whole_number(size, "size", least=1, why="the side of the images in pixels")
+    one_of(mode, "mode", MODES)
     files = _list_files(root.resolve())
     if not files:
         raise ValueError(f"{root} holds no images ({', '.join(SUFFIXES)})")
@@ -95,17 +89,14 @@ def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: 
             f"{root} holds images of its own ({loose[0]} …) and sub-folders with images: sub-folders are "
             "classes, so put every image into one"
         )
-    classes = () if loose else tuple(sorted({Path(file).parts[0] for file in files}))
-    return ImageFolder(root, tuple(_in_turn(files) if classes else files), classes, size, mode)
-
-
-def _in_turn(files: list[str]) -> list[str]:
-    """One image of each class after the other: consecutive images, and any first few, are of all classes."""
+    if loose:
+        return ImageFolder(root, tuple(files), (), size, mode)
+    # One image of each class after the other: consecutive images, and any first few, are of all classes.
     by_class: dict[str, list[str]] = {}
     for file in files:
         by_class.setdefault(Path(file).parts[0], []).append(file)
-    rounds = itertools.zip_longest(*by_class.values())
-    return [file for each in rounds for file in each if file is not None]
+    in_turn = (file for each in itertools.zip_longest(*by_class.values()) for file in each if file is not None)
+    return ImageFolder(root, tuple(in_turn), tuple(sorted(by_class)), size, mode)
 
 
 def _list_files(root: Path) -> list[str]:
@@ -127,39 +118,31 @@ def _list_files(root: Path) -> list[str]:
     return sorted(found)
 
 
-def decode(file: IO[bytes], what: str, *, size: int | None = None, mode: str = "RGB") -> NDArray[np.uint8]:
-    """One image as uint8 (channels, height, width)."""
-    Image = _import_pillow()
-    try:
-        with Image.open(file) as image:
-            if image.mode[0] in "IF":  # Pillow would clip 16 bits to white
-                raise ValueError(f"it has more than 8 bits per channel (mode {image.mode}); convert it first")
-            image = image.convert(mode)
-            if size is not None:
-                image = _fit(image, size)
-            pixels = np.array(image, dtype=np.uint8)
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{what} cannot be read as an image: {error}") from error
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
-
-
-def _fit(image: Any, size: int) -> Any:
-    """Short side to `size`, then the centre square."""
-    width, height = image.size
-    scale = size / min(width, height)
-    image = image.resize((max(size, round(width * scale)), max(size, round(height * scale))))
-    left, top = (image.size[0] - size) // 2, (image.size[1] - size) // 2
-    return image.crop((left, top, left + size, top + size))
-
-
-def _import_pillow() -> Any:
+def decode(
+    file: Path | IO[bytes], what: str | None = None, *, size: int | None = None, mode: str = "RGB"
+) -> NDArray[np.uint8]:
+    """One image as uint8 (channels, height, width); with a size, its centre, the short side scaled to that."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "reading image files needs Pillow, which is not installed: pip install 'sosie[images]'", name="PIL"
         ) from error
-    return Image
+    try:
+        with Image.open(file) as opened:
+            if opened.mode[0] in "IF":  # Pillow would clip 16 bits to white
+                raise ValueError(f"it has more than 8 bits per channel (mode {opened.mode}); convert it first")
+            image = opened.convert(mode)
+            if size is not None:
+                width, height = image.size
+                scale = size / min(width, height)
+                image = image.resize((max(size, round(width * scale)), max(size, round(height * scale))))
+                left, top = (image.size[0] - size) // 2, (image.size[1] - size) // 2
+                image = image.crop((left, top, left + size, top + size))
+            pixels = np.array(image, dtype=np.uint8)
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{what or file} cannot be read as an image: {error}") from error
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
 
 
 # Images from .npz files: plain arrays, colour planes packed as differences, or packed JPEG files
@@ -176,24 +159,26 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
     path, limit = Path(path), check_limit(limit)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name an .npz file, or write folder:{path} for image files")
-    arrays = _Arrays(path)
-    with arrays:
+    with ExitStack() as stack:
+        arrays = _Arrays(path, stack)
         images, count = _read_images(arrays, split, limit)
         labels = _read_labels(arrays, split, count)
-        names = arrays["class_names"] if "class_names" in arrays else np.array([], dtype=str)
+        names = arrays["class_names"] if "class_names" in arrays.names else np.array([], dtype=str)
     if names.ndim != 1 or (len(names) and names.dtype.kind != "U"):
         raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")
     return ImageData(images, None if labels is None else labels[:limit], path.stem, tuple(str(name) for name in names))
 
 
-class _Arrays(Mapping[str, Array]):
+class _Arrays:
     """The arrays of an .npz file, read one by one, with errors that name the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path = path
         self._file = self._guard(lambda: np.load(path, allow_pickle=False), "opened")
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} holds a single array: save images and labels with numpy.savez(path, ...)")
+        stack.enter_context(self._file)
+        self.names: list[str] = self._file.files
 
     def _guard(self, read: Any, what: str) -> Any:
         try:
@@ -210,40 +195,25 @@ class _Arrays(Mapping[str, Array]):
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
             raise DamagedFile(f"{self.path} is not a whole .npz file ({error}); was it cut off?") from error
 
-    def __enter__(self) -> _Arrays:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._file.close()
-
     def __getitem__(self, key: str) -> Array:
         return self._guard(lambda: self._file[key], f"read at {key!r}")
 
-    def __iter__(self) -> Any:
-        return iter(self._file.files)
-
-    def __len__(self) -> int:
-        return len(self._file.files)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._file.files
-
     def find(self, names: tuple[str, ...], split: str) -> str | None:
         """The first of the names that is there, by itself or after `train_` or `test_`."""
-        return next((key for name in names for key in (name, f"{split}_{name}") if key in self), None)
+        return next((key for name in names for key in (name, f"{split}_{name}") if key in self.names), None)
 
 
 def _read_images(arrays: _Arrays, split: str, limit: int | None) -> tuple[Tensor, int]:
     """The images, as many as asked for, and how many the file holds."""
-    if "planes" in arrays:
+    if "planes" in arrays.names:
         planes = arrays["planes"]
         return torch.from_numpy(unpack_planes(planes, limit, arrays.path)), planes.shape[1]
-    if "jpeg" in arrays and "offsets" in arrays:
+    if "jpeg" in arrays.names and "offsets" in arrays.names:
         return torch.from_numpy(_unpack_jpeg(arrays, limit)), len(arrays["offsets"]) - 1
     key = arrays.find(IMAGE_KEYS, split)
     if key is None:
         raise ValueError(
-            f"{arrays.path} has no images for the split {split!r}; its keys are {', '.join(arrays)}. "
+            f"{arrays.path} has no images for the split {split!r}; its keys are {', '.join(arrays.names)}. "
             "Name them images (or x) and labels (or y), or train_images, test_images …"
         )
     images = to_channels_first(arrays[key], f"{key!r} in {arrays.path}")

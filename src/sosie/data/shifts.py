@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from torch import Tensor
 
+from ..checks import nearest, whole_number
 from ..factory import parse_call
 from .attacks import ATTACKS, Attack, open_attack
 from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
@@ -45,14 +45,10 @@ def open_shift(text: str) -> Shift:
         return Shift(CLEAN)
     known = [CLEAN, *CORRUPTIONS, *ATTACKS]
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        offer = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no shift is called {name!r}; {offer}there are {', '.join(known)}")
+        raise ValueError(f"no shift is called {name!r}{nearest(name, known)}")
     if wrong := [option for option in options if option != "severity" or name == CLEAN]:
         raise ValueError(f"{text!r}: no option {wrong[0]!r}; a corruption has a severity, 'clean' no options")
-    severity = options.get("severity", DEFAULT)
-    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
-        raise ValueError(f"{text!r}: severity is 1, 2, 3, 4 or 5")
+    severity = whole_number(options.get("severity", DEFAULT), f"{name}: severity", least=1, most=5)
     return Shift(text.strip(), find_corruption(name), severity)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files as package_files
@@ -14,15 +14,116 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ..checks import one_of
 from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
 from .images import Batches, ImageData, check_limit
 from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
 
-# Data sets by name, looked for in the folders of SOSIE_DATA
-
 VARIABLE = "SOSIE_DATA"
 SPLITS = ("train", "test")
+_FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
+
+
+def list_data() -> list[str]:
+    """The data sets known by name; each can be followed by :train or :test."""
+    return ["demo", *NAMED]
+
+
+def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
+    """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
+
+    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
+      (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
+    - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
+    - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
+    - `path/to/file.py:factory`: what your own function returns; `split` and `batch` are its affair
+
+    Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
+    spec, limit = spec.strip(), check_limit(limit)
+    if is_factory(spec):
+        return _from_factory(spec, batch, limit)
+    return open_images(spec, split=split, limit=limit).batches(batch)
+
+
+def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
+    """The images themselves (not their batches) of any specification but a `file.py:factory`."""
+    kind, _, rest = spec.strip().partition(":")
+    if kind == "npz" and rest:
+        return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), limit=limit)
+    if kind == "folder" and rest:
+        return _from_folder(rest).first(limit)
+    name = kind.strip().lower().replace("_", "-")
+    if name in list_data():
+        split = one_of(rest.strip() or split, "the split", SPLITS)
+        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
+    forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
+    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
+    raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
+
+
+def _as_path(spec: str) -> list[str]:
+    """What was meant by a path alone: data in a file or a folder are named with their kind."""
+    if Path(spec).suffix == ".npz":
+        return [f"npz:{spec}"]
+    return [f"folder:{spec}"] if Path(spec).is_dir() else []
+
+
+def _from_folder(text: str) -> ImageFolder:
+    match = _FOLDER_OPTIONS.fullmatch(text)
+    path, options = (match["path"], match["options"] or "") if match else (text, "")
+    _, given = parse_call(f"folder{options}")
+    unknown = sorted(set(given) - {"size", "mode"})
+    if unknown:
+        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
+    return open_folder(path.strip(), **given)
+
+
+def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
+    made = load_factory(spec)()
+    if isinstance(made, ImageData | ImageFolder):
+        return made.first(limit).batches(batch)
+    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+        raise TypeError(
+            f"{spec} must return something to iterate over (a DataLoader, a list of batches), "
+            f"it returned {type(made).__name__}"
+        )
+    return made if limit is None else FirstInputs(made, limit)
+
+
+class FirstInputs:
+    """The first inputs of any iterable of batches; the batch that passes the limit is cut."""
+
+    def __init__(self, batches: Iterable[Any], limit: int) -> None:
+        self.batches, self.limit = batches, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self.limit
+        for batch in self.batches:
+            batch = dict(batch) if isinstance(batch, Mapping) else batch
+            counts = [len(part) for part in tree_leaves(batch) if isinstance(part, Tensor) and part.dim()]
+            if not counts:
+                raise TypeError(
+                    f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
+                )
+            yield batch if counts[0] <= left else _cut(batch, counts[0], left)
+            left -= counts[0]
+            if left <= 0:
+                return
+
+
+def _cut(batch: Any, count: int, left: int) -> Any:
+    def first(part: Any) -> Any:
+        return part[:left] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
+
+    return tree_map(first, batch)
+
+
+# Data sets by name, looked for in the folders of SOSIE_DATA
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = (
@@ -41,20 +142,8 @@ def read_demo(split: str) -> ImageData:
     return ImageData(found.images, found.labels, f"demo-{split}", found.classes)
 
 
-def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
-    """A data set by name: packed files first, then the official ones, then (if allowed) a download."""
-    known = NAMED[name]
-    folders = listed_folders(VARIABLE)
-    found = _look(known, split, folders, limit)
-    if found is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
-        found = _download(known, split, folders, limit)
-    if found is None:
-        raise FileNotFoundError(_not_found(known, split, folders))
-    return found.first(limit)
-
-
 @dataclass(frozen=True)
-class _Known:
+class _Published:
     """How one data set is published."""
 
     name: str
@@ -65,15 +154,52 @@ class _Known:
     pickled: str = ""  # the folder of the pickled version, which is refused
 
 
-def _look(known: _Known, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
+def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
+    """A data set by name: packed files first, then the official ones, then (if allowed) a download."""
+    known, folders = NAMED[name], listed_folders(VARIABLE)
+    data = _look(known, split, folders, limit)
+    if data is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
+        _download(known, split, folders)
+        data = _look(known, split, folders, limit)
+    if data is not None:
+        return data.first(limit)
+    looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
+    if folders:
+        looked = f"looked in {', '.join(map(str, folders))}"
+    for refused in [folder / known.pickled for folder in folders if known.pickled]:
+        if refused.is_dir():
+            looked += (
+                f". {refused} is the pickled version, refused because loading a pickle can run any code: "
+                "get the binary version of the same data"
+            )
+    raise FileNotFoundError(
+        f"{name} ({split}) was not found; {looked}. Wanted: {name}-{split}10k.npz or "
+        f"similar, or {known.official}. With torchvision installed, SOSIE_DOWNLOAD=1 downloads it."
+    )
+
+
+def _look(known: _Published, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
     for folder in folders:
-        if (found := _read_packed_parts(folder, known.name, split, limit)) is not None:
-            return found
+        if (data := _read_packed_parts(folder, known.name, split, limit)) is not None:
+            return data
     for folder in folders:
         for below in (*known.folders, "."):
-            if (folder / below).is_dir() and (found := known.read(folder / below, split)) is not None:
-                return found
+            if (folder / below).is_dir() and (data := known.read(folder / below, split)) is not None:
+                return data
     return None
+
+
+def _download(known: _Published, split: str, folders: list[Path]) -> None:
+    """Let torchvision fetch the official files into the first folder, to read them ourselves."""
+    if not folders:
+        raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
+    try:
+        datasets = importlib.import_module("torchvision.datasets")
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise ImportError(
+            f"downloading {known.name} needs torchvision, which does not import ({error}): pip install torchvision"
+        ) from error
+    known.fetch(datasets, str(folders[0]), split)
 
 
 def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -> ImageData | None:
@@ -96,13 +222,10 @@ def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -
         still = None if limit is None else limit - sum(len(part) for part in parts)
         if still is None or still > 0:
             parts.append(read_packed(path, split=split, limit=still))
-    return _join(parts, f"{name}-{split}{size}k", OWN_CIFAR100 if name == "cifar100" else "")
-
-
-def _join(parts: list[ImageData], name: str, note: str) -> ImageData:
     images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
     labels = [part.labels for part in parts if part.labels is not None]
-    return ImageData(images, torch.cat(labels) if labels else None, name, parts[0].classes, note)
+    note = OWN_CIFAR100 if name == "cifar100" else ""
+    return ImageData(images, torch.cat(labels) if labels else None, f"{name}-{split}{size}k", parts[0].classes, note)
 
 
 def _read_cifar10(folder: Path, split: str) -> ImageData | None:
@@ -144,20 +267,6 @@ def _idx_file(folder: Path, stem: str, axes: int) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _download(known: _Known, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
-    """Let torchvision fetch the official files into the first folder, then read them ourselves."""
-    if not folders:
-        raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
-    try:
-        datasets = importlib.import_module("torchvision.datasets")
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise ImportError(
-            f"downloading {known.name} needs torchvision, which does not import ({error}): pip install torchvision"
-        ) from error
-    known.fetch(datasets, str(folders[0]), split)
-    return _look(known, split, folders, limit)
-
-
 def _fetch_cifar(archive: str, md5: str) -> Callable[[Any, str, str], object]:
     """The binary archive: torchvision's own CIFAR classes would fetch and unpickle the pickled one."""
     address = f"https://www.cs.toronto.edu/~kriz/{archive}"
@@ -168,176 +277,46 @@ def _fetch_mnist(kind: str) -> Callable[[Any, str, str], object]:
     return lambda datasets, root, split: getattr(datasets, kind)(root, train=split == "train", download=True)
 
 
-def _not_found(known: _Known, split: str, folders: list[Path]) -> str:
-    looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
-    if folders:
-        looked = f"looked in {', '.join(str(folder) for folder in folders)}"
-    refused = [folder / known.pickled for folder in folders if known.pickled and (folder / known.pickled).is_dir()]
-    pickled = ""
-    if refused:
-        pickled = (
-            f" {refused[0]} is the pickled version, refused because loading a pickle can run any code: "
-            "get the binary version of the same data."
-        )
-    return (
-        f"{known.name} ({split}) was not found; {looked}.{pickled} Wanted: {known.name}-{split}10k.npz or "
-        f"similar, or {known.official}. With torchvision installed, SOSIE_DOWNLOAD=1 downloads it."
+_FOUR_FILES = "/*-ubyte or *-ubyte.gz (the four idx files)"
+NAMED = {
+    known.name: known
+    for known in (
+        _Published(
+            "cifar10",
+            _read_cifar10,
+            _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+            ("cifar-10-batches-bin",),
+            "cifar-10-batches-bin/*.bin (the official binary version)",
+            "cifar-10-batches-py",
+        ),
+        _Published(
+            "cifar100",
+            _read_cifar100,
+            _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+            ("cifar-100-binary",),
+            "cifar-100-binary/*.bin (the official binary version)",
+            "cifar-100-python",
+        ),
+        _Published(
+            "svhn",
+            _read_svhn,
+            lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
+            ("svhn", "SVHN"),
+            "test_32x32.mat and train_32x32.mat",
+        ),
+        _Published(
+            "mnist",
+            _mnist_reader("mnist", tuple("0123456789")),
+            _fetch_mnist("MNIST"),
+            ("mnist", "MNIST/raw", "MNIST"),
+            "mnist" + _FOUR_FILES,
+        ),
+        _Published(
+            "fashion-mnist",
+            _mnist_reader("fashion-mnist", FASHION),
+            _fetch_mnist("FashionMNIST"),
+            ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
+            "fashion-mnist" + _FOUR_FILES,
+        ),
     )
-
-
-_ALL = (
-    _Known(
-        "cifar10",
-        _read_cifar10,
-        _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-        ("cifar-10-batches-bin",),
-        "cifar-10-batches-bin/*.bin (the official binary version)",
-        "cifar-10-batches-py",
-    ),
-    _Known(
-        "cifar100",
-        _read_cifar100,
-        _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-        ("cifar-100-binary",),
-        "cifar-100-binary/*.bin (the official binary version)",
-        "cifar-100-python",
-    ),
-    _Known(
-        "svhn",
-        _read_svhn,
-        lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
-        ("svhn", "SVHN"),
-        "test_32x32.mat and train_32x32.mat",
-    ),
-    _Known(
-        "mnist",
-        _mnist_reader("mnist", tuple("0123456789")),
-        _fetch_mnist("MNIST"),
-        ("mnist", "MNIST/raw", "MNIST"),
-        "mnist/*-ubyte or *-ubyte.gz (the four idx files)",
-    ),
-    _Known(
-        "fashion-mnist",
-        _mnist_reader("fashion-mnist", FASHION),
-        _fetch_mnist("FashionMNIST"),
-        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
-        "fashion-mnist/*-ubyte or *-ubyte.gz (the four idx files)",
-    ),
-)
-NAMED: dict[str, _Known] = {known.name: known for known in _ALL}
-
-
-_FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
-
-
-def list_data() -> list[str]:
-    """The data sets known by name; each can be followed by :train or :test."""
-    return ["demo", *NAMED]
-
-
-def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
-    """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
-
-    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
-      (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
-    - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
-    - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
-    - `path/to/file.py:factory`: what your own function returns; `split` and `batch` are its affair
-
-    Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
-    """
-    if not isinstance(spec, str) or not spec.strip():
-        raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
-    spec, limit = spec.strip(), check_limit(limit)
-    if is_factory(spec):
-        return _from_factory(spec, batch, limit)
-    return open_images(spec, split=split, limit=limit).batches(batch)
-
-
-def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
-    """The images themselves (not their batches) of any specification but a `file.py:factory`."""
-    kind, _, rest = spec.strip().partition(":")
-    if kind == "npz" and rest:
-        return read_packed(find_file(rest, VARIABLE), split=_check_split(split), limit=limit)
-    if kind == "folder" and rest:
-        return _from_folder(rest).first(limit)
-    name = kind.strip().lower().replace("_", "-")
-    if name in list_data():
-        split = _check_split(rest.strip() or split)
-        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
-    forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
-    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
-    raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
-
-
-def _as_path(spec: str) -> list[str]:
-    """What was meant by a path alone: data in a file or a folder are named with their kind."""
-    if Path(spec).suffix == ".npz":
-        return [f"npz:{spec}"]
-    return [f"folder:{spec}"] if Path(spec).is_dir() else []
-
-
-def _check_split(split: str) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"no split {split!r}: {' or '.join(SPLITS)}")
-    return split
-
-
-def _from_folder(text: str) -> ImageFolder:
-    match = _FOLDER_OPTIONS.fullmatch(text)
-    path, options = (match["path"], match["options"] or "") if match else (text, "")
-    _, given = parse_call(f"folder{options}")
-    unknown = sorted(set(given) - {"size", "mode"})
-    if unknown:
-        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
-    return open_folder(path.strip(), **given)
-
-
-def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
-    made = load_factory(spec)()
-    if isinstance(made, ImageData | ImageFolder):
-        return made.first(limit).batches(batch)
-    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-        raise TypeError(
-            f"{spec} must return something to iterate over (a DataLoader, a list of batches), "
-            f"it returned {type(made).__name__}"
-        )
-    return made if limit is None else FirstInputs(made, limit)
-
-
-class FirstInputs:
-    """The first inputs of any iterable of batches; the batch that passes the limit is cut."""
-
-    def __init__(self, batches: Iterable[Any], limit: int) -> None:
-        self.batches, self.limit = batches, limit
-
-    def __iter__(self) -> Iterator[Any]:
-        left = self.limit
-        for batch in self.batches:
-            count = _count(batch)
-            yield batch if count <= left else _cut(batch, count, left)
-            left -= count
-            if left <= 0:
-                return
-
-
-def _count(batch: Any) -> int:
-    """How many inputs a tensor, a tuple or a dict of tensors holds."""
-    if isinstance(batch, Tensor) and batch.dim():
-        return len(batch)
-    parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, tuple | list) else ()
-    for part in parts:
-        if isinstance(part, Tensor) and part.dim():
-            return len(part)
-    raise TypeError(f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory")
-
-
-def _cut(batch: Any, count: int, left: int) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[:left] if batch.dim() and len(batch) == count else batch
-    if hasattr(batch, "items"):
-        return {key: _cut(value, count, left) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [_cut(value, count, left) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+}

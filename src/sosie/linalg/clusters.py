@@ -35,7 +35,7 @@ def clusterings(similarity: Tensor, counts: Sequence[int], *, ward: bool = False
     both = similarity.detach().cpu().double()
     apart = (1 - (both + both.T) / 2)[first, second].numpy()
     if ward:
-        apart = np.sqrt(2 * np.where(apart > 0, apart, 0.0))  # rounding took those of equals past 0
+        apart = np.sqrt(2 * np.where(apart > 0, apart, 0.0))  # rounding took those of equal things past 0
     merges = linkage(apart, "ward" if ward else "average")[:, :2].astype(int).tolist()
     return [_without_last(merges, n, count) for count in counts]
 
@@ -66,7 +66,9 @@ def adjusted_rand_index(labels: Tensor, others: Tensor) -> float:
     Hubert and Arabie 1985. Two groupings that are both one group, or both groups of one, agree: 1.
     """
     if labels.shape != others.shape or labels.ndim != 1 or not len(labels):
-        raise ValueError(f"need one label a thing, twice: got {tuple(labels.shape)} and {tuple(others.shape)}")
+        raise ValueError(
+            f"need one label per thing in both groupings, got {tuple(labels.shape)} and {tuple(others.shape)}"
+        )
     a, b = (given.cpu().unique(return_inverse=True)[1] for given in (labels, others))
     width = int(b.max()) + 1
     table = (a * width + b).bincount(minlength=(int(a.max()) + 1) * width).view(-1, width)

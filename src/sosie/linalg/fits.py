@@ -1,8 +1,7 @@
-"""Fits by name, with options: "least_squares", "reduced_rank(k=8)"."""
+"""Fits of one site to another: an affine map from joint moments, by a named method ("reduced_rank(k=8)")."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..checks import nearest, one_of, positive, whole_number
 from ..factory import parse_call
 from .products import best_assignment, eigen, eigenvalues, singular
 from .spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS, Spectrum, loss_of
-
-# The moments that a fit reads, the affine map that it gives, and how much of B that map explains
 
 ROUNDING_LEFT = 1e-6  # of the largest direction, as a standard deviation: where float64 sums of float32 rows end
 ROUNDING_LEFT_FLOAT32_PRODUCTS = 3e-4  # the same of float32 products
@@ -58,15 +56,11 @@ class JointMoments:
     @property
     def varies_a(self) -> Tensor:
         """(p,): which neurons of A are not constant."""
-        return self.cov_aa.diagonal() > (self._rounding * self.mean_a).square()
+        return self.cov_aa.diagonal() > (ROUNDING * torch.finfo(self.products).eps * self.mean_a).square()
 
     @property
     def varies_b(self) -> Tensor:
-        return self.cov_bb.diagonal() > (self._rounding * self.mean_b).square()
-
-    @property
-    def _rounding(self) -> float:
-        return ROUNDING * torch.finfo(self.products).eps
+        return self.cov_bb.diagonal() > (ROUNDING * torch.finfo(self.products).eps * self.mean_b).square()
 
     @property
     def tolerance(self) -> float:
@@ -175,10 +169,7 @@ class Fit:
 
 def define(function: Callable[..., Affine]) -> Callable[..., Affine]:
     """Register a function of moments as a fit under its own name."""
-    name = function.__name__
-    if name in FITS:
-        raise ValueError(f"a fit named {name!r} is already defined")
-    FITS[name] = Fit(name, function)
+    FITS[function.__name__] = Fit(function.__name__, function)
     return function
 
 
@@ -191,15 +182,12 @@ def find_fit(text: str | Fit, *, also: Sequence[str] = ()) -> Fit:
         return text
     name, options = parse_call(text)
     if name not in FITS:
-        known = [*FITS, *also]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise ValueError(f"no fit is called {name!r}{hint} There are {', '.join(known)}")
-    found = FITS[name].using(**options) if options else FITS[name]
-    for key, parameter in found.parameters.items():
-        if parameter.default is inspect.Parameter.empty and key not in found.options:
+        raise ValueError(f"no fit is called {name!r}{nearest(name, [*FITS, *also])}")
+    chosen = FITS[name].using(**options) if options else FITS[name]
+    for key, parameter in chosen.parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in chosen.options:
             raise ValueError(f"{name} needs a value for {key}: write {name}({key}=…)")
-    return found
+    return chosen
 
 
 def fit(text: str | Fit, moments: JointMoments) -> Affine:
@@ -207,42 +195,19 @@ def fit(text: str | Fit, moments: JointMoments) -> Affine:
     return find_fit(text)(moments)
 
 
-def check_number(name: str, value: object, *, above: float = 0.0) -> float:
-    """A finite number above a bound, or a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < float("inf"):
-        raise ValueError(f"{name} must be a number above {above:g}, got {value!r}")
-    return float(value)
-
-
-def check_count(name: str, value: object, most: int) -> int:
-    """A whole number from 1 to `most`, or a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
-    return value
-
-
 # Least squares and its relatives: ridge and reduced rank
 
 
-@dataclass(frozen=True)
-class _Solution:
-    """Least squares from one factorisation."""
+def _solve(
+    m: JointMoments, intercept: bool, tolerance: float | None
+) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
+    """Least squares from one factorisation: weight (q, p), fitted (rank, q), live (q, p), and the report.
 
-    weight: Tensor  # (q, p)
-    fitted: Tensor  # (rank, q): its Gram matrix is the second moment of the fitted values
-    live: Tensor  # (q, p): where both neurons vary; elsewhere a weight is rounding, and exactly none
-    rank: int
-    condition: float
-    dropped: int  # directions that A has, but that its moments do not carry
-
-    @property
-    def facts(self) -> dict[str, float]:
-        return {"rank": self.rank, "condition": self.condition, "dropped": self.dropped}
-
-
-def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Solution:
-    """Columns are scaled to unit size first, so that a quiet neuron counts like a loud one."""
-    tolerance = m.tolerance if tolerance is None else check_number("tolerance", tolerance)
+    The Gram matrix of `fitted` is the second moment of the fitted values. `live`: where both neurons vary; elsewhere a
+    weight is rounding, and set to 0. Columns are scaled to unit size first, so that a quiet neuron counts like a loud
+    one.
+    """
+    tolerance = m.tolerance if tolerance is None else positive(tolerance, "tolerance")
     aa, bb, ab = m.about("mean" if intercept else "zero")
     live_a, live_b = (m.varies_a, m.varies_b) if intercept else (aa.diagonal() > 0, bb.diagonal() > 0)
     size = aa.diagonal()[live_a].sqrt()
@@ -258,11 +223,12 @@ def _solve(m: JointMoments, intercept: bool, tolerance: float | None) -> _Soluti
     weight = torch.zeros_like(ab)
     weight[live_a] = solution
     live = live_b[:, None] & live_a
-    condition, dropped = float(spectrum.values[0] / spectrum.values[-1]), 0
+    dropped = 0  # directions that A has, but that its moments do not carry
     if spectrum.rank < len(size):
         sizes = eigenvalues(correlations).clamp_min(0).sqrt()  # below 0 by rounding
         dropped = loss_of(sizes, tolerance**0.5, min(m.rounding, tolerance**0.5)).count
-    return _Solution(weight.T * live, fitted, live, spectrum.rank, condition, dropped)
+    condition = float(spectrum.values[0] / spectrum.values[-1])
+    return weight.T * live, fitted, live, {"rank": spectrum.rank, "condition": condition, "dropped": dropped}
 
 
 @define
@@ -275,8 +241,8 @@ def least_squares(m: JointMoments, intercept: bool = True, tolerance: float | No
     they are above rounding. Where A is rank-deficient, the length is that of the weights alone; a pseudoinverse with a
     column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
     """
-    found = _solve(m, intercept, tolerance)
-    return finished(m, found.weight, intercept=intercept, **found.facts)
+    weight, _, _, report = _solve(m, intercept, tolerance)
+    return finished(m, weight, intercept=intercept, **report)
 
 
 @define
@@ -291,15 +257,15 @@ def reduced_rank(
     largest singular values of the weights themselves, as compression of weight matrices does: it looks at no
     activations, depends on A's units and is never the better fit.
     """
-    k = check_count("k", k, min(m.widths))
-    found = _solve(m, intercept, tolerance)
+    k = whole_number(k, "k", least=1, most=min(m.widths))
+    weight, fitted, live, report = _solve(m, intercept, tolerance)
     if truncate:
-        left, sizes, right = singular(found.weight)
+        left, sizes, right = singular(weight)
         weight = (left[:, :k] * sizes[:k]) @ right[:k]
     else:
-        leading = singular(found.fitted)[2][:k]
-        weight = leading.T @ (leading @ found.weight)
-    return finished(m, weight * found.live, intercept=intercept, **{**found.facts, "rank": min(k, found.rank)})
+        leading = singular(fitted)[2][:k]
+        weight = leading.T @ (leading @ weight)
+    return finished(m, weight * live, intercept=intercept, **{**report, "rank": min(k, report["rank"])})
 
 
 @define
@@ -308,8 +274,7 @@ def ridge(m: JointMoments, strength: float) -> Affine:
 
     The bias is not penalised. So `strength` has no units and means the same for any n; scikit-learn's alpha is n λ.
     """
-    strength = check_number("strength", strength)
-    penalty = strength * m.cov_aa.diagonal().mean()
+    penalty = positive(strength, "strength") * m.cov_aa.diagonal().mean()
     system = m.cov_aa + penalty * torch.eye(len(m.cov_aa), dtype=penalty.dtype, device=penalty.device)
     weight = torch.cholesky_solve(m.cov_ab, torch.linalg.cholesky(system)).T
     weight = weight * (m.varies_b[:, None] & m.varies_a)  # elsewhere a covariance is rounding
@@ -352,8 +317,7 @@ def permutation(m: JointMoments, by: str = "correlation") -> Affine:
     among permutations. min(p, q) are matched, be their correlation negative; outputs left over are B's means. The
     bias moves each neuron's mean to its partner's.
     """
-    if by not in ("correlation", "covariance"):
-        raise ValueError(f"neurons are matched by 'correlation' or 'covariance', got by={by!r}")
+    one_of(by, "by", ("correlation", "covariance"))
     scores = m.cov_ab
     if by == "correlation":
         sizes = [
@@ -392,8 +356,8 @@ def lasso(m: JointMoments, alpha: float, tolerance: float = 1e-7, sweeps: int = 
     minimum hold to `tolerance` in units of standard deviations (`violation`). `sparsity` is the share of zeros, `rank`
     the number of neurons of A with any weight.
     """
-    alpha, tolerance = check_number("alpha", alpha), check_number("tolerance", tolerance)
-    sweeps = check_count("sweeps", sweeps, 10**9)
+    alpha, tolerance = positive(alpha, "alpha"), positive(tolerance, "tolerance")
+    sweeps = whole_number(sweeps, "sweeps", least=1)
     live_a, live_b = m.varies_a.cpu(), m.varies_b.cpu()  # thousands of tiny steps: no work for a GPU
     aa, ab = m.cov_aa.cpu()[live_a][:, live_a], m.cov_ab.cpu()[live_a][:, live_b]
     size_a, size_b = aa.diagonal().sqrt(), m.cov_bb.cpu().diagonal()[live_b].sqrt()

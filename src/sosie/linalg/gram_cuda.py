@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,17 +22,8 @@ READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened on
 WIDE = 2**14  # columns from which differences may be rounded to bfloat16: in sums of as many, rounding averages out
 
 
-class Launch(NamedTuple):
-    """How the kernel is cut up and compiled."""
-
-    columns: int  # a step
-    warps: int
-    stages: int
-    programs: int  # a processor
-
-
-BY_MEAN = Launch(columns=64, warps=4, stages=3, programs=2)
-BY_FIRST = Launch(columns=32, warps=4, stages=3, programs=2)  # two tiles at a time
+COLUMNS: dict[About, int] = {"mean": 64, "nothing": 64, "first": 32}  # per step; about the first, two tiles at a time
+WARPS, STAGES, PROGRAMS = 4, 3, 2  # the last: per processor
 
 
 def suits(stack: Tensor, about: About = "mean") -> bool:
@@ -68,21 +59,21 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     stack = stack if stack.stride(2) == 1 else stack.contiguous()
     processors, has_tf32 = _device(stack.device)
     precision = "ieee" if not has_tf32 else "tf32" if tf32 else "tf32x3"
-    how = BY_MEAN if about != "first" else BY_FIRST
     if about == "first" and precision == "tf32" and width >= WIDE:
         precision = "bf16"
     tiles = _whole(b, TILE)
     programs = blocks * tiles * (tiles + 1) // 2
-    splits = max(1, min(how.programs * processors // programs, _whole(width, how.columns)))
-    span = _whole(_whole(width, splits), how.columns) * how.columns
+    columns = COLUMNS[about]
+    splits = max(1, min(PROGRAMS * processors // programs, _whole(width, columns)))
+    span = _whole(_whole(width, splits), columns) * columns
     splits = _whole(width, span)
     # One entry more than the matrix needs holds the length: one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, dtype=torch.float32, device=stack.device)
     with torch.cuda.device(stack.device):
         _kernel()[(programs, splits)](
             stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,
-            ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=how.columns, ABOUT=about, ALONE=tiles == 1,
-            PRECISION=precision, num_warps=how.warps, num_stages=how.stages,
+            ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=columns, ABOUT=about, ALONE=tiles == 1,
+            PRECISION=precision, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     found = parts.sum(1)
     return found[:, :-1].view(blocks, b, b), found[:, -1]
@@ -97,7 +88,7 @@ def _device(device: torch.device) -> tuple[int, bool]:
 
 def _whole(number: int, part: int) -> int:
     """How many parts it takes to hold a number."""
-    return (number + part - 1) // part
+    return -(-number // part)
 
 
 @cache

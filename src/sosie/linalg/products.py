@@ -1,4 +1,4 @@
-"""Products of columns, and sums of squares."""
+"""Dense linear algebra: products, sums of squares, factorisations; on a CPU by NumPy, small ones on one core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -78,7 +78,7 @@ def with_room(rows: Tensor, label: str) -> Tensor:
 def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
     """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere.
 
-    `largest`: the largest number in some of the rows, where that is known; 0 tells nothing.
+    `largest`: the largest number in some of the rows, where that is known; 0 says nothing.
     """
     largest = largest or _largest(rows[::FEW]) or _largest(rows)
     low, high = FLOAT64_PRODUCTS
@@ -145,7 +145,7 @@ MOST_WORKERS = 8  # each holds what it works on
 
 @cache
 def _blas() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is told only if it is there when this looks)
+    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is only limited if it was loaded before)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -247,66 +247,48 @@ SMALL = 1024  # columns up to which more cores do not make it faster
 
 def eigenvalues(matrix: Tensor) -> Tensor:
     """Ascending, of a symmetric matrix."""
-    if not for_numpy(matrix):
-        return torch.linalg.eigvalsh(matrix)
-    with threads_for(matrix):
-        return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
+    return _factorise(matrix, np.linalg.eigvalsh, torch.linalg.eigvalsh)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors of a symmetric matrix."""
-    if not for_numpy(matrix):
-        values, vectors = torch.linalg.eigh(matrix)
-        return values, vectors
-    with threads_for(matrix):
-        found = np.linalg.eigh(matrix.numpy())
-    return torch.from_numpy(found.eigenvalues), torch.from_numpy(found.eigenvectors)
+    return _factorise(matrix, np.linalg.eigh, torch.linalg.eigh)
 
 
 def singular_values(matrix: Tensor) -> Tensor:
     """Descending."""
-    if not for_numpy(matrix):
-        return torch.linalg.svdvals(matrix)
-    with threads_for(matrix):
-        return torch.from_numpy(np.linalg.svd(matrix.numpy(), compute_uv=False))
+    return _factorise(matrix, partial(np.linalg.svd, compute_uv=False), torch.linalg.svdvals)
 
 
 def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U (p, k), σ (k,) descending and Vᵀ (k, q) with k = min(p, q)."""
-    if not for_numpy(matrix):
-        u, sizes, vt = torch.linalg.svd(matrix, full_matrices=False)
-        return u, sizes, vt
-    with threads_for(matrix):
-        found = np.linalg.svd(matrix.numpy(), full_matrices=False)
-    return torch.from_numpy(found.U), torch.from_numpy(found.S), torch.from_numpy(found.Vh)
+    return _factorise(
+        matrix, partial(np.linalg.svd, full_matrices=False), partial(torch.linalg.svd, full_matrices=False)
+    )
 
 
 def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Left singular vectors (n, k) and singular values (k,), descending, with k = min(n, p); by way of a QR."""
-    n, p = matrix.shape
-    if n <= p:
-        u, sizes, _ = singular(_qr(matrix.T)[1].T)
-        return u, sizes
-    q, r = _qr(matrix)
+    if len(matrix) <= matrix.shape[1]:
+        _, r = _factorise(matrix.T, np.linalg.qr, torch.linalg.qr)
+        return singular(r.T)[:2]
+    q, r = _factorise(matrix, np.linalg.qr, torch.linalg.qr)
     u, sizes, _ = singular(r)
     return q @ u, sizes
 
 
-def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if not for_numpy(matrix):
-        q, r = torch.linalg.qr(matrix)
-        return q, r
-    with threads_for(matrix):
-        found = np.linalg.qr(matrix.numpy())
-    return torch.from_numpy(found.Q), torch.from_numpy(found.R)
-
-
 def cholesky(matrix: Tensor) -> Tensor:
     """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
+    return _factorise(matrix, np.linalg.cholesky, torch.linalg.cholesky)
+
+
+def _factorise(matrix: Tensor, by_numpy: Callable[..., Any], by_torch: Callable[..., Any]) -> Any:
     if not for_numpy(matrix):
-        return torch.linalg.cholesky(matrix)
+        found = by_torch(matrix)
+        return found if isinstance(found, Tensor) else tuple(found)
     with threads_for(matrix):
-        return torch.from_numpy(np.linalg.cholesky(matrix.numpy()))
+        found = by_numpy(matrix.numpy())
+    return torch.from_numpy(found) if isinstance(found, np.ndarray) else tuple(map(torch.from_numpy, found))
 
 
 def gram_factor(matrix: Tensor) -> Tensor:
@@ -378,7 +360,7 @@ def vanishes(size: float, whole: float) -> bool:
 
 
 def best_assignment(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the min(p, q) entries of scores (p, q), one a row and column, whose sum is largest."""
+    """Rows and columns of the min(p, q) entries of scores (p, q), one per row and column, whose sum is largest."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(scores.detach().cpu().numpy(), maximize=True)

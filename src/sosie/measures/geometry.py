@@ -201,7 +201,7 @@ def _intrinsic_dimension(rows: Tensor, discard: float) -> Tensor:
     chance="grows with the number of rows compared",
 )
 def rtd(paired: PairedRows, rows: int = 400, seed: int = 0) -> Tensor:
-    """Representation topology divergence: total length of the loops by which the rows hang together differently.
+    """Representation topology divergence: how differently two clouds of rows are connected, over all scales.
 
     The sum of the bars of R-Cross-Barcode₁, averaged over both directions; distances are Euclidean, each side's
     divided by the 0.9 quantile of all n² of them. Beyond `rows` rows a subset drawn with `seed` is compared, once

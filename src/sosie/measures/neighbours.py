@@ -7,6 +7,7 @@ import zlib
 import torch
 from torch import Tensor
 
+from ..checks import whole_number
 from ..linalg import self_product
 from ..stats import PairedRows, SiteRows
 from .define import define
@@ -201,9 +202,7 @@ def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
 
 
 def check_k(name: str, k: int, n: int) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"{name} counts neighbours: k must be a whole number, 1 or more, got k={k!r}")
-    if k >= n:
+    if whole_number(k, f"{name} counts neighbours: k", least=1) >= n:
         raise ValueError(f"{name}(k={k}) needs more than k rows, got {n}")
 
 

@@ -113,7 +113,7 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     C is the covariance of X scaled so that its eigenvalues, as many as its rank, are 1 on average; without that (as
     in the authors' netrep) a value between would depend on the units. alpha=1 is procrustes_angle; alpha=0 is the
     arccos of Σρ / √(rank x · rank y), with ρ the canonical correlations: for equal ranks, of mean_cca. Directions
-    with less than 1e-10 of the largest variance (1e-24 where all rows are at hand and carry float64's digits) are no
+    with less than 1e-10 of the largest variance (1e-24 where all rows are in memory and carry float64's digits) are no
     part of C^(-1/2).
     """
     if not 0 <= alpha <= 1:

@@ -48,7 +48,7 @@ def eigenspace_overlap(c: Covariances) -> Tensor:
     chance="below √(‖Ax‖² + ‖Ay‖²) with A = (C + lam)⁻¹ C, towards 0 as p grows past n",
 )
 def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
-    """GULP distance: how far predictions of ridge regressions on x and on y lie apart, over all targets.
+    """GULP distance: how much predictions of ridge regressions on x and on y differ, over all targets.
 
     √(‖Ax‖² + ‖Ay‖² − 2 tr((Cx + λ)⁻¹ Cxy (Cy + λ)⁻¹ Cyx)) with A = (C + λ)⁻¹ C: the root of the mean squared
     difference of predictions, summed over an orthonormal basis of targets. Rows are centred and each side scaled to a

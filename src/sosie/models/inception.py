@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import one_of
 from .registry import State, architecture, dimension, initialise
 
 # module: channels in; out of branch 1; reduce, out of branch 2; reduce, out of branch 3; out of branch 4
@@ -100,6 +101,4 @@ def inception_v1(classes: int = 1000, stem: Literal["imagenet", "cifar"] = "imag
 
     `stem='cifar'` keeps the resolution of a 32 × 32 image up to `inception3b`.
     """
-    if stem not in ("imagenet", "cifar"):
-        raise ValueError(f"stem {stem!r}: 'imagenet' (7 × 7, stride 2, pooled) or 'cifar' (3 × 3, stride 1)")
-    return InceptionV1(classes, stem, channels)
+    return InceptionV1(classes, one_of(stem, "stem", ("imagenet", "cifar")), channels)

@@ -1,4 +1,4 @@
-"""A small convolutional network for 28 × 28 grey images, trained in seconds on a laptop."""
+"""Plain convolutional networks: small_cnn for grey images, Tiny-10, AlexNet and VGG-11."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from .atoms import with_atoms
 from .registry import State, architecture, count_atoms, dimension, initialise
+
+# small_cnn, for 28 × 28 grey images: trained in seconds on a laptop
 
 POOLINGS = 3
 
@@ -213,9 +215,8 @@ def vgg11(
     `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network. `atoms`: convolutions are made
     of at most so many filter atoms each (`AtomConv2d`).
     """
-    return _vgg11(
-        atoms, batch_norm=False, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout
-    )
+    model = VGG(batch_norm=False, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
+    return model if atoms is None else with_atoms(model, atoms)
 
 
 @architecture(_read_vgg)
@@ -228,9 +229,5 @@ def vgg11_bn(
     atoms: int | None = None,
 ) -> nn.Module:
     """VGG-11 with a batch norm after each convolution; options as for `vgg11`."""
-    return _vgg11(atoms, batch_norm=True, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
-
-
-def _vgg11(atoms: int | None, **options: Any) -> nn.Module:
-    model = VGG(**options)
+    model = VGG(batch_norm=True, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
     return model if atoms is None else with_atoms(model, atoms)

@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+
+from ..checks import nearest
 
 State = Mapping[str, Tensor]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
@@ -35,10 +36,7 @@ def architecture(
     """Enter a factory into the registry under its own name."""
 
     def enter(build: Factory) -> Factory:
-        name = build.__name__
-        if name in ARCHITECTURES:
-            raise ValueError(f"two architectures are called {name!r}")
-        ARCHITECTURES[name] = Architecture(build, read_options, ignore)
+        ARCHITECTURES[build.__name__] = Architecture(build, read_options, ignore)
         return build
 
     return enter
@@ -61,10 +59,8 @@ def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
     match = re.fullmatch(r"resnet_?(\d{1,4})", key)
     if match:
         return ARCHITECTURES["cifar_resnet"], {"depth": int(match[1])}
-    near = get_close_matches(key, list_models(), n=3, cutoff=0.4) or list_models()
     raise ValueError(
-        f"no architecture {name!r}; did you mean {', '.join(near)}? "
-        "Your own: path/to/file.py:factory@weights.safetensors"
+        f"no architecture {name!r} (your own: path/to/file.py:factory@weights.safetensors){nearest(key, list_models())}"
     )
 
 

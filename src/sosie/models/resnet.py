@@ -1,4 +1,4 @@
-"""Residual networks for ImageNet, torchvision's parameter names and shapes, and a stem for small images."""
+"""Residual networks: the ImageNet family with torchvision's names and shapes, and the CIFAR family of depth 6n + 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import one_of
 from .registry import State, architecture, count_blocks, dimension, initialise
 
 Stem = Literal["imagenet", "cifar"]
@@ -24,7 +25,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = shortcut(before, width, stride)
+        self.downsample = projection(before, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -47,7 +48,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, after, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(after)
         self.relu = nn.ReLU()
-        self.downsample = shortcut(before, after, stride)
+        self.downsample = projection(before, after, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -56,7 +57,7 @@ class Bottleneck(nn.Module):
         return self.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-def shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
+def projection(before: int, after: int, stride: int) -> nn.Sequential | None:
     """A 1 × 1 convolution with batch norm where the shape changes, else None (the input itself)."""
     if stride == 1 and before == after:
         return None
@@ -76,9 +77,7 @@ class ResNet(nn.Module):
         channels: int,
     ) -> None:
         super().__init__()
-        if stem not in ("imagenet", "cifar"):
-            raise ValueError(f"stem {stem!r}: 'imagenet' (7 × 7, stride 2, pooled) or 'cifar' (3 × 3, stride 1)")
-        small = stem == "cifar"
+        small = one_of(stem, "stem", ("imagenet", "cifar")) == "cifar"  # 3 × 3, stride 1; or 7 × 7, stride 2, pooled
         self.conv1 = nn.Conv2d(channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
@@ -155,22 +154,18 @@ class CifarBlock(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
         self.stride, self.extra = stride, after - before
-        self.downsample: nn.Sequential | None = None  # None is no child: the leaves stay conv, bn and head
-        if shortcut == "B" and (stride != 1 or before != after):
-            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        # None is no child: the leaves stay conv, bn and head.
+        self.downsample = projection(before, after, stride) if shortcut == "B" else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self._short_cut(x))
-
-    def _short_cut(self, x: Tensor) -> Tensor:
         if self.downsample is not None:
-            return self.downsample(x)
-        if self.stride == 1 and self.extra == 0:
-            return x
-        low = self.extra // 2
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, low, self.extra - low))
+            x = self.downsample(x)
+        elif self.stride != 1 or self.extra:
+            low = self.extra // 2
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, low, self.extra - low))
+        return F.relu(y + x)
 
 
 class CifarResNet(nn.Module):
@@ -229,8 +224,7 @@ def cifar_resnet(
     if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
         near = sorted({6 * max(1, round((depth - 2) / 6) + k) + 2 for k in (-1, 0, 1)}, key=lambda d: abs(d - depth))
         raise ValueError(f"a CIFAR ResNet has depth 6n + 2, not {depth}; nearest: {near[0]} and {near[1]}")
-    if shortcut not in ("A", "B"):
-        raise ValueError(f"shortcut {shortcut!r}: 'A' (stride and zero channels) or 'B' (1 × 1 convolution)")
+    one_of(shortcut, "shortcut", ("A", "B"))
     if round(STAGES[0] * width) < 1:
         raise ValueError(f"width {width} leaves no channels; 1 gives {STAGES}")
     head = head or ("linear" if shortcut == "A" else "fc")

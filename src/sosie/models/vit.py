@@ -1,4 +1,4 @@
-"""A small vision transformer, written out so that every part can be hooked."""
+"""Vision transformers, written out so that every part can be hooked; plain, and dropping tokens (DynamicViT)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import one_of, positive
 from ..linalg import centred_grams, u_centred, widened
 from .registry import State, architecture, count_blocks, dimension
 from .specification import seeded
@@ -95,16 +96,7 @@ class VisionTransformer(nn.Module):
     """patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token."""
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        size: int,
-        patch: int,
-        depth: int,
-        width: int,
-        heads: int,
-        hidden: int,
-        channels: int,
+        self, *, classes: int, size: int, patch: int, depth: int, width: int, heads: int, hidden: int, channels: int
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, patch, patch)
@@ -274,7 +266,7 @@ def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
 
 def mean_of_others(likeness: Tensor) -> Tensor:
     """(tokens,): how alike each token is to the others on average, itself left out."""
-    return _sum_of_others(likeness) / (len(likeness) - 1)
+    return (likeness.sum(1) - likeness.diagonal()) / (len(likeness) - 1)
 
 
 def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
@@ -283,11 +275,8 @@ def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
     No probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and it is a
     property of the batch, so that what is dropped from an image depends on the images beside it.
     """
-    return probability - _sum_of_others(token_cka(tokens, debiased=False)).to(probability.dtype)
-
-
-def _sum_of_others(likeness: Tensor) -> Tensor:
-    return likeness.sum(1) - likeness.diagonal()
+    likeness = token_cka(tokens, debiased=False)
+    return probability - (likeness.sum(1) - likeness.diagonal()).to(probability.dtype)
 
 
 # A vision transformer that drops tokens on the way (DynamicViT, Rao et al. 2021)
@@ -338,8 +327,7 @@ class DynamicViT(VisionTransformer):
 
     def _masked(self, tokens: Tensor) -> Tensor:
         """Every token stays in place; those that were dropped are seen by no other."""
-        kept: Tensor | None = None
-        policy: Tensor | None = None
+        kept = policy = None
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
                 kept = self.gates(tokens[:, 1:], number, kept, drawing=True)
@@ -348,7 +336,7 @@ class DynamicViT(VisionTransformer):
         return tokens
 
     def _removed(self, tokens: Tensor, found: dict[int, Tensor]) -> Tensor:
-        """Only the tokens that stay go on, in the order they have in the image; `found` is told which."""
+        """Only the tokens that stay go on, in the order they have in the image; `found` receives which."""
         positions = torch.arange(self.patch_count, device=tokens.device).expand(len(tokens), -1)
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
@@ -391,10 +379,8 @@ class DynamicViT(VisionTransformer):
 
 
 def _check(model: DynamicViT) -> None:
-    if isinstance(model.keep, bool) or not isinstance(model.keep, (int, float)) or not 0 < model.keep <= 1:
-        raise ValueError(f"keep={model.keep!r}: the share of tokens that each stage lets pass, above 0 and at most 1")
-    if model.rule not in RULES:
-        raise ValueError(f"rule={model.rule!r}: there are {', '.join(map(repr, RULES))}")
+    positive(model.keep, "keep", most=1, why="the share of tokens that each stage lets pass")
+    one_of(model.rule, "rule", RULES)
     if not math.isfinite(model.gamma):
         raise ValueError(f"gamma={model.gamma!r}: how much likeness weighs against the probability, a finite number")
     if not min(model.counts.values()):

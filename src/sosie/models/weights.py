@@ -1,4 +1,4 @@
-"""Weights from a file into a model, without ever unpickling, and in words where they do not fit."""
+"""Weights from a file into a model: never unpickled, and with an error that lists whatever does not fit."""
 
 from __future__ import annotations
 
@@ -87,10 +87,27 @@ def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -
     missing = [name for name, value in own.items() if name not in state and _place(value) not in filled]
     unexpected = [name for name in state if name not in own]
     wrong = [name for name in own if name in state and _differs(own[name], state[name])]
-    if missing or unexpected or wrong:
-        raise ValueError(_misfit(own, state, (missing, unexpected, wrong), source))
-    with torch.no_grad():
-        model.load_state_dict(state, strict=False)
+    if not (missing or unexpected or wrong):
+        with torch.no_grad():
+            model.load_state_dict(state, strict=False)
+        return
+    lines = [f"{source} does not fit the model:"]
+    if missing:
+        lines.append(f"  {len(missing)} missing in the file: {_listed(missing)}")
+    if unexpected:
+        lines.append(f"  {len(unexpected)} in the file but not in the model: {_listed(unexpected)}")
+    if wrong:
+        shapes = [f"{name} (model {_kind(own[name])}, file {_kind(state[name])})" for name in wrong]
+        lines.append(f"  {len(wrong)} of another shape or type: {_listed(shapes)}")
+    if len(missing) == len(own):
+        lines.append("  Not one name agrees: is this another architecture, or are the names prefixed?")
+    # The module that comes last in the model, where nothing but it and one module of the file disagree.
+    head = list(own)[-1].rpartition(".")[0] if own else ""
+    modules = {name.rpartition(".")[0] for name in missing + wrong}
+    others = {name.rpartition(".")[0] for name in unexpected}
+    if head and modules == {head} and len(others) <= 1 and len(own) > len(missing + wrong):
+        lines.append(f"  Only the head {head} differs: build the model with the head (name, classes) of the file.")
+    raise ValueError("\n".join(lines))
 
 
 def _matters(name: str) -> bool:
@@ -108,38 +125,6 @@ def _differs(wanted: Any, found: Tensor) -> bool:
     if not isinstance(wanted, Tensor) or is_lazy(wanted):
         return False  # a lazy parameter takes whatever shape comes
     return wanted.shape != found.shape or wanted.is_floating_point() != found.is_floating_point()
-
-
-def _misfit(
-    own: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    problems: tuple[list[str], list[str], list[str]],
-    source: str,
-) -> str:
-    missing, unexpected, wrong = problems
-    lines = [f"{source} does not fit the model:"]
-    if missing:
-        lines.append(f"  {len(missing)} missing in the file: {_listed(missing)}")
-    if unexpected:
-        lines.append(f"  {len(unexpected)} in the file but not in the model: {_listed(unexpected)}")
-    if wrong:
-        shapes = [f"{name} (model {_kind(own[name])}, file {_kind(state[name])})" for name in wrong]
-        lines.append(f"  {len(wrong)} of another shape or type: {_listed(shapes)}")
-    if len(missing) == len(own):
-        lines.append("  Not one name agrees: is this another architecture, or are the names prefixed?")
-    head = _head_alone(own, missing + wrong, unexpected)
-    if head:
-        lines.append(f"  Only the head {head} differs: build the model with the head (name, classes) of the file.")
-    return "\n".join(lines)
-
-
-def _head_alone(own: Mapping[str, Tensor], of_model: list[str], of_file: list[str]) -> str | None:
-    """The module that comes last in the model, where nothing but it and one module of the file disagree."""
-    head = list(own)[-1].rpartition(".")[0] if own else ""
-    modules = {name.rpartition(".")[0] for name in of_model}
-    others = {name.rpartition(".")[0] for name in of_file}
-    alone = head and modules == {head} and len(others) <= 1 and len(own) > len(of_model)
-    return head if alone else None
 
 
 def _listed(names: list[str]) -> str:

@@ -172,7 +172,7 @@ class Run:
             self._sums = numbers.new_zeros(3, self.buckets.size)
         ones = torch.ones_like(numbers)
         self._drawn.add(self._sums[0], ones)
-        self._drawn.add_unsigned(self._sums[1], ones)
+        self._drawn.add(self._sums[1], ones, signed=False)
         self._drawn.add(self._sums[2], numbers)
 
     def _add_labels(self) -> None:

@@ -1,4 +1,4 @@
-"""Views from rows in hand, by whichever of covariances and Gram matrices is cheaper; gradients flow through."""
+"""Views from rows in memory, by whichever of covariances and Gram matrices is cheaper; gradients flow through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRIP = 512  # rows of a Gram matrix made at a time
 
 @dataclass
 class RowScatter(Scatter):
-    """The covariance of a site whose rows, or a sample of them, are in hand: to be factorised where it lacks digits."""
+    """The covariance of a site whose rows, or some of them, are in memory: to be factorised where it lacks digits."""
 
     raw: Tensor = field(kw_only=True, repr=False)  # (n, p) as they were given, or some of them
 
@@ -179,7 +179,7 @@ class Coordinates:
 
 @dataclass
 class RowCovariances(Covariances):
-    """Covariances of sites whose rows are in hand, for what the covariances do not tell."""
+    """Covariances of sites whose rows are in memory, for what the covariances do not show."""
 
     x: RowScatter
     y: RowScatter
@@ -222,7 +222,7 @@ def covariances(x: Coordinates, y: Coordinates) -> Covariances:
 
 
 def between(x: Scatter, y: Scatter, xy: Tensor, order: Tensor | None = None) -> Covariances:
-    """The view of two sides and their cross-covariance, which can go back to the rows where they are in hand."""
+    """The view of two sides and their cross-covariance, which can go back to the rows where they are in memory."""
     if isinstance(x, RowScatter) and isinstance(y, RowScatter):
         return RowCovariances(x, y, xy, order=order)
     return Covariances(x, y, xy)

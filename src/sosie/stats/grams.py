@@ -6,7 +6,7 @@ sites come out of one matrix product. Sums are kept for a few groups of blocks: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -44,16 +44,13 @@ class Drift:
     def of(cls, rows: Tensor, sizes: tuple[tuple[int, int], ...]) -> Drift:
         """From rows (n, S, C) that were cut into so many blocks of so many rows: ((blocks, b), …)."""
         rows = rows.double()
-        stacks = rows.split([count * b for count, b in sizes])
-        sums = [
-            stack.reshape(count, b, *rows.shape[1:]).sum(1) for stack, (count, b) in zip(stacks, sizes, strict=True)
-        ]
-        by_block = sum(s.square().sum(0) / b for s, (_, b) in zip(sums, sizes, strict=True))
-        assert isinstance(by_block, Tensor)
+        by_block = torch.zeros_like(rows[0])
+        for stack, (count, b) in zip(rows.split([count * b for count, b in sizes]), sizes, strict=True):
+            by_block += stack.reshape(count, b, *rows.shape[1:]).sum(1).square().sum(0) / b
         return cls(rows.sum(0), rows.square().sum(0), by_block)
 
     def __add__(self, other: Drift) -> Drift:
-        return Drift(self.total + other.total, self.squares + other.squares, self.by_block + other.by_block)
+        return Drift(*(x + y for x, y in _pairs_of_fields(self, other)))
 
     def ratios(self, n: int, blocks: int) -> Tensor:
         """(S,): the variance between blocks over that within, each by its degrees of freedom; about 1 in no order."""
@@ -73,7 +70,7 @@ def columns(width: int, device: torch.device) -> Tensor:
 
 # What one side makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it
 
-BLOCK = 64  # rows a block
+BLOCK = 64  # rows per block
 OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
 
 
@@ -109,8 +106,11 @@ class GramMaker:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
         few = rows[:, columns(rows.shape[1], rows.device)]
-        if gram_cuda.suits(stacks[-1]):
-            return self._in_one_reading(stacks, few)
+        if gram_cuda.suits(stacks[-1]):  # on a GPU, where centring is free
+            read = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
+            also = stacks if self.uncentred else []
+            raw = [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in also]
+            return GramPart([gram for gram, _ in read], [length for _, length in read], raw, few)
         known = self._centre.get(site)
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
         # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
@@ -124,18 +124,41 @@ class GramMaker:
         lengths = [mean.square().sum((1, 2), dtype=torch.float64) * stacks[k].shape[1] for k, mean in enumerate(means)]
         return GramPart(grams, lengths, raw if self.uncentred else [], few)
 
-    def _in_one_reading(self, stacks: list[Tensor], few: Tensor) -> GramPart:
-        """On a GPU, where centring is free."""
-        found = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
-        raw = (
-            [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in stacks]
-            if self.uncentred
-            else []
-        )
-        return GramPart([gram for gram, _ in found], [length for _, length in found], raw, few)
-
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
-        return GramSide.of(parts)
+        """What the sums of all sites of one side are made from: operations that all sites share."""
+        sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
+        for size in sizes:
+            if size != sizes[0]:
+                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
+        grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
+        raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
+        length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
+        from_means = []  # what the means took out of Σ‖x‖² where rows were centred
+        for stack, gram in enumerate(grams):
+            nothing = gram.new_zeros(len(gram))
+            means = [part.from_mean[stack].double() if part.from_mean else nothing for part in parts]
+            from_means.append(torch.stack(means).sum(1))
+        centred = [bool(part.from_mean) for part in parts]
+        offset = length.new_zeros(len(parts))
+        if not all(centred):
+            worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
+            offset = worst.masked_fill(torch.tensor(centred, device=worst.device), 0.0)
+        unbiased = [u_centred(gram) for gram in grams]
+        by_row = [torch.einsum("ksij,ksij->ksi", gram, gram) for gram in unbiased]
+        return GramSide(
+            sizes=sizes[0],
+            debiased=[gram.flatten(2) for gram in unbiased],
+            norms=[rows.sum(-1) for rows in by_row],
+            heaviest=torch.stack([rows.amax((0, 2)) for rows in by_row]).amax(0),
+            diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
+            length=length + torch.stack(from_means).sum(0),
+            offset=offset,
+            raw=[without_diagonal(gram).flatten(2) for gram in raw],
+            raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
+            drift=Drift.of(torch.stack([part.few for part in parts], dim=1), sizes[0]),
+            halves=[u_centred(_cut_in_two(gram)).flatten(2) for gram in unbiased],
+            raw_halves=[without_diagonal(_cut_in_two(gram)).flatten(2) for gram in raw],
+        )
 
     def learnt(self) -> dict[str, bool]:
         """Which sites are centred first, for another process to begin with."""
@@ -145,7 +168,7 @@ class GramMaker:
         self._centre |= centred
 
     def notice(self, site: str, offset: float) -> None:
-        """Told later how far off the mean was: centre this site from now on."""
+        """Called later with how far off the mean was: centre this site from now on."""
         if offset > OFFSET_LIMIT:
             self._centre[site] = True
 
@@ -160,7 +183,7 @@ def offsets(gram: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GramSide:
-    """All sites of one side for one chunk, in float64; lists have one entry a stack of blocks."""
+    """All sites of one side for one chunk, in float64; lists have one entry per stack of blocks."""
 
     sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
     debiased: list[Tensor]  # (blocks, sites, b·b) U-centred
@@ -174,32 +197,6 @@ class GramSide:
     drift: Drift
     halves: list[Tensor]  # (2 blocks, sites, b/2·b/2) U-centred: blocks cut in two; none of blocks of fewer than 8 rows
     raw_halves: list[Tensor]
-
-    @classmethod
-    def of(cls, parts: Sequence[GramPart]) -> GramSide:
-        sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
-        for size in sizes:
-            if size != sizes[0]:
-                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
-        grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
-        raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
-        length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
-        unbiased = [u_centred(gram) for gram in grams]
-        by_row = [torch.einsum("ksij,ksij->ksi", gram, gram) for gram in unbiased]
-        return cls(
-            sizes=sizes[0],
-            debiased=[gram.flatten(2) for gram in unbiased],
-            norms=[rows.sum(-1) for rows in by_row],
-            heaviest=torch.stack([rows.amax((0, 2)) for rows in by_row]).amax(0),
-            diagonal=[centred_diagonal(g) / (1 - 1 / g.shape[-1]) for g in grams],
-            length=length + _from_means(parts, grams),
-            offset=_offsets_left(parts, grams),
-            raw=[without_diagonal(gram).flatten(2) for gram in raw],
-            raw_diagonal=[gram.diagonal(dim1=-2, dim2=-1) for gram in raw],
-            drift=Drift.of(torch.stack([part.few for part in parts], dim=1), sizes[0]),
-            halves=[u_centred(_cut_in_two(gram)).flatten(2) for gram in unbiased],
-            raw_halves=[without_diagonal(_cut_in_two(gram)).flatten(2) for gram in raw],
-        )
 
     @property
     def rows(self) -> int:
@@ -223,24 +220,6 @@ def _cut_in_two(gram: Tensor) -> Tensor:
     return torch.cat([gram[..., :half, :half], gram[..., half : 2 * half, half : 2 * half]])
 
 
-def _from_means(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
-    """(sites,): what the means took out of Σ‖x‖² where rows were centred."""
-    found = []
-    for stack, gram in enumerate(grams):
-        nothing = gram.new_zeros(len(gram))
-        found.append(torch.stack([p.from_mean[stack].double() if p.from_mean else nothing for p in parts]).sum(1))
-    return torch.stack(found).sum(0)
-
-
-def _offsets_left(parts: Sequence[GramPart], grams: list[Tensor]) -> Tensor:
-    """(sites,): the largest offset that went into a product, 0 where rows were centred."""
-    centred = [bool(part.from_mean) for part in parts]
-    if all(centred):
-        return grams[0].new_zeros(len(parts))
-    worst = torch.stack([offsets(gram).amax(0) for gram in grams]).amax(0)
-    return worst.masked_fill(torch.tensor(centred, device=worst.device), 0.0)
-
-
 def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:
     return sum(count * b for count, b in sizes)
 
@@ -261,7 +240,11 @@ class ShuffledSums:
 
     @classmethod
     def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
-        orders = _orders(a, draws, seed, first_block)
+        orders, block = [], first_block  # (blocks, draws, b) for each stack: new orders of the rows
+        for count, size in a.sizes:
+            each = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
+            orders.append(torch.stack(each).to(a.length.device))
+            block += count
         return cls(
             debiased=_squares(a.debiased, b.debiased, orders),
             diagonal=_vectors(a.diagonal, b.diagonal, orders),
@@ -272,19 +255,8 @@ class ShuffledSums:
     def __add__(self, other: ShuffledSums) -> ShuffledSums:
         if self.debiased.shape != other.debiased.shape:
             raise ValueError(f"{len(self.debiased)} and {len(other.debiased)} draws of shuffled rows do not add up")
-        raw = None if self.raw is None or other.raw is None else self.raw + other.raw
-        on = None if self.raw_diagonal is None or other.raw_diagonal is None else self.raw_diagonal + other.raw_diagonal
-        return ShuffledSums(self.debiased + other.debiased, self.diagonal + other.diagonal, raw, on)
-
-
-def _orders(side: GramSide, draws: int, seed: int, first_block: int) -> list[Tensor]:
-    """For each stack (blocks, draws, b): new orders of the rows."""
-    found, block = [], first_block
-    for count, size in side.sizes:
-        orders = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
-        found.append(torch.stack(orders).to(side.length.device))
-        block += count
-    return found
+        sums: list[Any] = [None if x is None or y is None else x + y for x, y in _pairs_of_fields(self, other)]
+        return ShuffledSums(*sums)
 
 
 def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
@@ -333,7 +305,7 @@ GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
 
 @dataclass(frozen=True)
 class PairSums:
-    """Sums of products of two lots of per-site vectors, by group of blocks: G groups, A and B sites."""
+    """Sums of products of per-site vectors of two sides, by group of blocks: G groups, A and B sites."""
 
     xx: Tensor  # (G, A)
     yy: Tensor  # (G, B)
@@ -345,53 +317,43 @@ class PairSums:
     ) -> PairSums:
         """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
 
-        `norms` are the sums of squares (blocks, sites), where they are at hand.
+        `norms` are the sums of squares (blocks, sites), where they are known.
         """
         if norms is None:
             norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
         return cls(
-            _grouped(torch.cat(norms[0]), groups),
-            _grouped(torch.cat(norms[1]), groups),
-            _grouped(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
+            by_group(torch.cat(norms[0]), groups),
+            by_group(torch.cat(norms[1]), groups),
+            by_group(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
         )
 
     def __add__(self, other: PairSums) -> PairSums:
-        return PairSums(self.xx + other.xx, self.yy + other.yy, self.xy + other.xy)
+        return PairSums(*(x + y for x, y in _pairs_of_fields(self, other)))
 
-    def total(self, jackknife: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each."""
-        xx, yy, xy = (_sum(part, jackknife) for part in (self.xx, self.yy, self.xy))
-        return xx[..., :, None], yy[..., None, :], xy
+    def total(self, jackknife: bool, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each.
 
-
-class _Drawn(PairSums):
-    """Sums whose xy (D, A, B) are draws of shuffled rows, not groups of blocks."""
-
-    def total(self, jackknife: bool) -> tuple[Tensor, Tensor, Tensor]:
-        return self.xx.sum(0)[:, None], self.yy.sum(0)[None, :], self.xy
+        `drawn`: xy (D, A, B) of shuffled rows, in place of its own.
+        """
+        xx, yy = over_groups(self.xx, jackknife), over_groups(self.yy, jackknife)
+        return xx[..., :, None], yy[..., None, :], over_groups(self.xy, jackknife) if drawn is None else drawn
 
 
-def _variance(a: GramSide, b: GramSide) -> Tensor:
-    """Σ over blocks of 2 ‖K‖² ‖L‖² / (b (b − 3)): exact for U-centred matrices whose rows are shuffled."""
-    found = []
-    for (_, size), x, y in zip(a.sizes, a.norms, b.norms, strict=True):
-        found.append(2 / (size * (size - 3)) * x.T @ y)
-    return torch.stack(found).sum(0)
-
-
-def _grouped(blocks: Tensor, groups: Tensor) -> Tensor:
+def by_group(blocks: Tensor, groups: Tensor) -> Tensor:
+    """(G, …): sums over the entries of each group."""
     return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
 
 
-def _sum(grouped: Tensor, jackknife: bool) -> Tensor:
+def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
+    """The sum over all groups, or (G, …) over all but each."""
     return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
 @dataclass(frozen=True)
 class Grams:
-    """Block sums over paired rows of all sites of two sides; `merge` joins two lots of blocks."""
+    """Block sums over paired rows of all sites of two sides; `merge` adds other blocks."""
 
-    block: int  # rows a block was cut to; the last of a lot may hold more
+    block: int  # rows per block; the last of a part of the data may hold more
     blocks: int
     n: int
     debiased: PairSums
@@ -401,7 +363,9 @@ class Grams:
     length_a: Tensor  # (A,) Σ ‖x‖²
     length_b: Tensor  # (B,)
     pairs: Tensor  # (G,) Σ b (b − 3): what the debiased sums are to be divided by
-    variance: Tensor  # (A, B) of the debiased sum when the rows of each block are shuffled, in closed form
+    variance: (
+        Tensor  # (A, B) of the debiased sum when rows are shuffled within blocks: Σ 2 ‖K‖² ‖L‖² / (b (b − 3)), exact
+    )
     heaviest_a: Tensor  # (A,) the largest Σⱼ Kᵢⱼ² of one row
     heaviest_b: Tensor
     drift_a: Drift
@@ -449,30 +413,32 @@ class Grams:
         in_two = zip(groups.split([count for count, _ in a.sizes]), a.halves, strict=True)
         halved_groups = torch.cat([torch.cat([group, group])[: len(half)] for group, half in in_two])
         half = torch.cat([a.length.new_full((len(h),), h.shape[-1] ** 0.5) for h in a.halves])
+        norms = zip(a.sizes, a.norms, b.norms, strict=True)
+        variance = torch.stack([2 / (size * (size - 3)) * x.T @ y for (_, size), x, y in norms]).sum(0)
         return cls(
             block=block,
             blocks=a.blocks,
             n=a.rows,
             debiased=PairSums.of(a.debiased, b.debiased, groups, (a.norms, b.norms)),
             diagonal=PairSums.of(a.diagonal, b.diagonal, groups),
-            trace_a=_grouped(torch.cat([d.sum(-1) for d in a.diagonal]), groups),
-            trace_b=_grouped(torch.cat([d.sum(-1) for d in b.diagonal]), groups),
+            trace_a=by_group(torch.cat([d.sum(-1) for d in a.diagonal]), groups),
+            trace_b=by_group(torch.cat([d.sum(-1) for d in b.diagonal]), groups),
             length_a=a.length,
             length_b=b.length,
-            pairs=_grouped(each * (each - 3), groups),
-            variance=_variance(a, b),
+            pairs=by_group(each * (each - 3), groups),
+            variance=variance,
             heaviest_a=a.heaviest,
             heaviest_b=b.heaviest,
             drift_a=a.drift,
             drift_b=b.drift,
             raw=PairSums.of(a.raw, b.raw, groups) if a.raw else None,
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
-            raw_pairs=_grouped(each * (each - 1), groups) if a.raw else None,
+            raw_pairs=by_group(each * (each - 1), groups) if a.raw else None,
             shuffled=ShuffledSums.of(a, b, draws=draws, seed=seed, first_block=first_block) if draws else None,
             halved=PairSums.of(a.halves, b.halves, halved_groups),
-            halved_pairs=_grouped(half * (half - 3), halved_groups),
+            halved_pairs=by_group(half * (half - 3), halved_groups),
             raw_halved=PairSums.of(a.raw_halves, b.raw_halves, halved_groups) if a.raw else None,
-            raw_halved_pairs=_grouped(half * (half - 1), halved_groups) if a.raw else None,
+            raw_halved_pairs=by_group(half * (half - 1), halved_groups) if a.raw else None,
         )
 
     @property
@@ -547,19 +513,30 @@ class Grams:
         `jackknife` there is a dimension in front: the same with each group of blocks left out in turn. With
         `shuffled` xy has a dimension in front: one draw of shuffled rows each.
         """
-        if shuffled:
-            return self._by_chance(kind)
+        if shuffled and self.shuffled is None:
+            raise ValueError("these Grams were made without shuffled sums")
+
+        def drawn(name: str) -> Tensor | None:
+            return getattr(self.shuffled, name) if shuffled else None
+
+        share = _aside(
+            over_groups(self.pairs, jackknife) / self.pairs.sum()
+        )  # of the rows, by their pairs, that is left
         if kind is UncentredAlignment:
-            return self._uncentred(jackknife)
-        scale = _aside(self.n * (self.n - 3) / _sum(self.pairs, jackknife))
-        xx, yy, xy = (scale * part for part in self.debiased.total(jackknife))
+            if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
+                raise ValueError("these Grams were made without uncentred sums")
+            scale = _aside(self.n * (self.n - 1) / over_groups(self.raw_pairs, jackknife))
+            beside = self.raw.total(jackknife, drawn("raw"))
+            on = self.raw_diagonal.total(jackknife, drawn("raw_diagonal"))
+            return UncentredAlignment(*(scale * x + y / share for x, y in zip(beside, on, strict=True)))
+        scale = _aside(self.n * (self.n - 3) / over_groups(self.pairs, jackknife))
+        xx, yy, xy = (scale * part for part in self.debiased.total(jackknife, drawn("debiased")))
         if kind is DebiasedAlignment:
             return DebiasedAlignment(xx, yy, xy)
-        share = self._share(jackknife)
         centre = 1 - 1 / self.n  # the diagonals were taken about the block's mean and divided by 1 − 1/b
-        trace_a = _sum(self.trace_a, jackknife)[..., :, None] * centre / share
-        trace_b = _sum(self.trace_b, jackknife)[..., None, :] * centre / share
-        kxx, kyy, kxy = (part * centre**2 / share for part in self.diagonal.total(jackknife))
+        trace_a = over_groups(self.trace_a, jackknife)[..., :, None] * centre / share
+        trace_b = over_groups(self.trace_b, jackknife)[..., None, :] * centre / share
+        kxx, kyy, kxy = (part * centre**2 / share for part in self.diagonal.total(jackknife, drawn("diagonal")))
         return Alignment(
             xx + diagonal_part(kxx, trace_a, trace_a, self.n),
             yy + diagonal_part(kyy, trace_b, trace_b, self.n),
@@ -572,30 +549,11 @@ class Grams:
         view = self.alignment(DebiasedAlignment)
         return view.xx[:, 0], view.yy[0]
 
-    def _uncentred(self, jackknife: bool) -> UncentredAlignment:
-        if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
-            raise ValueError("these Grams were made without uncentred sums")
-        scale = _aside(self.n * (self.n - 1) / _sum(self.raw_pairs, jackknife))
-        share = self._share(jackknife)
-        beside, on = self.raw.total(jackknife), self.raw_diagonal.total(jackknife)
-        return UncentredAlignment(*(scale * x + y / share for x, y in zip(beside, on, strict=True)))
-
-    def _by_chance(self, kind: type[Alignment]) -> Alignment:
-        """The sums of pairs of sites replaced by those of shuffled rows."""
-        if self.shuffled is None:
-            raise ValueError("these Grams were made without shuffled sums")
-        swapped: dict[str, PairSums] = {}
-        for name in ("debiased", "diagonal", "raw", "raw_diagonal"):
-            sums, xy = getattr(self, name), getattr(self.shuffled, name)
-            if xy is not None:
-                swapped[name] = _Drawn(sums.xx, sums.yy, xy)
-        return replace(self, shuffled=None, **swapped).alignment(kind)  # type: ignore[arg-type]
-
-    def _share(self, jackknife: bool) -> Tensor:
-        """Which part of the rows is left, by its pairs: all blocks but the last are of one size."""
-        return _aside(_sum(self.pairs, jackknife) / self.pairs.sum())
-
 
 def _aside(number: Tensor) -> Tensor:
-    """A number a group (or one), shaped to multiply matrices of pairs of sites."""
+    """One number per group (or one in all), shaped to multiply matrices of pairs of sites."""
     return number[..., None, None]
+
+
+def _pairs_of_fields(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    return ((getattr(one, each.name), getattr(other, each.name)) for each in fields(one))

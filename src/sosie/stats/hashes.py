@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import whole_number
+from ..data.draws import row_bits, shifted
 from ..linalg import for_numpy
-from .sample import GOLDEN, LAST_SHIFT, MIXING, row_hash_start
 
 _APART = 0x5CE7C4  # keeps these draws apart from those that decide which rows a sample keeps
 _LARGEST = 2**40  # torch's generators take 64 bits, of which numbers of draws and widths need some
@@ -18,8 +19,7 @@ _COPIED = 16 * 2**20  # bytes
 
 
 def check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= _LARGEST:
-        raise ValueError(f"a sketch needs a whole number as seed, less than 2^40 in size, got {seed!r}")
+    whole_number(seed, "the seed of a sketch", least=1 - _LARGEST, most=_LARGEST - 1)
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,8 @@ class Buckets:
     stack: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("size", 2), ("stack", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"a sketch needs a whole number as {name}, at least {least}, got {value!r}")
+        whole_number(self.size, "the size of a sketch", least=2)
+        whole_number(self.stack, "the stack of a sketch", least=1)
         check_seed(self.seed)
         if self.size % self.stack:
             raise ValueError(f"stack={self.stack} does not divide the size {self.size} of the sketch")
@@ -47,37 +45,12 @@ class Buckets:
 
         Made on the device: a GPU has no copy to wait for.
         """
-        hashes = torch.stack(
-            [row_bits(start, count, (self.seed << 8) + k + (_APART << 32), device) for k in range(self.stack)]
-        )
+        index = torch.arange(start, start + count, device=device)
+        hashes = torch.stack([row_bits((self.seed << 8) + k + (_APART << 32), index) for k in range(self.stack)])
         height = self.size // self.stack
         first = torch.arange(0, self.size, height, device=device)[:, None]
         signs = (hashes & 1).double() * 2 - 1
-        return _shifted(hashes, 1) % height + first, signs / self.stack**0.5
-
-
-def row_bits(start: int, count: int, seed: int, device: torch.device | None = None) -> Tensor:
-    """`row_hash` of the rows start … start + count, on a device: its 64 bits as those of an int64."""
-    own = int(row_hash_start(seed)[0])
-    index = torch.arange(start, start + count, device=device)
-    return _mixed(_mixed(index * _signed(GOLDEN)) ^ _signed(own))
-
-
-def _mixed(z: Tensor) -> Tensor:
-    """As `lottery.mixed`; products of integers wrap around in torch as well."""
-    for shift, factor in MIXING:
-        z = (z ^ _shifted(z, shift)) * _signed(factor)
-    return z ^ _shifted(z, LAST_SHIFT)
-
-
-def _shifted(z: Tensor, by: int) -> Tensor:
-    """Shifted right with zeros following, though the sign is a bit like the others."""
-    return (z >> by) & (2 ** (64 - by) - 1)
-
-
-def _signed(number: int) -> int:
-    """The int64 with the bits of an unsigned number."""
-    return number - 2**64 if number >= 2**63 else number
+        return shifted(hashes, 1) % height + first, signs / self.stack**0.5
 
 
 @dataclass(frozen=True)
@@ -95,28 +68,20 @@ class Drawn:
             self._at[key] = self.buckets.to(rows.device), self.signs.to(rows.device, rows.dtype)
         return self._at[key]
 
-    def add(self, total: Tensor, rows: Tensor) -> None:
-        """total += S rows, in place."""
+    def add(self, total: Tensor, rows: Tensor, *, signed: bool = True) -> None:
+        """total += S rows, in place; or with all signs +1."""
         buckets, signs = self.at(rows)
-        for bucket, sign in zip(buckets, signs, strict=True):
-            _add(total, bucket, sign, rows)
-
-    def add_unsigned(self, total: Tensor, rows: Tensor) -> None:
-        """The same with all signs +1."""
-        buckets, signs = self.at(rows)
-        for bucket, sign in zip(buckets, signs.abs(), strict=True):
-            _add(total, bucket, sign, rows)
-
-
-def _add(total: Tensor, bucket: Tensor, sign: Tensor, rows: Tensor) -> None:
-    """total[bucket] += sign · row for every row."""
-    if for_numpy(rows) and rows.ndim == 2 and rows.shape[1] >= _WIDE:
-        _add_wide(total.numpy(), bucket.tolist(), sign.tolist(), rows.numpy())
-        return
-    factors = sign.reshape(-1, *[1] * (rows.ndim - 1))
-    step = _at_once(rows)
-    for where, factor, some in zip(bucket.split(step), factors.split(step), rows.split(step), strict=True):
-        total.index_add_(0, where, some * factor)
+        for bucket, sign in zip(buckets, signs if signed else signs.abs(), strict=True):
+            if for_numpy(rows) and rows.ndim == 2 and rows.shape[1] >= _WIDE:
+                _add_wide(total.numpy(), bucket.tolist(), sign.tolist(), rows.numpy())
+                continue
+            factors = sign.reshape(-1, *[1] * (rows.ndim - 1))
+            # How many rows to multiply by their signs at a time: a CPU takes few, since large copies are new pages.
+            step = max(1, len(rows))
+            if rows.device.type == "cpu" and len(rows):
+                step = max(1, _COPIED // max(1, rows[0].numel() * rows.element_size()))
+            for where, factor, some in zip(bucket.split(step), factors.split(step), rows.split(step), strict=True):
+                total.index_add_(0, where, some * factor)
 
 
 def _add_wide(total: np.ndarray, buckets: list[int], signs: list[float], rows: np.ndarray) -> None:
@@ -129,13 +94,6 @@ def _add_wide(total: np.ndarray, buckets: list[int], signs: list[float], rows: n
             np.subtract(place, row, out=place)
         else:
             place += row * total.dtype.type(sign)
-
-
-def _at_once(rows: Tensor) -> int:
-    """How many rows to multiply by their signs at a time: a CPU takes few, since large copies are new pages."""
-    if rows.device.type != "cpu" or not len(rows):
-        return max(1, len(rows))
-    return max(1, _COPIED // max(1, rows[0].numel() * rows.element_size()))
 
 
 @dataclass(frozen=True)

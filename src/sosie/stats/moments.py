@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,131 +15,6 @@ from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, 
 
 if TYPE_CHECKING:
     from .sample import Sample
-
-
-# Views in closed form from moments about the provisional centres
-
-
-def centred_alignment(m: Moments) -> Alignment:
-    """⟨Kc, Lc⟩ = ‖Σ (x − μ)(y − ν)ᵀ‖² for every pair of sites."""
-    mean_a, mean_b = m.a.total / m.n, m.b.total / m.n
-    return Alignment(
-        xx=_own_norms(m.a, -mean_a, m.n)[:, None],
-        yy=_own_norms(m.b, -mean_b, m.n)[None, :],
-        xy=_pair_norms(m, -mean_a, -mean_b),
-    )
-
-
-def uncentred_alignment(m: Moments) -> UncentredAlignment:
-    """⟨K, L⟩ = ‖Σ x yᵀ‖²: the sums moved back to the origin."""
-    return UncentredAlignment(
-        xx=_own_norms(m.a, m.a.centre, m.n)[:, None],
-        yy=_own_norms(m.b, m.b.centre, m.n)[None, :],
-        xy=_pair_norms(m, m.a.centre, m.b.centre),
-    )
-
-
-def debiased_alignment(m: Moments) -> DebiasedAlignment:
-    """n (n − 3) HSIC_u for every pair of sites, exactly."""
-    if m.n < 4:
-        raise ValueError(f"the debiased alignment needs at least 4 rows, got {m.n}")
-    biased = m.alignment(Alignment)
-    trace_a, trace_b = traces(m.a, m.n)[:, None], traces(m.b, m.n)[None, :]
-    return DebiasedAlignment(
-        xx=own_debiased(m.a, m.n)[:, None],
-        yy=own_debiased(m.b, m.n)[None, :],
-        xy=biased.xy - diagonal_part(_pair_kappa(m), trace_a, trace_b, m.n),
-    )
-
-
-def own_debiased(side: SideSums, n: int) -> Tensor:
-    """(S,): n (n − 3) HSIC_u of each site with itself."""
-    trace = traces(side, n)
-    return _own_norms(side, -side.total / n, n) - diagonal_part(_own_kappa(side, n), trace, trace, n)
-
-
-def scatter(side: SideSums, index: int, n: int) -> Scatter:
-    """The covariance of one site."""
-    mean = side.split(side.total)[index] / n
-    return Scatter(side.squares[index] / n - torch.outer(mean, mean), n)
-
-
-def covariances(m: Moments, i: int, j: int, sides: tuple[Scatter, Scatter]) -> Covariances:
-    """The covariances of one pair of sites; `sides` are shared by all pairs."""
-    block = m.cross.split(m.a.widths)[i].split(m.b.widths, dim=1)[j]
-    mean_a, mean_b = m.a.split(m.a.total)[i] / m.n, m.b.split(m.b.total)[j] / m.n
-    return from_rows.between(*sides, block / m.n - torch.outer(mean_a, mean_b))
-
-
-def joint(m: Moments, i: int, j: int) -> JointMoments:
-    """Means and covariances of one pair of sites, in their own coordinates."""
-    found = m.covariances(i, j)
-    a, b = (side.split(side.centre + side.total / m.n)[k] for side, k in ((m.a, i), (m.b, j)))
-    return JointMoments(m.n, a, b, found.x.matrix, found.y.matrix, found.xy)
-
-
-def _pair_norms(m: Moments, shift_a: Tensor, shift_b: Tensor) -> Tensor:
-    """‖Σ (x + shift_a)(y + shift_b)ᵀ‖² for every pair, a site of A at a time to spare memory."""
-    total_b = m.b.total + m.n * shift_b
-    site_b = torch.repeat_interleave(
-        torch.arange(len(m.b.widths), device=m.cross.device), torch.tensor(m.b.widths, device=m.cross.device)
-    )
-    found = []
-    for block, total, shift in zip(m.cross.split(m.a.widths), m.a.split(m.a.total), m.a.split(shift_a), strict=True):
-        moved = torch.addr(torch.addr(block, shift, total_b), total, shift_b)
-        columns = moved.square().sum(0)
-        found.append(
-            torch.zeros(len(m.b.widths), dtype=columns.dtype, device=columns.device).index_add(0, site_b, columns)
-        )
-    return torch.stack(found)
-
-
-def _own_norms(side: SideSums, shift: Tensor, n: int) -> Tensor:
-    found = []
-    for square, total, by in zip(side.squares, side.split(side.total), side.split(shift), strict=True):
-        moved = torch.addr(torch.addr(square, by, total + n * by), total, by)
-        found.append(moved.square().sum())
-    return torch.stack(found)
-
-
-def traces(side: SideSums, n: int) -> Tensor:
-    """Σ‖x − μ‖² for each site."""
-    return side.length - side.membership.T @ side.total.square() / n
-
-
-def spread(side: SideSums, n: int) -> Tensor:
-    """Σ‖x − μ‖² over Σ‖x‖² for each site."""
-    trace = traces(side, n)
-    mean = side.centre + side.total / n
-    return trace / (trace + n * side.membership.T @ mean.square())
-
-
-def _own_kappa(side: SideSums, n: int) -> Tensor:
-    """κ = Σ ‖x − μ‖⁴: the fourth moment moved to the mean."""
-    return side.moved(side.total / n, n).fourth
-
-
-def _pair_kappa(m: Moments) -> Tensor:
-    """κ = Σ ‖x − μ‖² ‖y − ν‖² = A − 2νᵀb − 2μᵀa + 4μᵀSν + ‖ν‖²Tx + ‖μ‖²Ty − 3n‖μ‖²‖ν‖²."""
-    mu, nu = m.a.membership * (m.a.total / m.n)[:, None], m.b.membership * (m.b.total / m.n)[:, None]
-    mu2, nu2 = mu.square().sum(0)[:, None], nu.square().sum(0)[None, :]
-    return (
-        m.lengths
-        - 2 * m.weighted_y @ nu
-        - 2 * mu.T @ m.weighted_x
-        + 4 * mu.T @ m.cross @ nu
-        + nu2 * m.a.length[:, None]
-        + mu2 * m.b.length[None, :]
-        - 3 * m.n * mu2 * nu2
-    )
-
-
-FORMS: dict[type[Alignment], Callable[[Moments], Alignment]] = {
-    Alignment: centred_alignment,
-    DebiasedAlignment: debiased_alignment,
-    UncentredAlignment: uncentred_alignment,
-}
-
 
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
@@ -165,7 +40,7 @@ class MomentMaker:
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
-        if centre is not None and centre.device != rows.device:  # told by another process
+        if centre is not None and centre.device != rows.device:  # learnt from another process
             centre = self._centres[site] = centre.to(rows.device)
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
@@ -173,7 +48,20 @@ class MomentMaker:
         return MomentPart(centre, rows, rows.double().square().sum(1), self_product(rows).double())
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
-        return MomentSide.of(parts)
+        counts = {len(part.rows) for part in parts}
+        if len(counts) != 1:
+            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        sums = SideSums(
+            widths=tuple(part.rows.shape[1] for part in parts),
+            centre=torch.cat([part.centre for part in parts]),
+            total=torch.cat([part.rows.sum(0, dtype=torch.float64) for part in parts]),
+            length=torch.stack([part.norms.sum() for part in parts]),
+            cube=torch.cat([part.norms @ part.rows.double() for part in parts]),
+            fourth=torch.stack([part.norms.square().sum() for part in parts]),
+            squares=tuple(part.square for part in parts),
+        )
+        rows, norms = torch.cat([p.rows for p in parts], dim=1), torch.stack([p.norms for p in parts], dim=1)
+        return MomentSide(rows, norms, sums)
 
     def learnt(self) -> dict[str, Tensor]:
         """The centres, for another process to begin with: then its sums need not be moved to be added."""
@@ -199,18 +87,6 @@ class SideSums:
     cube: Tensor  # (P,)    Σ ‖x‖² x
     fourth: Tensor  # (S,)  Σ ‖x‖⁴
     squares: tuple[Tensor, ...]  # (p, p) a site: Σ x xᵀ
-
-    @classmethod
-    def of(cls, parts: Sequence[MomentPart]) -> SideSums:
-        return cls(
-            widths=tuple(part.rows.shape[1] for part in parts),
-            centre=torch.cat([part.centre for part in parts]),
-            total=torch.cat([part.rows.sum(0, dtype=torch.float64) for part in parts]),
-            length=torch.stack([part.norms.sum() for part in parts]),
-            cube=torch.cat([part.norms @ part.rows.double() for part in parts]),
-            fourth=torch.stack([part.norms.square().sum() for part in parts]),
-            squares=tuple(part.square for part in parts),
-        )
 
     @property
     def membership(self) -> Tensor:
@@ -257,6 +133,33 @@ class SideSums:
             squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
         )
 
+    def traces(self, n: int) -> Tensor:
+        """(S,): Σ‖x − μ‖² of each site."""
+        return self.length - self.membership.T @ self.total.square() / n
+
+    def spread(self, n: int) -> Tensor:
+        """(S,): Σ‖x − μ‖² over Σ‖x‖² of each site."""
+        trace, mean = self.traces(n), self.centre + self.total / n
+        return trace / (trace + n * self.membership.T @ mean.square())
+
+    def norms(self, shift: Tensor, n: int) -> Tensor:
+        """(S,): ‖Σ (x + shift)(x + shift)ᵀ‖² of each site."""
+        parts = []
+        for square, total, by in zip(self.squares, self.split(self.total), self.split(shift), strict=True):
+            moved = torch.addr(torch.addr(square, by, total + n * by), total, by)
+            parts.append(moved.square().sum())
+        return torch.stack(parts)
+
+    def debiased(self, n: int) -> Tensor:
+        """(S,): n (n − 3) HSIC_u of each site with itself."""
+        trace, kappa = self.traces(n), self.moved(self.total / n, n).fourth  # κ = Σ ‖x − μ‖⁴
+        return self.norms(-self.total / n, n) - diagonal_part(kappa, trace, trace, n)
+
+    def scatter(self, index: int, n: int) -> Scatter:
+        """The covariance of one site."""
+        mean = self.split(self.total)[index] / n
+        return Scatter(self.squares[index] / n - torch.outer(mean, mean), n)
+
 
 @dataclass(frozen=True)
 class MomentSide:
@@ -266,14 +169,6 @@ class MomentSide:
     norms: Tensor  # (n, S)
     sums: SideSums
 
-    @classmethod
-    def of(cls, parts: Sequence[MomentPart]) -> MomentSide:
-        counts = {len(part.rows) for part in parts}
-        if len(counts) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
-        rows, norms = torch.cat([p.rows for p in parts], dim=1), torch.stack([p.norms for p in parts], dim=1)
-        return cls(rows, norms, SideSums.of(parts))
-
     @property
     def check(self) -> Tensor:
         """(2, sites): a number that is not finite where an activation was not, and no offset: rows are centred."""
@@ -282,7 +177,7 @@ class MomentSide:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over paired rows of all sites of two sides, about a centre each; `merge` joins two lots of rows."""
+    """Sums over paired rows of all sites of two sides, about a centre each; `merge` adds other rows."""
 
     n: int
     a: SideSums
@@ -332,20 +227,17 @@ class Moments:
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
         """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
-        a, b = (spread(side, self.n) for side in (self.a, self.b))
-        return a, b
+        return self.a.spread(self.n), self.b.spread(self.n)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
         """For each site the trace of its centred Gram matrix."""
-        a, b = (traces(side, self.n) for side in (self.a, self.b))
-        return a, b
+        return self.a.traces(self.n), self.b.traces(self.n)
 
     @property
     def own(self) -> tuple[Tensor, Tensor]:
         """‖K‖² of each site's U-centred Gram matrix."""
-        a, b = (own_debiased(side, self.n) for side in (self.a, self.b))
-        return a, b
+        return self.a.debiased(self.n), self.b.debiased(self.n)
 
     def describe(self) -> str:
         return f"moments of all {self.n} rows"
@@ -353,17 +245,42 @@ class Moments:
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of Gram matrices for every pair of sites."""
         if kind not in self._alignments:
-            self._alignments[kind] = FORMS[kind](self)
+            self._alignments[kind] = self._debiased() if kind is DebiasedAlignment else self._biased(kind)
         return self._alignments[kind]
 
     @once
     def _alignments(self) -> dict[type[Alignment], Alignment]:
         return {}
 
+    def _biased(self, kind: type[Alignment]) -> Alignment:
+        """‖Σ x yᵀ‖² about the means; for uncentred ones about the origin."""
+        a, b = self.a, self.b
+        back = kind is UncentredAlignment
+        shift_a, shift_b = (a.centre, b.centre) if back else (-a.total / self.n, -b.total / self.n)
+        total_b = b.total + self.n * shift_b
+        owner = torch.repeat_interleave(
+            torch.arange(len(b.widths), device=self.cross.device), torch.tensor(b.widths, device=self.cross.device)
+        )
+        parts = []  # a site of A at a time, to spare memory
+        for block, total, by in zip(self.cross.split(a.widths), a.split(a.total), a.split(shift_a), strict=True):
+            columns = torch.addr(torch.addr(block, by, total_b), total, shift_b).square().sum(0)
+            parts.append(columns.new_zeros(len(b.widths)).index_add(0, owner, columns))
+        return kind(a.norms(shift_a, self.n)[:, None], b.norms(shift_b, self.n)[None, :], torch.stack(parts))
+
+    def _debiased(self) -> DebiasedAlignment:
+        """n (n − 3) HSIC_u for every pair of sites, exactly."""
+        if self.n < 4:
+            raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
+        (xx, yy), (trace_a, trace_b) = self.own, self.traces
+        means = [side.membership * (side.total / self.n)[:, None] for side in (self.a, self.b)]
+        kappa = self._lengths_about(*means)  # Σ ‖x − μ‖² ‖y − ν‖²
+        xy = self.alignment(Alignment).xy - diagonal_part(kappa, trace_a[:, None], trace_b[None, :], self.n)
+        return DebiasedAlignment(xx[:, None], yy[None, :], xy)
+
     @once
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
         """Each site's own covariance."""
-        a, b = ([scatter(s, i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
+        a, b = ([s.scatter(i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
         if self.rows is None:
             return a, b
         with_rows_a, with_rows_b = (
@@ -378,17 +295,22 @@ class Moments:
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """The covariances of site i of A and site j of B; each site's factorisations are made once."""
-        return covariances(self, i, j, (self.scatters[0][i], self.scatters[1][j]))
+        block = self.cross.split(self.a.widths)[i].split(self.b.widths, dim=1)[j]
+        mean_a, mean_b = self.a.split(self.a.total)[i] / self.n, self.b.split(self.b.total)[j] / self.n
+        xy = block / self.n - torch.outer(mean_a, mean_b)
+        return from_rows.between(self.scatters[0][i], self.scatters[1][j], xy)
 
     def neurons(self, i: int = 0, j: int = 0) -> Neurons:
         """Variances and covariances of the neurons of site i of A and site j of B."""
         check_pairs(self.a.widths[i], self.b.widths[j])
-        found = self.covariances(i, j)
-        return Neurons(found.x.matrix.diagonal(), found.y.matrix.diagonal(), found.xy)
+        view = self.covariances(i, j)
+        return Neurons(view.x.matrix.diagonal(), view.y.matrix.diagonal(), view.xy)
 
     def joint(self, i: int = 0, j: int = 0) -> JointMoments:
-        """Means and covariances of site i of A and site j of B: what a fit of A to B reads."""
-        return joint(self, i, j)
+        """Means and covariances of site i of A and site j of B, in their own coordinates: what a fit reads."""
+        view = self.covariances(i, j)
+        a, b = (side.split(side.centre + side.total / self.n)[k] for side, k in ((self.a, i), (self.b, j)))
+        return JointMoments(self.n, a, b, view.x.matrix, view.y.matrix, view.xy)
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
         """The same moments about other centres, in closed form."""
@@ -398,28 +320,30 @@ class Moments:
         dd, ee = self.a.membership * d[:, None], self.b.membership * e[:, None]  # (P, A), (Q, B)
         d2, e2 = dd.square().sum(0), ee.square().sum(0)
         a, b = self.a.moved(d, self.n), self.b.moved(e, self.n)
-        cross_e = self.cross @ ee  # (P, B)
-        d_cross = dd.T @ self.cross  # (A, Q)
-        total_a, total_b = dd.T @ self.a.total, ee.T @ self.b.total
-        lengths = (
-            self.lengths
-            - 2 * self.weighted_y @ ee
-            - 2 * dd.T @ self.weighted_x
-            + 4 * d_cross @ ee
-            + self.a.length[:, None] * e2
-            + d2[:, None] * self.b.length
-            - 2 * total_a[:, None] * e2
-            - 2 * d2[:, None] * total_b
-            + self.n * d2[:, None] * e2
-        )
         return Moments(
             n=self.n,
             a=a,
             b=b,
             cross=self.cross - torch.outer(d, self.b.total) - torch.outer(self.a.total - self.n * d, e),
-            weighted_x=self.weighted_x - 2 * cross_e + self.a.total[:, None] * e2 - d[:, None] * b.length,
-            weighted_y=self.weighted_y - 2 * d_cross + d2[:, None] * self.b.total - a.length[:, None] * e,
-            lengths=lengths,
+            weighted_x=self.weighted_x - 2 * self.cross @ ee + self.a.total[:, None] * e2 - d[:, None] * b.length,
+            weighted_y=self.weighted_y - 2 * dd.T @ self.cross + d2[:, None] * self.b.total - a.length[:, None] * e,
+            lengths=self._lengths_about(dd, ee),
+        )
+
+    def _lengths_about(self, dd: Tensor, ee: Tensor) -> Tensor:
+        """(A, B): Σ ‖x − d‖² ‖y − e‖², the shifts given as block-diagonal (P, A) and (Q, B)."""
+        d2, e2 = dd.square().sum(0)[:, None], ee.square().sum(0)[None, :]
+        total_a, total_b = (dd.T @ self.a.total)[:, None], ee.T @ self.b.total
+        return (
+            self.lengths
+            - 2 * self.weighted_y @ ee
+            - 2 * dd.T @ self.weighted_x
+            + 4 * dd.T @ self.cross @ ee
+            + self.a.length[:, None] * e2
+            + d2 * self.b.length
+            - 2 * total_a * e2
+            - 2 * d2 * total_b
+            + self.n * d2 * e2
         )
 
     def merge(self, other: Moments) -> Moments:

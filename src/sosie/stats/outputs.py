@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..checks import one_of
 from ..linalg import for_numpy, once
-from .grams import GROUPS
+from .grams import GROUPS, by_group, over_groups
 from .views import Continuous, Differences, Distributions, MarkedPredictions, Outputs, Predictions
 
 # What a model's outputs say: a class, a distribution over classes, or numbers
@@ -31,7 +32,7 @@ class Answers:
     """One model's outputs for some inputs, made once however many models they are compared with."""
 
     kind: str
-    width: int  # classes, or numbers an input; 1 for labels, which do not tell how many classes there are
+    width: int  # classes, or numbers per input; 1 for labels, which do not tell how many classes there are
     predicted: Tensor | None = None  # (n,) class numbers
     scores: Tensor | None = None  # (n, classes) logits or probabilities, float64
     values: Tensor | None = None  # (n, d) float64
@@ -56,9 +57,7 @@ class Reader:
     """Reads one model's outputs, batch after batch: the first batch decides their kind, where it is not given."""
 
     def __init__(self, name: str, kind: str = "auto") -> None:
-        if kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}, got {kind!r}")
-        self.name, self.kind, self._given = name, kind, kind != "auto"
+        self.name, self.kind, self._given = name, one_of(kind, "kind", KINDS), kind != "auto"
         self._width: int | None = None
 
     def learnt(self) -> tuple[str, int | None]:
@@ -72,51 +71,45 @@ class Reader:
         """(n,) labels or numbers, (n, classes) logits or probabilities, (n, d) numbers."""
         if outputs.is_complex():
             raise TypeError(f"{self.name}: outputs are complex ({outputs.dtype})")
-        if not _sums_up(outputs) and (bad := int((~torch.isfinite(outputs)).sum())):
+        sums_up = for_numpy(outputs) and math.isfinite(outputs.numpy().sum())  # fast, and shows that all are finite
+        if not sums_up and (bad := int((~torch.isfinite(outputs)).sum())):
             raise ValueError(
                 f"{self.name}: {bad} of {outputs.numel()} outputs are NaN or infinite. Check the input's normalisation "
                 "and the weights; a class that is masked out can have a large negative logit instead"
             )
         if self.kind == "auto":
             self.kind = _kind_of(outputs, self.name)
-        found: Answers = getattr(self, f"_{self.kind}")(outputs)
-        if self._width not in (None, found.width):
-            raise ValueError(f"{self.name}: {found.width} outputs an input, but {self._width} in an earlier batch")
-        self._width = found.width
-        return found
+        answers = self._answers(outputs)
+        if self._width not in (None, answers.width):
+            raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self._width} in an earlier batch")
+        self._width = answers.width
+        return answers
 
-    def _labels(self, outputs: Tensor) -> Answers:
-        return Answers("labels", 1, check_labels(outputs, f"{self.name}: predicted labels"))
-
-    def _logits(self, outputs: Tensor) -> Answers:
-        scores = self._by_class(outputs)
-        return Answers("logits", scores.shape[1], *_largest(scores))
-
-    def _probabilities(self, outputs: Tensor) -> Answers:
-        p = self._by_class(outputs)
-        sums = p.sum(1, keepdim=True)
-        wrong = (p < 0).any(1) | ((sums[:, 0] - 1).abs() > SUMS_TO_ONE)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            hint = "" if self._given else "; earlier rows looked like probabilities: say kind='logits' if they are not"
-            raise ValueError(
-                f"{self.name}: {int(wrong.sum())} of {len(p)} rows are no probabilities, e.g. one that sums to "
-                f"{float(sums[row].detach()):.6g} with smallest entry {float(p[row].min().detach()):.3g}{hint}"
-            )
-        return Answers("probabilities", p.shape[1], *_largest(p))
-
-    def _regression(self, outputs: Tensor) -> Answers:
-        values = outputs.double()[:, None] if outputs.ndim == 1 else outputs.double()
-        if values.ndim != 2 or not values.shape[1]:
-            raise ValueError(f"{self.name}: numbers to compare are (n,) or (n, d), got shape {tuple(outputs.shape)}")
-        return Answers("regression", values.shape[1], values=values)
-
-    def _by_class(self, outputs: Tensor) -> Tensor:
-        if outputs.ndim != 2 or outputs.shape[1] < 2:
-            raise ValueError(
-                f"{self.name}: {self.kind} are (n, classes) with at least 2 classes, got shape {tuple(outputs.shape)}"
-            )
-        return outputs.double()
+    def _answers(self, outputs: Tensor) -> Answers:
+        shape = tuple(outputs.shape)
+        if self.kind == "labels":
+            return Answers("labels", 1, check_labels(outputs, f"{self.name}: predicted labels"))
+        if self.kind == "regression":
+            values = outputs.double()[:, None] if outputs.ndim == 1 else outputs.double()
+            if values.ndim != 2 or not values.shape[1]:
+                raise ValueError(f"{self.name}: numbers to compare are (n,) or (n, d), got shape {shape}")
+            return Answers("regression", values.shape[1], values=values)
+        if outputs.ndim != 2 or shape[1] < 2:
+            raise ValueError(f"{self.name}: {self.kind} are (n, classes) with at least 2 classes, got shape {shape}")
+        scores = outputs.double()
+        if self.kind == "probabilities":
+            sums = scores.sum(1)
+            wrong = (scores < 0).any(1) | ((sums - 1).abs() > SUMS_TO_ONE)
+            if bool(wrong.any()):
+                row = int(wrong.nonzero()[0])
+                hint = "; earlier rows looked like probabilities: say kind='logits' if they are not"
+                raise ValueError(
+                    f"{self.name}: {int(wrong.sum())} of {len(scores)} rows are no probabilities, e.g. one sums to "
+                    f"{float(sums[row].detach()):.6g} with smallest entry {float(scores[row].min().detach()):.3g}"
+                    f"{'' if self._given else hint}"
+                )
+        predicted, ties = _largest(scores)
+        return Answers(self.kind, shape[1], predicted, scores, ties=ties)
 
 
 def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tensor:
@@ -135,20 +128,16 @@ def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tenso
     return whole
 
 
-def _sums_up(outputs: Tensor) -> bool:
-    """Whether a sum, which is soon made, shows that all of them are finite."""
-    return for_numpy(outputs) and math.isfinite(outputs.numpy().sum())
-
-
-def _largest(scores: Tensor) -> tuple[Tensor, Tensor, None, int]:
+def _largest(scores: Tensor) -> tuple[Tensor, int]:
+    """The class with the largest score, the first of several, and for how many inputs there are several."""
     if for_numpy(scores):  # torch would first wake its threads, which takes longer
         array = scores.numpy()
         first = array.argmax(1)
         equal = array == np.take_along_axis(array, first[:, None], 1)
         ties = 0 if np.count_nonzero(equal) == len(array) else np.count_nonzero(equal.sum(1) > 1)
-        return torch.from_numpy(first), scores, None, int(ties)
+        return torch.from_numpy(first), int(ties)
     tied = (scores == scores.amax(1, keepdim=True)).sum(1) > 1
-    return scores.argmax(1), scores, None, int(tied.sum())
+    return scores.argmax(1), int(tied.sum())
 
 
 def _kind_of(outputs: Tensor, name: str) -> str:
@@ -157,7 +146,7 @@ def _kind_of(outputs: Tensor, name: str) -> str:
     if outputs.ndim not in (1, 2):
         raise ValueError(
             f"{name}: outputs of shape {shape}; compared are (n,) labels, (n, classes) logits or probabilities, or "
-            "(n, d) numbers: choose one answer an input in a module of your own around the model"
+            "(n, d) numbers: choose one answer per input in a module of your own around the model"
         )
     if not outputs.is_floating_point():
         if outputs.ndim == 1:
@@ -172,7 +161,7 @@ def _kind_of(outputs: Tensor, name: str) -> str:
         return "regression"
     if shape[1] == 1:
         raise ValueError(
-            f"{name}: one output an input (shape {shape}) may be a number or the logit of one of two classes: say "
+            f"{name}: one output per input (shape {shape}) may be a number or the logit of one of two classes: say "
             "kind='regression', or give labels (n,) or both classes (n, 2)"
         )
     sums = outputs.double().sum(1)
@@ -193,9 +182,9 @@ class ValueSums:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, groups: Tensor, n: Tensor) -> ValueSums:
-        mean_x, mean_y = (_shares(_grouped(side, groups), n) for side in (x, y))
+        mean_x, mean_y = (_shares(by_group(side, groups), n) for side in (x, y))
         dx, dy = x - mean_x[groups], y - mean_y[groups]
-        return cls(mean_x, mean_y, *(_grouped(a * b, groups) for a, b in ((dx, dx), (dy, dy), (dx, dy))))
+        return cls(mean_x, mean_y, *(by_group(a * b, groups) for a, b in ((dx, dx), (dy, dy), (dx, dy))))
 
     def merge(self, other: ValueSums, n: Tensor, m: Tensor) -> ValueSums:
         """n and m are the inputs of each group on either side."""
@@ -213,18 +202,18 @@ class ValueSums:
         """The moments of all groups together, or of all but each, about the means of what is left."""
         weights = n[:, None]
         dx, dy = (mean - (weights * mean).sum(0) / n.sum() for mean in (self.mean_x, self.mean_y))
-        left = _sum(n, jackknife)[..., None]
-        offsets = [_sum(weights * d, jackknife) for d in (dx, dy)]
+        left = over_groups(n, jackknife)[..., None]
+        offsets = [over_groups(weights * d, jackknife) for d in (dx, dy)]
         found = {}
         for name, (a, b) in {"xx": (0, 0), "yy": (1, 1), "xy": (0, 1)}.items():
-            about_all = _sum(getattr(self, name) + weights * (dx, dy)[a] * (dx, dy)[b], jackknife)
+            about_all = over_groups(getattr(self, name) + weights * (dx, dy)[a] * (dx, dy)[b], jackknife)
             found[name] = about_all - offsets[a] * offsets[b] / left
         return found
 
 
 @dataclass(frozen=True)
 class OutputSums:
-    """Sums over the outputs of two models for the same inputs; `merge` joins two lots of inputs."""
+    """Sums over the outputs of two models for the same inputs; `merge` adds other inputs."""
 
     kinds: tuple[str, str]
     widths: tuple[int, int]
@@ -256,14 +245,8 @@ class OutputSums:
             groups, n = _groups(a.values, start)
             squared = (a.values - b.values).square().mean(1)
             values = None if only is Differences else ValueSums.of(a.values, b.values, groups, n)
-            return cls(
-                (a.kind, b.kind),
-                (a.width, b.width),
-                {"n": n, "squared": _grouped(squared, groups)},
-                None,
-                values,
-                (0, 0),
-            )
+            sums = {"n": n, "squared": by_group(squared, groups)}
+            return cls((a.kind, b.kind), (a.width, b.width), sums, None, values, (0, 0))
         assert a.predicted is not None
         assert b.predicted is not None
         groups, n = _groups(a.predicted, start)
@@ -274,9 +257,9 @@ class OutputSums:
                 raise ValueError(f"need a label for each input, got {len(labels)} labels and {len(a)} outputs")
             right_a, right_b = a.predicted == labels, b.predicted == labels
             found |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
-        sums = {"n": n} | {name: _grouped(each.double(), groups) for name, each in found.items()}
+        sums = {"n": n} | {name: by_group(each.double(), groups) for name, each in found.items()}
         if only in (None, Distributions) and a.log_p is not None and b.log_p is not None:
-            sums["divergence"] = _grouped(jensen_shannon_bits(a.log_p, b.log_p), groups)
+            sums["divergence"] = by_group(jensen_shannon_bits(a.log_p, b.log_p), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)
         return cls((a.kind, b.kind), (a.width, b.width), sums, _as_long(*predicted), None, (a.ties, b.ties))
@@ -304,13 +287,13 @@ class OutputSums:
         """Sums over all inputs; with `jackknife` a dimension in front: over all but each group of inputs."""
         if kind not in self.supplies:
             raise ValueError(self.why_not(kind))
-        found = {name: _sum(each, jackknife) for name, each in self.sums.items()}
+        found = {name: over_groups(each, jackknife) for name, each in self.sums.items()}
         if self.values is not None:
             found |= self.values.total(self.sums["n"], jackknife)
         return kind(**{field.name: found[field.name] for field in fields(kind)})
 
     def why_not(self, kind: type[Outputs]) -> str:
-        """Why a view cannot be had, in words."""
+        """Why there is no such view."""
         got = " and ".join(dict.fromkeys(self.kinds))
         if issubclass(kind, Differences):
             return f"it compares numbers, and these outputs are {got}; kind='regression' takes them as numbers"
@@ -379,14 +362,6 @@ def _classes(a: Answers, b: Answers) -> int | None:
 def _groups(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
     groups = torch.arange(start, start + len(rows), device=rows.device) % GROUPS
     return groups, torch.bincount(groups, minlength=GROUPS).double()
-
-
-def _grouped(rows: Tensor, groups: Tensor) -> Tensor:
-    return torch.zeros(GROUPS, *rows.shape[1:], dtype=rows.dtype, device=rows.device).index_add(0, groups, rows)
-
-
-def _sum(grouped: Tensor, jackknife: bool) -> Tensor:
-    return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
 def _shares(sums: Tensor, n: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Gram matrices of rows in hand: what one view of them takes is kept for the next."""
+"""Gram matrices of rows in memory: what one view computes is kept for the next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,18 +48,14 @@ class GroupedProducts:
                 if h == g:
                     self._squares.append(block)
                 for strip in {g, h}:  # what lies off the diagonal stands for its mirror image too
-                    self._add(strip, block)
+                    if strip == len(self._strips):
+                        self._strips.append(block)
+                    else:
+                        self._strips[strip] = _each(lambda a, b: a + b, self._strips[strip], block)
             start = stop
         self._lengths = [
             torch.stack([row_squares(rows).double() for rows in side])[:, order.argsort()] for side in (xs, ys)
         ]
-
-    def _add(self, group: int, block: Three) -> None:
-        if group == len(self._strips):
-            self._strips.append(block)
-        else:
-            xx, yy, xy = (a + b for a, b in zip(self._strips[group], block, strict=True))
-            self._strips[group] = xx, yy, xy
 
     @property
     def heaviest(self) -> tuple[Tensor, Tensor]:
@@ -71,14 +67,17 @@ class GroupedProducts:
         return a, b
 
     def whole(self) -> Three:
-        xx, yy, xy = (torch.stack(parts).sum(0) for parts in zip(*self._strips, strict=True))
-        return xx, yy, xy
+        return _each(lambda *parts: torch.stack(parts).sum(0), *self._strips)
 
     def without(self, group: int) -> Three:
         """A row that is left out takes its column with it, and the two cross in a square."""
-        gone = zip(self.whole(), self._strips[group], self._squares[group], strict=True)
-        xx, yy, xy = (whole - 2 * strip + square for whole, strip, square in gone)
-        return xx, yy, xy
+        return _each(lambda a, b, c: a - 2 * b + c, self.whole(), self._strips[group], self._squares[group])
+
+
+def _each(combine: Callable[..., Tensor], *threes: Three) -> Three:
+    """What combines several xx, several yy and several xy."""
+    xx, yy, xy = (combine(*parts) for parts in zip(*threes, strict=True))
+    return xx, yy, xy
 
 
 def left_out_alignment(
@@ -102,8 +101,7 @@ def left_out_alignment(
                 left[group] = _centred(left[group], x, y, group, kept)
             if kind is DebiasedAlignment:
                 left[group] = _debiased(left[group], x.diagonals(group, kept), y.diagonals(group, kept))
-    xx, yy, xy = (torch.stack(parts) for parts in zip(*left, strict=True))
-    return kind(xx, yy, xy)
+    return kind(*_each(lambda *parts: torch.stack(parts), *left))
 
 
 def _by_columns(xs: Sequence[Tensor], ys: Sequence[Tensor], dealt: Sequence[Tensor], centre: bool) -> list[Three]:
@@ -119,12 +117,9 @@ def _by_columns(xs: Sequence[Tensor], ys: Sequence[Tensor], dealt: Sequence[Tens
             torch.stack([_less(s, r[out], r[out], len(x), centre).square_().sum() for s, r in zip(*side, strict=True)])
             for side in zip(own, (xs, ys), strict=True)
         )
-        left.append((xx[:, None], yy[None, :], squares.new_zeros(shape).index_add(1, of_y, _by_site(squares, xs))))
+        by_x = torch.stack([part.sum(0) for part in squares.split([rows.shape[1] for rows in xs])])
+        left.append((xx[:, None], yy[None, :], squares.new_zeros(shape).index_add(1, of_y, by_x)))
     return left
-
-
-def _by_site(squares: Tensor, xs: Sequence[Tensor]) -> Tensor:
-    return torch.stack([part.sum(0) for part in squares.split([x.shape[1] for x in xs])])
 
 
 def _less(whole: Tensor, x: Tensor, y: Tensor, n: int, centre: bool) -> Tensor:
@@ -152,8 +147,7 @@ class _Side:
 def _centred(found: Three, x: _Side, y: _Side, group: int, kept: Tensor) -> Three:
     r, c = x.sums[:, kept, group], y.sums[:, kept, group]
     m, rows, totals = r.shape[1], products(r, c), products(x.totals[:, group, None], y.totals[:, group, None])
-    xx, yy, xy = (f - 2 / m * s + t / m**2 for f, s, t in zip(found, rows, totals, strict=True))
-    return xx, yy, xy
+    return _each(lambda f, s, t: f - 2 / m * s + t / m**2, found, rows, totals)
 
 
 def _debiased(found: Three, k: Tensor, l: Tensor) -> Three:
@@ -203,7 +197,7 @@ class RowGrams:
 
     @property
     def heaviest(self) -> tuple[Tensor, Tensor] | None:
-        """The largest share that one row has in ‖K‖² of each site, where that is at hand."""
+        """The largest share that one row has in ‖K‖² of each site, where that is known."""
         grouped = self._by_group.get(True)
         return None if grouped is None else grouped.heaviest
 
@@ -247,38 +241,32 @@ def shuffled_alignment(
     whole = alignment(xs, ys, kind)
     if kind is not UncentredAlignment:
         xs, ys = [without_mean(x) for x in xs], [without_mean(y) for y in ys]
-    by = _ByColumns if columns_are_cheaper(xs, ys) else _ByRows
-    products = by(xs, ys)
+    shuffled = _shuffled_by_columns(xs, ys) if columns_are_cheaper(xs, ys) else _shuffled_by_rows(xs, ys)
     k, l = (torch.stack([rows.square().sum(1).double() for rows in side], dim=1) for side in (xs, ys))  # (n, sites)
     n, draws = len(k), []
     for shuffle in shuffles:
-        xy = products.shuffled(shuffle)
+        xy = shuffled(shuffle)
         if kind is DebiasedAlignment:
             xy = xy - diagonal_part(k.T @ l[shuffle.order], k.sum(0)[:, None], l.sum(0)[None, :], n)
         draws.append(xy)
     return kind(whole.xx, whole.yy, torch.stack(draws))
 
 
-class _ByColumns:
+def _shuffled_by_columns(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Callable[[Shuffle], Tensor]:
     """‖XᵀPY‖² of every pair of sites out of one product of all columns."""
+    x, y = (torch.cat([rows.double() for rows in side], dim=1) for side in (xs, ys))
+    of_x, of_y = (owners(side) for side in (xs, ys))
 
-    def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        self.x, self.y = (torch.cat([rows.double() for rows in side], dim=1) for side in (xs, ys))
-        self.of_x, self.of_y = (owners(side) for side in (xs, ys))
-        self.shape = len(xs), len(ys)
+    def shuffled(shuffle: Shuffle) -> Tensor:
+        squares = (x.T @ y[shuffle.order]).square()
+        by_x = squares.new_zeros(len(xs), squares.shape[1]).index_add(0, of_x, squares)
+        return by_x.new_zeros(len(xs), len(ys)).index_add(1, of_y, by_x)
 
-    def shuffled(self, shuffle: Shuffle) -> Tensor:
-        squares = (self.x.T @ self.y[shuffle.order]).square()
-        by_x = squares.new_zeros(self.shape[0], squares.shape[1]).index_add(0, self.of_x, squares)
-        return by_x.new_zeros(self.shape).index_add(1, self.of_y, by_x)
+    return shuffled
 
 
-class _ByRows:
+def _shuffled_by_rows(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Callable[[Shuffle], Tensor]:
     """⟨K, P L Pᵀ⟩ of every pair of sites out of one product of all Gram matrices."""
-
-    def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        self.k = torch.stack([(x @ x.T).double().flatten() for x in xs])
-        self.l = [(y @ y.T).double() for y in ys]
-
-    def shuffled(self, shuffle: Shuffle) -> Tensor:
-        return torch.stack([self.k @ shuffle(gram, "square").flatten() for gram in self.l], dim=1)
+    k = torch.stack([(x @ x.T).double().flatten() for x in xs])
+    ls = [(y @ y.T).double() for y in ys]
+    return lambda shuffle: torch.stack([k @ shuffle(l, "square").flatten() for l in ls], dim=1)

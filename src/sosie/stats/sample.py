@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.draws import row_bits
 from ..linalg import column_squares, cross_product, lacks_room, once
 from . import from_rows
-from .row_grams import RowGrams
+from .row_grams import RowGrams, shuffled_alignment
 from .shuffle import Shuffle
 from .views import (
     Alignment,
@@ -29,27 +30,11 @@ from .views import (
 # Which rows of a stream are kept, and how rows that are too wide are made narrower: seeded, whatever the order
 
 ROWS = 2048  # rows kept by default
-GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's constants: 2^64 over the golden ratio,
-MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors,
-LAST_SHIFT = 31  # and a shift at the end
 
 
 def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
-    with np.errstate(over="ignore"):
-        return _mixed(_mixed(index.astype(np.uint64) * np.uint64(GOLDEN)) ^ row_hash_start(seed))
-
-
-def row_hash_start(seed: int) -> np.ndarray:
-    """(1,) what a seed makes of the hashes."""
-    with np.errstate(over="ignore"):
-        return _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(GOLDEN))
-
-
-def _mixed(z: np.ndarray) -> np.ndarray:
-    for shift, factor in MIXING:
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z ^ (z >> np.uint64(LAST_SHIFT))
+    return row_bits(seed, torch.from_numpy(np.asarray(index, dtype=np.int64))).numpy().view(np.uint64)
 
 
 class RowSampler:
@@ -160,7 +145,7 @@ class SampleMaker:
         return self._folds[width](rows), count
 
     def learnt(self) -> None:
-        """Nothing: which rows are drawn hangs on their index alone."""
+        """Nothing: which rows are drawn depends on their index alone."""
 
     def learn(self, nothing: None) -> None:
         pass
@@ -227,7 +212,7 @@ class Sample:
         return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
-        """Both lots of rows; the smaller of what each may hold is what the result may hold."""
+        """The rows of all samples; the result may hold as many as the smallest limit among them."""
         lots = (self, *others)
         alike = {(s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
         if len(alike) != 1:
@@ -256,8 +241,6 @@ class Sample:
 
     def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
         """xy (D, A, B): the inner products of each draw of shuffled rows."""
-        from .row_grams import shuffled_alignment
-
         return shuffled_alignment(self.xs, self.ys, kind, shuffles)
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..linalg import once
 
-# How something made from rows follows when the rows change places: a matrix of pairs of rows, one thing a row,
+# How something made from rows follows when the rows change places: a matrix of pairs of rows, one thing per row,
 # the indices of each row's neighbours, or the upper triangle of a matrix of pairs.
 Moves = Literal["square", "rows", "neighbours", "triangle"]
 

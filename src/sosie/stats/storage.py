@@ -33,14 +33,14 @@ storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)
 def save_statistics(
     statistics: dict[str, Any], path: str | os.PathLike[str], *, kind: str = "statistics", **about: Any
 ) -> Path:
-    """Write statistics by name, and whatever JSON says about them; `kind` tells such files from others."""
+    """Write statistics by name, and JSON about them; `kind` distinguishes such files from others."""
     tensors: dict[str, Tensor] = {}
     layout = {name: _encode(statistic, name, tensors) for name, statistic in statistics.items()}
     return write_tensors(path, kind, VERSION, tensors, {"layout": json.dumps(layout), "about": json.dumps(about)})
 
 
 def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The statistics by name, and what was said about them."""
+    """The statistics by name, and the JSON about them."""
     text, tensors = read_tensors(path, kind, VERSION)
     try:
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
@@ -91,7 +91,7 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON holds of a value, the tensors of which are gathered apart."""
+    """A value as JSON; its tensors are collected separately."""
     if isinstance(value, np.ndarray):
         tensors[key] = torch.from_numpy(value)
         return {"array": key}

@@ -114,7 +114,7 @@ class Scatter:
 
     given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or what makes it once it is needed
     n: int
-    total: Tensor | None = None  # its trace, where that is at hand sooner
+    total: Tensor | None = None  # its trace, where that is known sooner
     tolerance: float | None = None  # what share of the largest eigenvalue is none; None: by the matrix's precision
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
@@ -349,7 +349,7 @@ class Distributions(Outputs):
 
 @dataclass(frozen=True)
 class Differences(Outputs):
-    """How far outputs that are numbers lie apart, d of them an input."""
+    """How much numeric outputs differ, d of them per input."""
 
     squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..capture import count_inputs, cut, labels_of
 from ..capture.structure import join, rebuild
+from ..checks import whole_number
 from ..factory import parse_call
 from ..linalg import Fit, JointMoments, centred_grams, centred_rows, find_fit, widened
-from ..linalg.fits import check_count
 from ..measures import linear_cka
 from ..process_state import kept_random_state
 from ..progress import Progress
@@ -142,7 +142,7 @@ class Start:
 
 def start_of(task: TaskLoss, moments: JointMoments) -> Start:
     p, q = moments.widths
-    rank = None if task.rank is None else check_count("task_loss: rank", task.rank, min(p, q))
+    rank = None if task.rank is None else whole_number(task.rank, "task_loss: rank", least=1, most=min(p, q))
     fit = task.start_fit
     found = _random(p, q, rank, task.seed) if fit is None else _fitted(fit, moments, rank, task.bias)
     return found if task.bias else Start(found.left, found.right, torch.zeros_like(found.bias))
