@@ -18,8 +18,7 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from sosie.measures import find
-from sosie.sketching.kernels import Kernel
-from sosie.sketching.pair import SketchPair
+from sosie.sketching.kernels import Kernel, SketchPair
 
 ROWS, WIDTHS = 512, (512, 1024)  # kernels of features × gradients have 1,024 columns
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosie.sketching.source import Categorical, Gaussian, NoGradient, UserLoss, input_numbers, predictive_of
+from sosie.sketching.gradients import input_numbers, predictive_of
 
 
 def logits(*shape: int, scale: float = 3.0) -> Tensor:
@@ -24,7 +24,7 @@ def test_categorical_is_the_gradient_of_the_expected_loss(beta: float) -> None:
     p = z.softmax(-1).detach()
     q = p**beta / (p**beta).sum(-1, keepdim=True)
     wanted = torch.autograd.grad(-(q * z.log_softmax(-1)).sum(), z)[0]
-    [(part, pull)] = Categorical(beta).pull(z, None, None)
+    part, pull = predictive_of("logits", beta).pull(z, None, None, False)
     assert part is z
     assert torch.allclose(pull, wanted, atol=1e-14)
     assert pull.sum(-1).abs().max() < 1e-14
@@ -33,7 +33,7 @@ def test_categorical_is_the_gradient_of_the_expected_loss(beta: float) -> None:
 def test_a_confident_answer_keeps_its_digits_in_float32() -> None:
     """p − q near 1 − 1: in float32 nothing would be left."""
     z = torch.tensor([[40.0, 0.0, 0.0]])
-    [(_, pull)] = Categorical(0.9).pull(z, None, None)
+    _, pull = predictive_of("logits", 0.9).pull(z, None, None, False)
     exact = math.expm1(0) - 2 * (math.exp(-40) - math.exp(-36) / (1 + 2 * math.exp(-36)))
     assert float(pull[0, 0]) == pytest.approx(exact, rel=1e-3)
     assert float(pull[0, 0]) > 0
@@ -41,9 +41,9 @@ def test_a_confident_answer_keeps_its_digits_in_float32() -> None:
 
 def test_padded_tokens_are_not_pulled_at() -> None:
     z, mask = logits(2, 3, 4), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    [(_, pull)] = Categorical().pull(z, None, mask)
+    _, pull = predictive_of("logits", 0.5).pull(z, None, mask, False)
     assert torch.equal(pull.abs().sum(-1) > 0, mask.bool())
-    [(_, whole)] = Categorical().pull(z, None, None)
+    _, whole = predictive_of("logits", 0.5).pull(z, None, None, False)
     assert torch.equal(pull[0, :2], whole[0, :2])
 
 
@@ -56,7 +56,7 @@ def test_gaussian_by_samples_of_the_tempered_prediction(beta: float) -> None:
     y = mean.detach() + spread * torch.randn(400_000, generator=random)
     loss = (0.5 * log_variance + (y - mean) ** 2 / (2 * log_variance.exp())).mean()
     of_mean, of_spread = torch.autograd.grad(loss, (mean, log_variance))
-    [(part, pull)] = Gaussian(beta).pull((mean, log_variance), None, None)
+    part, pull = predictive_of("gaussian", beta).pull((mean, log_variance), None, None, False)
     assert part is log_variance
     assert float(of_spread) == pytest.approx(float(pull), rel=0.02)
     assert abs(float(of_mean)) < 0.02 / beta
@@ -70,7 +70,7 @@ def test_temperatures_that_are_none(beta: Any, output: str) -> None:
 
 
 def test_beta_one_has_no_gradient() -> None:
-    with pytest.raises(NoGradient, match="beta=1 gives exactly zero gradients"):
+    with pytest.raises(ValueError, match="beta=1 gives exactly zero gradients"):
         predictive_of("logits", 1.0)
     z = logits(3, 4)
     p = z.softmax(-1).detach()
@@ -78,7 +78,7 @@ def test_beta_one_has_no_gradient() -> None:
 
 
 def test_beta_may_be_numpys() -> None:
-    assert predictive_of("logits", np.float32(0.5)).describe() == "logits, beta 0.5"  # type: ignore[arg-type]
+    assert predictive_of("logits", np.float32(0.5)).words == "logits, beta 0.5"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -96,39 +96,39 @@ def test_beta_may_be_numpys() -> None:
 )
 def test_answers_that_are_no_logits(answer: Any, word: str) -> None:
     with pytest.raises(ValueError, match=f"output='logits'.*{word}.*output=function") as found:
-        Categorical().check(answer, 4)
+        predictive_of("logits", 0.5).pull(answer, torch.zeros(4, 2), None, True)
     assert "answer" in str(found.value)
 
 
 def test_log_probabilities_are_logits() -> None:
     z = logits(4, 3)
-    Categorical().check(z.log_softmax(-1), 4)
-    one, two = (Categorical().pull(x, None, None)[0][1] for x in (z, z.log_softmax(-1)))
+    predictive_of("logits", 0.5).pull(z.log_softmax(-1), torch.zeros(4, 2), None, True)
+    one, two = (predictive_of("logits", 0.5).pull(x, None, None, False)[1] for x in (z, z.log_softmax(-1)))
     assert torch.allclose(one, two)
 
 
 def test_a_fixed_variance_is_refused() -> None:
     mean = logits(4, 2)
     for answer in (mean, (mean, None), (mean, mean, mean)):
-        with pytest.raises(NoGradient, match="every gradient is exactly 0, whatever beta"):
-            Gaussian().check(answer, 4)
-    with pytest.raises(NoGradient, match="log-variance does not depend"):
-        Gaussian().check((mean, torch.zeros(4, 2)), 4)
+        with pytest.raises(ValueError, match="every gradient is exactly 0, whatever beta"):
+            predictive_of("gaussian", 0.5).pull(answer, torch.zeros(4, 2), None, True)
+    with pytest.raises(ValueError, match="log-variance does not depend"):
+        predictive_of("gaussian", 0.5).pull((mean, torch.zeros(4, 2)), torch.zeros(4, 2), None, True)
     with pytest.raises(ValueError, match="of one shape"):
-        Gaussian().check((mean, mean[:, :1]), 4)
-    Gaussian().check({"mean": mean, "log_variance": mean + 1}, 4)
+        predictive_of("gaussian", 0.5).pull((mean, mean[:, :1]), torch.zeros(4, 2), None, True)
+    predictive_of("gaussian", 0.5).pull({"mean": mean, "log_variance": mean + 1}, torch.zeros(4, 2), None, True)
 
 
 @pytest.mark.parametrize("found", [torch.tensor(3.0), torch.zeros(4, 2), torch.zeros(3), 3.0, [1.0] * 4])
 def test_losses_are_one_an_input(found: Any) -> None:
-    with pytest.raises(ValueError, match=r"one number an input, a tensor \(4,\)"):
-        UserLoss(lambda answer, batch: found).pull(None, torch.zeros(4, 2), None)
+    with pytest.raises(ValueError, match=r"one number per input, a tensor \(4,\)"):
+        predictive_of(lambda answer, batch: found, 0.5).pull(None, torch.zeros(4, 2), None, False)
 
 
 def test_outputs_by_name() -> None:
     with pytest.raises(ValueError, match="output is 'logits', 'gaussian' or a function"):
         predictive_of("probabilities", 0.5)
-    assert predictive_of(lambda answer, batch: answer, 1.0).describe().startswith("loss ")
+    assert predictive_of(lambda answer, batch: answer, 1.0).words.startswith("loss ")
 
 
 # One number an input

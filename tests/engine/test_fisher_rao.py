@@ -117,7 +117,7 @@ def test_the_model_is_left_as_found() -> None:
     [
         (X, {}, "hold no labels"),
         ([(X, Y + 1)], {}, "there are 3 classes"),
-        (X, {"under": "guess"}, "under is one of"),
+        (X, {"under": "guess"}, "under must be one of"),
         (X, {"under": "drawn", "labels": Y}, "does not read them"),
         ([(X, Y)], {"layers": -1}, "number of hidden layers"),
     ],
@@ -128,6 +128,6 @@ def test_errors_in_words(data: Any, options: dict[str, Any], words: str) -> None
 
 
 def test_a_model_without_weight_layers_needs_a_number() -> None:
-    with pytest.raises(ValueError, match="say layers="):
+    with pytest.raises(ValueError, match="layers="):
         fisher_rao_norm(nn.LayerNorm(5).double(), [(X, Y)])
     assert fisher_rao_norm(nn.LayerNorm(5).double(), [(X, Y)], layers=0).norm > 0

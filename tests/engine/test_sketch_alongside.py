@@ -8,7 +8,7 @@ from gradient_nets import Residual, Words, built, rows, words
 from torch import Tensor
 
 from sosie.sketching import run, sketch
-from sosie.sketching.source import input_numbers
+from sosie.sketching.gradients import input_numbers
 from sosie.stats import Buckets, Drawn
 
 

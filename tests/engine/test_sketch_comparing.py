@@ -16,7 +16,7 @@ import sosie
 from sosie.files import DamagedFile
 from sosie.results import Comparisons
 from sosie.sketching import Sketch, sketch
-from sosie.sketching.pair import SketchPair
+from sosie.sketching.kernels import SketchPair
 from sosie.sketching.sketches import NotShared
 from sosie.stats import Alignment, Resketch, UncentredAlignment
 
@@ -129,7 +129,7 @@ def test_files_of_sketches_compare(pair: tuple[Sketch, Sketch], tmp_path: Path) 
 
 @pytest.mark.parametrize("measure", ["mutual_knn", "rsa", "jaccard", "rbf_cka"])
 def test_measures_that_need_rows_are_refused(pair: tuple[Sketch, Sketch], measure: str) -> None:
-    with pytest.raises(ValueError, match=f"{measure} reads rows or neurons, which a sketch has not"):
+    with pytest.raises(ValueError, match=f"{measure} reads rows or neurons"):
         sosie.compare(*pair, measures=measure)
 
 
@@ -192,11 +192,11 @@ def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch
 
 def test_redrawn_buckets_give_the_product_of_traces_on_average(pair: tuple[Sketch, Sketch]) -> None:
     both = SketchPair(pair[0].kernels("hadamard"), pair[1].kernels("hadamard"), 32, False)
-    drawn = torch.stack([both.redrawn(Resketch.draw(32, 0, number)).alignment(Alignment).xy for number in range(600)])
+    drawn = torch.stack([both.redrawn(0, number).alignment(Alignment).xy for number in range(600)])
     a, b = both.traces
     error = drawn.std(0) / 600**0.5
     assert ((drawn.mean(0) - a[:, None] * b / 32).abs() < 4 * error).all()
-    again = both.redrawn(Resketch.draw(32, 0, 1)).alignment(Alignment)
+    again = both.redrawn(0, 1).alignment(Alignment)
     assert torch.allclose(again.yy, both.alignment(Alignment).yy)
 
 
@@ -257,9 +257,9 @@ def test_unpaired_needs_one_size_and_no_common_rows(pair: tuple[Sketch, Sketch])
     with pytest.raises(ValueError, match="one size can be compared, got 32 and one that kept every row"):
         sosie.compare_unpaired(pair[0], made(1, size=None))
     other = made(1, rows(90, 5))
-    with pytest.raises(ValueError, match="debiased_cka: of common rows, of which there are none"):
+    with pytest.raises(ValueError, match="debiased_cka: needs common rows"):
         sosie.compare_unpaired(pair[0], other, measures="debiased_cka")
-    with pytest.raises(ValueError, match="at least 2 draws, got 1"):
+    with pytest.raises(ValueError, match="at least 2, got 1"):
         sosie.compare_unpaired(pair[0], other, draws=1)
     with pytest.raises(TypeError, match="got Residual"):
         sosie.compare_unpaired(pair[0], built(Residual))

@@ -51,8 +51,8 @@ def test_the_largest_seeds_go_all_the_way() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"first_row": 1.5}, "first_row must be a whole number from 0 on"),
-        ({"first_row": 2**70}, r"below 2\^40"),
+        ({"first_row": 1.5}, "first_row must be a whole number from 0 to"),
+        ({"first_row": 2**70}, "first_row must be a whole number"),
         ({"max_rows": 1.5}, "max_rows must be a whole number"),
         ({"kernels": None}, "at least one kernel"),
         ({"size": None, "stack": 2}, "nothing to stack"),
@@ -177,7 +177,7 @@ def test_rows_that_fit_into_the_buckets_need_none() -> None:
 def test_unpaired_sketches_of_every_row_are_told_why_not() -> None:
     with pytest.raises(ValueError, match="got one that kept every row and 16"):
         sosie.compare_unpaired(made(size=None), made(1, rows(20)))
-    with pytest.raises(ValueError, match="at least 2 draws"):
+    with pytest.raises(ValueError, match="at least 2"):
         sosie.compare_unpaired(made(), made(1, rows(20)), draws=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed of a sketch must be a whole number"):
         sosie.compare_unpaired(made(), made(1, rows(20)), seed=2**63)

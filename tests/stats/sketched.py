@@ -11,9 +11,9 @@ from torch import Tensor
 from sosie.linalg import u_centred
 from sosie.results import Side
 from sosie.sketching import Sketch
-from sosie.sketching.build import SampledRows, SiteMaker, plan_forms
+from sosie.sketching.site import SiteMaker, plan_forms
 from sosie.sketching.sketches import Spans
-from sosie.stats import Buckets, Drawn
+from sosie.stats import Buckets, Drawn, RowSampler
 
 ALL = ("features", "gradients", "hadamard", "maps")
 
@@ -46,8 +46,8 @@ def sketch_of(
     buckets = None if size is None else Buckets(size, seed, stack)
     kept = frozenset(parts) - (frozenset({"hadamard"}) if size is None else frozenset())
     widths = [f.shape[1] for f, _ in sites.values()]
-    takes = SampledRows(seed)
-    makers = [SiteMaker(form, takes) for form in plan_forms(widths, size, kept, seed=seed, memory=memory, rows=n)]
+    samplers: dict[int, RowSampler] = {}
+    makers = [SiteMaker(form, samplers) for form in plan_forms(widths, size, kept, seed=seed, memory=memory, rows=n)]
     for first in range(0, n, step or n):
         rows = slice(first, min(first + (step or n), n))
         drawn = None if buckets is None else Drawn(*buckets.draw(start + first, rows.stop - first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ import sosie
 from sosie.engine.uncertainty import by_jackknife
 from sosie.linalg import double_centred
 from sosie.measures import MEASURES
-from sosie.sketching.kernels import KERNELS, Kernel, Part, Rows, SiteSketch, kernel_of
-from sosie.sketching.pair import SketchPair
+from sosie.sketching.kernels import KERNELS, Kernel, SketchPair, kernel_of
+from sosie.sketching.site import Part, SiteSketch
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, Resketch
 
 N = 30
@@ -280,12 +281,12 @@ def test_the_correction_is_exact_over_all_sketches_there_are() -> None:
         s = torch.zeros(size, n, dtype=torch.float64)
         for row, code in enumerate(choice):
             s[code // 2, row] = 1 - 2 * (code % 2)
-        shared = Rows(n, s.sum(1), s.abs().sum(1), exact=False)
+        sketch = SimpleNamespace(n=n, ones=s.sum(1), counts=s.abs().sum(1), exact=False, seed=0)
         kernels = []
         for rows in (x, y):
             squares = rows.square().sum(1)
             part = Part(s @ rows, rows.sum(0), squares.sum(), s @ squares)
-            kernels.append(kernel_of(SiteSketch(rows.shape[1], part, *[None] * 7), "features", shared))
+            kernels.append(kernel_of(SiteSketch(rows.shape[1], part, *[None] * 7), "features", sketch))
         view = SketchPair(kernels[:1], kernels[1:], size, False).alignment(DebiasedAlignment)
         found.append([float(view.xy), float(view.xx), float(view.yy)])
     k, m = x @ x.T, y @ y.T
@@ -293,16 +294,13 @@ def test_the_correction_is_exact_over_all_sketches_there_are() -> None:
 
 
 def test_redrawn_signs_are_fair_where_there_are_signs() -> None:
-    one = Kernel("features", 64, lambda centred: torch.ones(64, 1, dtype=torch.float64))
-    both = SketchPair([one], [one], 64, False)
-    drawn = {
-        signed: [
-            float(both.redrawn(Resketch.draw(64, 3, k, signed=signed)).alignment(Alignment).xy) for k in range(300)
-        ]
-        for signed in (True, False)
-    }
-    assert set(drawn[False]) == {64.0**2}
-    assert np.mean(drawn[True]) == pytest.approx(64, rel=0.3)  # tr · tr / M
+    drawn = {}
+    for name in ("features", "hadamard_of_sketches"):
+        one = Kernel(name, 64, lambda centred: torch.ones(64, 1, dtype=torch.float64))
+        both = SketchPair([one], [one], 64, False)
+        drawn[name] = [float(both.redrawn(3, k).alignment(Alignment).xy) for k in range(300)]
+    assert set(drawn["hadamard_of_sketches"]) == {64.0**2}
+    assert np.mean(drawn["features"]) == pytest.approx(64, rel=0.3)  # tr · tr / M
     assert torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 3, 1).order)
     assert not torch.equal(Resketch.draw(64, 3, 1).order, Resketch.draw(64, 4, 1).order)
 

@@ -10,9 +10,9 @@ import torch
 from sketched import ALL, debiased, hadamard, matrix, random_rows, sketch_of, z_score
 
 from sosie.linalg import double_centred
-from sosie.sketching import build as making
-from sosie.sketching.build import TensorSketch
-from sosie.sketching.pair import SketchPair
+from sosie.sketching import site as making
+from sosie.sketching.kernels import SketchPair
+from sosie.sketching.site import TensorSketch
 from sosie.sketching.sketches import NotShared, parts_of
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, Drawn, row_hash
 
@@ -217,8 +217,6 @@ def test_any_split_in_any_order_merges_to_one_pass(size: int | None, order: tupl
 
 
 def test_pairs_are_the_same_rows_however_they_came() -> None:
-    from sosie.sketching import build as making
-
     rows = random_rows(3000, 3, 7)
     whole = sketch_of({"a": (rows, rows)}, 8).site("a").pairs
     assert whole.most == making.MOST_PAIRED == len(whole.index) < 3000

@@ -1,10 +1,10 @@
-"""Sketches compare like models: which of them may be compared, and how."""
+"""Sketches compare like models: which of them may be compared, and how, with chance and caveats beside the values."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checks import whole_number
 from ..engine import caveats
 from ..engine.pairs import by_pair, constant_sites
 from ..engine.provenance import provenance
@@ -19,205 +20,17 @@ from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, ju
 from ..measures import Measure, find, snap_to_bounds
 from ..process_state import products
 from ..results import Caveat, Comparison, Comparisons, Estimate, Side
-from ..stats import Alignment, DebiasedAlignment, Resketch, check_seed, is_statistics
-from .pair import SketchPair
+from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
+from .kernels import SketchPair
 from .sketches import NotShared, Sketch
 
-# Measures over every pair of sites of two sketches, with chance and caveats beside the values
-
 Array = np.ndarray
-SLACK = 30  # sums over buckets round more than those over rows
-PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
-LARGER = "take a larger size"
-DRAWS = 5  # of chance that come unasked: they hardly differ from each other
-
-
-def is_signed(pair: SketchPair) -> bool:
-    """A product of sketches has lost its signs, and rows that were never sketched have none."""
-    return pair.a[0].name != "hadamard_of_sketches" and not pair.exact
-
-
-class Evaluation:
-    """All values of one pair of sketches."""
-
-    def __init__(
-        self,
-        pair: SketchPair,
-        sides: tuple[Side, Side],
-        kernel: str,
-        draws: int,
-        seed: int,
-        shared: bool,
-        losses: tuple[str, str] | None,  # that the gradients are of, where they are not the same
-    ) -> None:
-        self.pair, self.sides, self.kernel, self.losses = pair, sides, kernel, losses
-        self.draws, self.seed, self.shared = draws, seed, shared
-
-    def values(self, measures: Sequence[Measure]) -> dict[str, Estimate]:
-        found = self._matrices(measures, self.pair)
-        chance = self._chance(measures, {name: value for name, (value, _) in found.items()})
-        return {m.name: self._of(m, *found[m.name], chance.get(m.name)) for m in measures}
-
-    def _of(
-        self, measure: Measure, value: Array, undefined: dict[tuple[int, int], str], chance: Chance | None
-    ) -> Estimate:
-        low, high = self._interval(measure, value)
-        found = [
-            *caveats.of_undefined(undefined, *self.sides),
-            *self._do_not_vary(),
-            *self._too_noisy(measure, value),
-            *self._words(measure),
-            *self._about_the_interval(low, value, chance),
-            *caveats.of_draws(self.draws),
-            *caveats.of_one_direction(measure, self.pair, *self.sides),
-            *caveats.of_bounds(measure, value),
-            *caveats.of_left_out(*self.sides),
-        ]
-        found += caveats.of_nan(value, found, *self.sides)
-        return Estimate(
-            value=value,
-            n=self.pair.n,
-            statistic=self.pair.describe(),
-            closer=measure.closer,
-            bounds=measure.bounds,
-            same=measure.same,
-            low=low,
-            high=high,
-            caveats=tuple(found),
-            **({} if chance is None else (chance if self.draws else Chance(chance.null, chance.spread)).fields()),
-        )
-
-    def _matrices(
-        self, measures: Sequence[Measure], pair: SketchPair
-    ) -> dict[str, tuple[Array, dict[tuple[int, int], str]]]:
-        """For each measure its values (A, B), and why some are missing; they share what a pair of sites takes."""
-        shape = (len(pair.a), len(pair.b))
-        varied = tuple(~constant for constant in self._constant)
-        widths = tuple(tuple(side.widths) for side in self.sides)
-        one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
-        by_pairs = by_pair(one_by_one, pair, widths, *varied)  # type: ignore[arg-type]
-        found = {}
-        for measure in measures:
-            pairs = by_pairs.get(measure.name)
-            value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
-            array = snap_to_bounds(value, measure, torch.float32).cpu().double().numpy()
-            if measure.reads is DebiasedAlignment and not pair.exact:
-                array[np.abs(array) > 1] = np.nan  # of a norm that came out far too small
-            array[~varied[0], :] = array[:, ~varied[1]] = np.nan
-            found[measure.name] = array, {} if pairs is None else pairs.undefined
-        return found
-
-    def _chance(self, measures: Sequence[Measure], values: dict[str, Array]) -> dict[str, Chance]:
-        """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
-
-        Without common rows a few draws come unasked.
-        """
-        paired = [m for m in measures if m.paired]
-        formula = [] if self.draws else [m for m in paired if issubclass(m.reads, Alignment)]
-        found = {m.name: self._by_formula(m) for m in formula}
-        drawing = [] if self.shared and not self.draws else [m for m in paired if m.name not in found]
-        drawn: dict[str, list[Array]] = {m.name: [] for m in drawing}
-        for number in range(self.draws or DRAWS) if drawing else ():
-            draw = Resketch.draw(self.pair.size, self.seed, number, signed=is_signed(self.pair))
-            for name, (value, _) in self._matrices(drawing, self.pair.redrawn(draw)).items():
-                drawn[name].append(value)
-        return found | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
-
-    def _by_formula(self, measure: Measure) -> Chance:
-        view = self.pair.alignment(measure.reads)
-        if measure.reads is DebiasedAlignment:
-            return Chance(np.zeros(tuple(view.xy.shape)), None)
-        mean, variance = self.pair.redrawn_moments(measure.reads, signed=is_signed(self.pair))
-        # These measures are proportional to xy, so that its mean and spread give theirs.
-        null = measure(replace(view, xy=mean)).numpy()
-        return Chance(null, None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy())
-
-    def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
-        """From each bucket left out in turn: what other inputs in other buckets would give.
-
-        Not for kernels whose rows are no sums over a bucket's inputs. Without common rows chance says all there is.
-        """
-        sums = issubclass(measure.reads, Alignment) and self.kernel not in ("midpoint", "hadamard_of_sketches")
-        if self.pair.exact or not self.shared or not sums or self.pair.size < FEWEST_GROUPS:
-            return None, None
-        with np.errstate(invalid="ignore"):
-            return around(measure, value, by_jackknife(measure(self.pair.left_out(measure.reads)).numpy()))
-
-    def _about_the_interval(self, low: Array | None, value: Array, chance: Chance | None) -> Iterator[Caveat]:
-        if low is None:
-            return
-        for i, j in zip(*np.nonzero(np.isnan(low) & np.isfinite(value)), strict=True):
-            text = f"no interval: with one of {self.pair.size} buckets left out the value is undefined; {LARGER}"
-            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
-        if self.pair.stack > 1 and self.pair.n < self.pair.stack * self.pair.size:
-            yield Caveat(
-                f"each input is in {self.pair.stack} buckets (stack), which the interval takes for other inputs: with "
-                f"only {self.pair.n} inputs in {self.pair.size} buckets it is too narrow; take stack=1"
-            )
-        if self.pair.a[0].halves is not None:
-            yield Caveat(
-                "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "
-                "are alike it is too narrow"
-            )
-        if chance is not None and chance.spread is not None:
-            yield from caveats.near_chance(value, chance.null, chance.spread, *self.sides)
-
-    def _do_not_vary(self) -> Iterator[Caveat]:
-        """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
-        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
-            for site in np.array(side.sites, dtype=object)[constant]:
-                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
-
-    @cached_property
-    def _constant(self) -> tuple[Array, Array]:
-        nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
-        a, b = (
-            constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
-            for share, side in zip(self.pair.spread, self.sides, strict=True)
-        )
-        return a, b
-
-    def _too_noisy(self, measure: Measure, value: Array) -> Iterator[Caveat]:
-        """A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1."""
-        if measure.reads is DebiasedAlignment and not self.pair.exact:
-            vary_a, vary_b = (~constant for constant in self._constant)
-            for i, j in zip(*np.nonzero(np.isnan(value) & vary_a[:, None] & vary_b), strict=True):
-                text = f"undefined: what sketching to {self.pair.size} adds outweighs the kernel; {LARGER}"
-                yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
-
-    def _words(self, measure: Measure) -> Iterator[Caveat]:
-        pair = self.pair
-        if not self.shared and measure.paired:
-            yield Caveat(
-                f"the two sketches share no rows: the value is about spectra and the {pair.size} buckets, and chance "
-                "gives about the same whatever the networks; read it beside chance, or take spectral_bures_distance"
-            )
-        if self.kernel == "hadamard_of_sketches" and not pair.exact:
-            yield Caveat(
-                "the product of two sketched kernels is not the sketch of their product: values come out too high; "
-                "kernel='hadamard' sketches the product"
-            )
-        if self.losses is not None and self.kernel != "features":
-            yield Caveat(f"the gradients are of different losses, {self.losses[0]} and {self.losses[1]}")
-        if not pair.exact and self.shared and pair.n <= pair.size:
-            yield Caveat(
-                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps them, which is exact"
-            )
-        if not pair.exact and self.shared and measure.reads is not DebiasedAlignment and measure.paired:
-            # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
-            way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
-            yield Caveat(
-                f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"
-            )
-        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
-            for site, kernel in zip(side.sites, kernels, strict=True):
-                if kernel.folded is not None:
-                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
-
-
 KERNEL = "hadamard"
 DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
+DRAWS = 5  # of chance that come unasked: they hardly differ from each other
+SLACK = 30  # sums over buckets round more than those over rows
+PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
 _ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 
 
@@ -229,20 +42,20 @@ def is_sketch(thing: Any) -> bool:
 
 
 def open_sketch(thing: Any) -> Sketch:
-    if isinstance(thing, Sketch):
-        return thing
-    if isinstance(thing, (str, os.PathLike)):
-        return Sketch.load(thing)
-    raise TypeError(f"need a sketch: make one with sosie.sketch(model, data), got {type(thing).__name__}")
+    """The sketch itself, or the one in a file."""
+    is_path = isinstance(thing, (str, os.PathLike))
+    if not isinstance(thing, Sketch) and not (is_path and Path(thing).suffix == ".safetensors"):
+        got = repr(thing) if is_path else type(thing).__name__
+        raise TypeError(f"need a sketch: make one with sosie.sketch(model, data), got {got}")
+    return thing if isinstance(thing, Sketch) else Sketch.load(thing)
 
 
-def check_sketches(things: Sequence[Any], **snap_to_bounds: Any) -> None:
-    """Complain about what is no sketch, and about options that were settled when the sketches were made."""
+def check_sketches(things: Sequence[Any], **options: Any) -> None:
+    """Raise at what is no sketch, and at options that were settled when the sketches were made."""
     for thing in things:
-        if not is_sketch(thing) and Path(str(thing)).suffix != ".safetensors":  # opening those says what they are
-            name = repr(thing) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
-            raise TypeError(f"a sketch is compared with sketches: make one with sosie.sketch(model, data), got {name}")
-    if wrong := [name for name, value in snap_to_bounds.items() if value is not None]:
+        if not isinstance(thing, (str, os.PathLike)):  # opening a file says what is in it
+            open_sketch(thing)
+    if wrong := [name for name, value in options.items() if value is not None]:
         raise ValueError(
             f"{', '.join(wrong)}: not for sketches, which hold what they were made with; sketch.at(…) takes some of "
             "their sites"
@@ -256,15 +69,13 @@ def compare_sketches(
     sketches = [open_sketch(thing) for thing in things]
     for other in sketches[1:]:
         sketches[0].check_shared(other)
-    found = {
-        (i, j): _compared(a, b, measures, kernel=kernel, draws=draws, seed=seed, shared=True)
+    pairs = {
+        (i, j): _compare(a, b, measures, kernel=kernel, draws=draws, seed=seed, shared=True)
         for i, a in enumerate(sketches)
         for j, b in enumerate(sketches)
         if i < j
     }
-    if len(sketches) == 2:
-        return found[0, 1]
-    return Comparisons(tuple(sketch.side.name for sketch in sketches), found)
+    return pairs[0, 1] if len(sketches) == 2 else Comparisons(tuple(sketch.side.name for sketch in sketches), pairs)
 
 
 def compare_unpaired(
@@ -285,8 +96,8 @@ def compare_unpaired(
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
-    if draws is not None and (not isinstance(draws, int) or draws < 2):
-        raise ValueError(f"chance needs at least 2 draws, got {draws}")
+    if draws is not None:
+        whole_number(draws, "draws", least=2, why="chance is the mean of several")
     check_seed(seed)
     if a.exact or b.exact or a.size != b.size:
         sizes = " and ".join("one that kept every row" if k.exact else str(k.size) for k in (a, b))
@@ -295,9 +106,7 @@ def compare_unpaired(
             "size"
         )
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
-        raise ValueError(
-            f"{', '.join(debiased)}: of common rows, of which there are none; linear_cka has chance beside it"
-        )
+        raise ValueError(f"{', '.join(debiased)}: needs common rows; linear_cka has chance beside it")
     if a is not b:
         try:
             a.check_shared(b)
@@ -308,45 +117,209 @@ def compare_unpaired(
                 "these sketches are of the same rows with one seed: compare() says how alike they are; for independent "
                 "sketches of the same data make one with another seed"
             )
-    return _compared(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
+    return _compare(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
 
 
 @products()
-def _compared(
+def _compare(
     a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
 ) -> Comparison:
-    _check_measures(measures, shared)
+    if not measures:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    for measure in measures:
+        if measure.reads not in SketchPair.supplies and measure.base not in _ROWS_WILL_DO:
+            raise ValueError(
+                f"{measure.name} reads rows or neurons, which a sketch does not have: it supplies Gram matrices and "
+                "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
+            )
     pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
         # With one seed, bucket by bucket as many rows fell into both: a likeness that is not the networks'.
-        pair = pair.redrawn(Resketch.draw(pair.size, seed, -1, signed=is_signed(pair)))
-    sides = _apart(a.side, b.side)
-    losses = None if a.output == b.output else (a.output, b.output)
-    values = Evaluation(pair, sides, kernel, draws, seed, shared, losses).values(measures)
-    mixing = tuple(Caveat(str(text)) for text in dict.fromkeys([a.about.get("mixing"), b.about.get("mixing")]) if text)
-    values = {name: replace(found, caveats=found.caveats + mixing) for name, found in values.items()}
+        pair = pair.redrawn(seed, -1)
+    sides = a.side, b.side
+    if a.side.name == b.side.name:
+        sides = replace(a.side, name=f"{a.side.name} (A)"), replace(b.side, name=f"{b.side.name} (B)")
+    general = [Caveat(str(text)) for text in dict.fromkeys([a.about.get("mixing"), b.about.get("mixing")]) if text]
+    if a.output != b.output and kernel != "features":
+        general.append(Caveat(f"the gradients are of different losses, {a.output} and {b.output}"))
+    estimates = Evaluation(pair, sides, kernel, draws, seed, shared, tuple(general)).estimates(measures)
     settings: dict[str, Any] = {"kernel": kernel, "sketches": [repr(a), repr(b)], "shared": shared}
     settings["gradients of"] = " and ".join(dict.fromkeys([a.output, b.output]))
     models = [*a.about.get("models", []), *b.about.get("models", [])]
     about = provenance(settings=settings, models=models, data=a.about.get("data"))
     rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))
     about["inputs"] = a.about.get("inputs", a.n)
-    return Comparison(*sides, values, f"{rule}, {kernel} kernel", about, kind="sketches")
+    return Comparison(*sides, estimates, f"{rule}, {kernel} kernel", about, kind="sketches")
 
 
-def _apart(a: Side, b: Side) -> tuple[Side, Side]:
-    if a.name != b.name:
-        return a, b
-    return replace(a, name=f"{a.name} (A)"), replace(b, name=f"{b.name} (B)")
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures over every pair of sites of two sketches."""
 
+    pair: SketchPair
+    sides: tuple[Side, Side]
+    kernel: str
+    draws: int
+    seed: int
+    shared: bool  # the sketches share rows and buckets
+    general: tuple[Caveat, ...]  # caveats of all measures
 
-def _check_measures(measures: Sequence[Measure], shared: bool) -> None:
-    if not measures:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
-    for measure in measures:
-        by_rows = measure.base in _ROWS_WILL_DO
-        if measure.reads not in SketchPair.supplies and not by_rows:
-            raise ValueError(
-                f"{measure.name} reads rows or neurons, which a sketch has not: it supplies Gram matrices and "
-                "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
+    def estimates(self, measures: Sequence[Measure]) -> dict[str, Estimate]:
+        matrices = self._matrices(measures, self.pair)
+        chances = self._chance(measures, {name: value for name, (value, _) in matrices.items()})
+        estimates = {}
+        for measure in measures:
+            value, undefined = matrices[measure.name]
+            chance = chances.get(measure.name)
+            low, high = self._interval(measure, value)
+            said = [
+                *caveats.of_undefined(undefined, *self.sides),
+                *self._about_values(measure, value),
+                *self._about_the_interval(low, value, chance),
+                *caveats.of_draws(self.draws),
+                *caveats.of_one_direction(measure, self.pair, *self.sides),
+                *caveats.of_bounds(measure, value),
+                *caveats.of_left_out(*self.sides),
+            ]
+            said += caveats.of_nan(value, said, *self.sides)
+            if chance is not None and not self.draws:
+                chance = Chance(chance.null, chance.spread)
+            estimates[measure.name] = Estimate.of(
+                measure,
+                value,
+                n=self.pair.n,
+                statistic=self.pair.describe(),
+                low=low,
+                high=high,
+                caveats=(*said, *self.general),
+                **({} if chance is None else chance.fields()),
             )
+        return estimates
+
+    def _matrices(
+        self, measures: Sequence[Measure], pair: SketchPair
+    ) -> dict[str, tuple[Array, dict[tuple[int, int], str]]]:
+        """For each measure its values (A, B), and why some are missing; they share what a pair of sites takes."""
+        shape = (len(pair.a), len(pair.b))
+        varied = tuple(~constant for constant in self._constant)
+        widths = tuple(tuple(side.widths) for side in self.sides)
+        one_by_one = [m for m in measures if not issubclass(m.reads, Alignment)]
+        by_pairs = by_pair(one_by_one, pair, widths, *varied)  # type: ignore[arg-type]
+        matrices = {}
+        for measure in measures:
+            pairs = by_pairs.get(measure.name)
+            value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
+            array = snap_to_bounds(value, measure, torch.float32).cpu().double().numpy()
+            if measure.reads is DebiasedAlignment and not pair.exact:
+                array[np.abs(array) > 1] = np.nan  # of a norm that came out far too small
+            array[~varied[0], :] = array[:, ~varied[1]] = np.nan
+            matrices[measure.name] = array, {} if pairs is None else pairs.undefined
+        return matrices
+
+    @cached_property
+    def _constant(self) -> tuple[Array, Array]:
+        """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
+        nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
+        a, b = (
+            constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
+            for share, side in zip(self.pair.spread, self.sides, strict=True)
+        )
+        return a, b
+
+    def _chance(self, measures: Sequence[Measure], values: dict[str, Array]) -> dict[str, Chance]:
+        """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
+
+        Without common rows a few draws come unasked.
+        """
+        chances = {}
+        drawn: dict[str, list[Array]] = {}
+        for measure in measures:
+            if not measure.paired:
+                continue
+            if self.draws or not issubclass(measure.reads, Alignment):
+                if self.draws or not self.shared:
+                    drawn[measure.name] = []
+                continue
+            view = self.pair.alignment(measure.reads)
+            if measure.reads is DebiasedAlignment:
+                chances[measure.name] = Chance(np.zeros(tuple(view.xy.shape)), None)
+                continue
+            mean, variance = self.pair.redrawn_moments(measure.reads)
+            # These measures are proportional to xy, so that its mean and spread give theirs.
+            spread = None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy()
+            chances[measure.name] = Chance(measure(replace(view, xy=mean)).numpy(), spread)
+        drawing = [measure for measure in measures if measure.name in drawn]
+        for number in range(self.draws or DRAWS) if drawing else ():
+            for name, (value, _) in self._matrices(drawing, self.pair.redrawn(self.seed, number)).items():
+                drawn[name].append(value)
+        return chances | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
+
+    def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
+        """From each bucket left out in turn: what other inputs in other buckets would give.
+
+        Not for kernels whose rows are no sums over a bucket's inputs. Without common rows chance says all there is.
+        """
+        sums = issubclass(measure.reads, Alignment) and self.kernel not in ("midpoint", "hadamard_of_sketches")
+        if self.pair.exact or not self.shared or not sums or self.pair.size < FEWEST_GROUPS:
+            return None, None
+        with np.errstate(invalid="ignore"):
+            return around(measure, value, by_jackknife(measure(self.pair.left_out(measure.reads)).numpy()))
+
+    def _about_the_interval(self, low: Array | None, value: Array, chance: Chance | None) -> Iterator[Caveat]:
+        if low is None:
+            return
+        pair = self.pair
+        text = f"no interval: with one of {pair.size} buckets left out the value is undefined; take a larger size"
+        yield from self._at(np.isnan(low) & np.isfinite(value), text)
+        if pair.stack > 1 and pair.n < pair.stack * pair.size:
+            yield Caveat(
+                f"each input is in {pair.stack} buckets (stack), which the interval takes for other inputs: with "
+                f"only {pair.n} inputs in {pair.size} buckets it is too narrow; take stack=1"
+            )
+        if pair.a[0].halves is not None:
+            yield Caveat(
+                "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "
+                "are alike it is too narrow"
+            )
+        if chance is not None and chance.spread is not None:
+            yield from caveats.near_chance(value, chance.null, chance.spread, *self.sides)
+
+    def _about_values(self, measure: Measure, value: Array) -> Iterator[Caveat]:
+        pair, debiased = self.pair, measure.reads is DebiasedAlignment
+        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
+            for site in np.array(side.sites, dtype=object)[constant]:
+                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
+        if debiased and not pair.exact:
+            # A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1.
+            vary_a, vary_b = (~constant for constant in self._constant)
+            text = f"undefined: what sketching to {pair.size} adds outweighs the kernel; take a larger size"
+            yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text)
+        if not self.shared and measure.paired:
+            yield Caveat(
+                f"the two sketches share no rows: the value is about spectra and the {pair.size} buckets, and chance "
+                "gives about the same whatever the networks; read it beside chance, or take spectral_bures_distance"
+            )
+        if self.kernel == "hadamard_of_sketches" and not pair.exact:
+            yield Caveat(
+                "the product of two sketched kernels is not the sketch of their product: values come out too high; "
+                "kernel='hadamard' sketches the product"
+            )
+        if not pair.exact and self.shared and pair.n <= pair.size:
+            yield Caveat(
+                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps them, which is exact"
+            )
+        if not pair.exact and self.shared and not debiased and measure.paired:
+            # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
+            way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
+            yield Caveat(
+                f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"
+            )
+        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
+            for site, kernel in zip(side.sites, kernels, strict=True):
+                if kernel.folded is not None:
+                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
+
+    def _at(self, pairs: Array, text: str) -> Iterator[Caveat]:
+        """The same caveat for some pairs of sites, (A, B)."""
+        for i, j in zip(*np.nonzero(pairs), strict=True):
+            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])

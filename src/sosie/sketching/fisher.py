@@ -1,11 +1,10 @@
-"""Task2Vec: a model and data as the diagonal of the Fisher information of the model's parameters."""
+"""Fisher information of a classifier: Task2Vec, its diagonal by parameter, and the Fisher–Rao norm, one number."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,75 +15,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from ..capture import Batches, Chunk, SilentSite, nearest, recut, unwrap, watch
-from ..data import open_data
+from ..capture import Chunk, SilentSite, nearest, unwrap, watch
+from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..engine.outputs import Labels
 from ..engine.provenance import provenance
+from ..engine.stream import Stream
 from ..files import DamagedFile
-from ..progress import Progress
 from ..stats import Reader, check_labels, load_statistics, row_hash, save_statistics
+from .gradients import chunks_of
 from .squared_gradients import SquaredGradients
 
-# Classifiers and the labels that they themselves would give: p(y|x) from the logits
+AVERAGES = ("parameters", "filters")
+KIND = "task2vec"
+UNDER = ("labels", "expected", "drawn")
+WEIGHT_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
-class Classifier(Network):
-    """A model that is run for its logits, (n, classes); any other answer is an error in words."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reader = Reader(self.name)
-
-    def outputs(self, chunk: Chunk) -> Tensor:
-        logits = super().outputs(chunk)
-        shape, dtype = tuple(logits.shape), str(logits.dtype).removeprefix("torch.")
-        if len(shape) != 2 or shape[0] != chunk.count or shape[1] < 2 or not logits.is_floating_point():
-            raise ValueError(
-                f"{self.name}: p(y|x) is read from logits (n, classes) with at least two classes, but {chunk.count} "
-                f"inputs gave outputs of shape {shape} and type {dtype}"
-            )
-        return logits
-
-    def log_p(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits and their log-probabilities, both in float64."""
-        answers = self.reader.read(logits.detach() if logits.device.type in ("cpu", "cuda") else logits.detach().cpu())
-        if answers.scores is None or answers.log_p is None or answers.kind != "logits":
-            raise ValueError(
-                f"{self.name}: the outputs are {answers.kind}, not logits: leave the softmax at the end out"
-            )
-        return answers.scores, answers.log_p
-
-
-@contextmanager
-def chunks_of(source: Classifier, data: Any, max_rows: int | None, task: str) -> Iterator[Iterator[Chunk]]:
-    """The model as `as_found` makes it, and the data in the loader's batches, counted on the terminal."""
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-    batches = Batches(open_data(data) if isinstance(data, str) else data)
-    total = batches.total if max_rows is None or batches.total is None else min(batches.total, max_rows)
-
-    def counted(bar: Progress) -> Iterator[Chunk]:
-        for chunk in recut(batches, block=None, max_rows=max_rows):
-            yield chunk
-            bar.advance(chunk.count)
-
-    with source.borrowed(), Progress(f"{task} of {source.name}", total, "inputs") as bar:
-        yield counted(bar)
+def log_p_of(network: Network, logits: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+    """A classifier's logits (n, classes) and their log-probabilities, both in float64; other answers are an error."""
+    shape, dtype = tuple(logits.shape), str(logits.dtype).removeprefix("torch.")
+    if len(shape) != 2 or shape[0] != inputs or shape[1] < 2 or not logits.is_floating_point():
+        raise ValueError(
+            f"{network.name}: p(y|x) is read from logits (n, classes) with at least two classes, but {inputs} "
+            f"inputs gave outputs of shape {shape} and type {dtype}"
+        )
+    logits = logits.detach() if logits.device.type in ("cpu", "cuda") else logits.detach().cpu()
+    answers = Reader(network.name, "auto").read(logits)
+    if answers.scores is None or answers.log_p is None or answers.kind != "logits":
+        raise ValueError(
+            f"{network.name}: the outputs are {answers.kind}, not logits: leave the softmax at the end out"
+        )
+    return answers.scores, answers.log_p
 
 
 def drawn_labels(log_p: Tensor, start: int, *, seed: int, draw: int) -> Tensor:
-    """(n,) one class an input from its own p; a number of the input's index in the whole data, whatever the batch."""
+    """(n,) one class per input from its own p; a number of the input's index in the whole data, whatever the batch."""
     own = int(row_hash(np.array([draw]), seed)[0])
     hashes = row_hash(np.arange(start, start + len(log_p)), own)
     uniform = torch.from_numpy((hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(log_p.device)
     shares = log_p.exp().cumsum(1)
     # Scaled by the last sum, which rounding keeps from 1: the class found always has p > 0.
     return torch.searchsorted(shares, (uniform * shares[:, -1])[:, None], right=True)[:, 0]
-
-
-AVERAGES = ("parameters", "filters")
-KIND = "task2vec"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +98,11 @@ class Task2Vec:
     def _check_same_parameters(self, other: Task2Vec) -> None:
         if self.average != other.average:
             raise ValueError(f"averages differ: {self.average!r} of {self.name}, {other.average!r} of {other.name}")
-        shapes = [{name: tuple(part.shape) for name, part in each.fisher.items()} for each in (self, other)]
+        a, b = ({name: str(tuple(part.shape)) for name, part in each.fisher.items()} for each in (self, other))
         odd = [
-            f"{name} ({' and '.join('absent' if s is None else str(s) for s in found)})"
-            for name in dict.fromkeys([*shapes[0], *shapes[1]])
-            if (found := (shapes[0].get(name), shapes[1].get(name)))[0] != found[1]
+            f"{name} ({a.get(name, 'absent')} and {b.get(name, 'absent')})"
+            for name in dict.fromkeys([*a, *b])
+            if a.get(name) != b.get(name)
         ]
         if odd:
             shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
@@ -184,96 +156,76 @@ def task2vec(
 
     `model`: a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. It is run
     in eval mode and left as it was found; all parameters count, frozen ones too. y is drawn from the model's own
-    prediction, `draws` times an input, by a generator of the input's index and `seed`, so that the batch size does not
-    matter; `exact` takes the expectation over all classes instead, at one backward pass a class.
+    prediction, `draws` times per input, by a generator of the input's index and `seed`, so that the batch size does not
+    matter; `exact` takes the expectation over all classes instead, at one backward pass per class.
 
     `parameters`, `leave_out`: names or globs, e.g. leave_out="fc.*" where heads differ. `average`: "parameters" keeps
-    an entry a parameter; "filters" takes the mean over each filter, which is what lies below one entry of a tensor's
+    one entry per parameter; "filters" takes the mean over each filter, which is what lies below one entry of a tensor's
     first dimension (tensors of one dimension stay as they are).
     """
-    if average not in AVERAGES:
-        raise ValueError(f"average is 'parameters' or 'filters', got {average!r}")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    source = Classifier.of(model, prepare=prepare, inputs=inputs, device=device)
+    one_of(average, "average", AVERAGES)
+    whole_number(draws, "draws", least=1)
+    network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
     n = classes = 0
 
     def cotangents(logits: Tensor) -> list[Tensor]:
+        """∂ log p(y) / ∂ logits = onehot(y) − p for each y, times the root of its weight."""
         nonlocal classes
-        _, log_p = source.log_p(logits)
-        classes = log_p.shape[1]
-        return _expected(log_p) if exact else _drawn(log_p, chunk, draws=draws, seed=seed)
+        _, log_p = log_p_of(network, logits, chunk.count)
+        p, classes = log_p.exp(), log_p.shape[1]
+        if exact:
+            each, root = torch.eye(classes, dtype=p.dtype, device=p.device), (log_p / 2).exp()
+            return [root[:, y, None] * (each[y] - p) for y in range(classes)]
+        labels = (drawn_labels(log_p, chunk.start, seed=seed, draw=draw) for draw in range(draws))
+        return [(one_hot(y, classes) - p) / draws**0.5 for y in labels]
 
-    with chunks_of(source, data, max_rows, "Fisher information") as chunks:
-        chosen = _chosen(source, parameters, leave_out)
-        squares = SquaredGradients(source, chosen)
-        for chunk in chunks:
+    with network.borrowed():
+        squares = SquaredGradients(network, _chosen(network, parameters, leave_out))
+        for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher information of {network.name}"):
             squares.add(chunk, cotangents)
             n += chunk.count
-        _check_finite(squares.sums, source.name)
+        # Sums of squares: where one is not finite, neither is their total. On the device: one number each moves.
+        totals = [total.sum().reshape(1) for total in squares.sums.values()]
+        whole = torch.cat([total.to(totals[0].device) for total in totals]).tolist()
+        if bad := [name for name, total in zip(squares.sums, whole, strict=True) if not math.isfinite(total)]:
+            raise ValueError(
+                f"{network.name}: gradients are NaN or infinite (or too large to square) at {', '.join(bad[:5])}"
+            )
         fisher = {name: total.div_(n).cpu() for name, total in squares.sums.items()}
     if average == "filters":
         fisher = {name: part.flatten(1).mean(1) if part.ndim > 1 else part for name, part in fisher.items()}
-    labels = "expected over all classes" if exact else f"{draws} drawn an input, seed {seed}"
+    labels = "expected over all classes" if exact else f"{draws} drawn per input, seed {seed}"
     settings = {"parameters": parameters, "leave_out": leave_out, "device": str(device or "the model's own")}
-    about = provenance(settings=settings, models=[source.describe()], data=data)
-    return Task2Vec(source.name, fisher, n, classes, average, labels, about)
+    about = provenance(settings=settings, models=[network.describe()], data=data)
+    return Task2Vec(network.name, fisher, n, classes, average, labels, about)
 
 
-def _drawn(log_p: Tensor, chunk: Chunk, *, draws: int, seed: int) -> list[Tensor]:
-    """∂ log p(y) / ∂ logits = onehot(y) − p for each draw; the mean over draws is a sum of squares."""
-    found = []
-    for draw in range(draws):
-        y = drawn_labels(log_p, chunk.start, seed=seed, draw=draw)
-        found.append((one_hot(y, log_p.shape[1]) - log_p.exp()) / draws**0.5)
-    return found
-
-
-def _expected(log_p: Tensor) -> list[Tensor]:
-    """√p(y) (onehot(y) − p) for each class y: gradients are linear in it, so their squares are weighted by p(y)."""
-    p, root = log_p.exp(), (log_p / 2).exp()
-    each = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
-    return [root[:, y, None] * (each[y] - p) for y in range(p.shape[1])]
-
-
-def _chosen(source: Classifier, parameters: str | Sequence[str], leave_out: str | Sequence[str]) -> dict[str, Any]:
+def _chosen(network: Network, parameters: str | Sequence[str], leave_out: str | Sequence[str]) -> dict[str, Any]:
     known: dict[str, nn.Parameter] = {}
-    for raw, parameter in unwrap(source.model).named_parameters():
+    for raw, parameter in unwrap(network.model).named_parameters():
         known[".".join(part for part in raw.split(".") if part != "_orig_mod")] = parameter
     if not known:
-        raise ValueError(f"{source.name} has no parameters, so no Fisher information")
-    left_out = _matching(leave_out, known)
-    found = {name: known[name] for name in known if name in _matching(parameters, known) and name not in left_out}
-    if not found:
-        raise ValueError(f"{source.name}: no parameters are left: parameters={parameters!r}, leave_out={leave_out!r}")
-    if odd := [name for name, parameter in found.items() if not parameter.is_floating_point()]:
-        raise ValueError(f"{source.name}: {', '.join(odd)} hold no real numbers; leave_out= takes their names")
-    return found
+        raise ValueError(f"{network.name} has no parameters, so no Fisher information")
+    names = _matching(parameters, known) - _matching(leave_out, known)
+    chosen = {name: parameter for name, parameter in known.items() if name in names}
+    if not chosen:
+        raise ValueError(f"{network.name}: no parameters are left: parameters={parameters!r}, leave_out={leave_out!r}")
+    if odd := [name for name, parameter in chosen.items() if not parameter.is_floating_point()]:
+        raise ValueError(f"{network.name}: {', '.join(odd)} hold no real numbers; leave_out= takes their names")
+    return chosen
 
 
 def _matching(patterns: str | Sequence[str], known: Mapping[str, Any]) -> set[str]:
-    found: set[str] = set()
+    matching: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         names = {pattern} & set(known) or {name for name in known if fnmatchcase(name, pattern)}
         if not names:
             raise ValueError(f"no parameter {pattern!r}{nearest(pattern, known)}")
-        found |= names
-    return found
-
-
-def _check_finite(sums: Mapping[str, Tensor], name: str) -> None:
-    # Sums of squares: where one is not finite, neither is their total. On the device, which they need not leave for it.
-    totals = [total.sum().reshape(1) for total in sums.values()]
-    whole = torch.cat([total.to(totals[0].device) for total in totals]).tolist()
-    bad = [key for key, total in zip(sums, whole, strict=True) if not math.isfinite(total)]
-    if bad:
-        raise ValueError(f"{name}: gradients are NaN or infinite (or too large to square) at {', '.join(bad[:5])}")
+        matching |= names
+    return matching
 
 
 # The Fisher–Rao norm of a classifier: one number, from its logits alone
-
-UNDER = ("labels", "expected", "drawn")
-WEIGHT_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 @dataclass(frozen=True)
@@ -316,61 +268,59 @@ def fisher_rao_norm(
     and takes one less, which makes L + 1 the number of weight layers; shortcuts with a convolution count too.
 
     `under` says what E runs over beside the inputs: "labels" that come with the data (or `labels`, as in
-    `compare_outputs`), labels "expected" under the model's own p(y|x), or "drawn" from it with `seed`, one an input.
+    `compare_outputs`), labels "expected" under the model's own p(y|x), or "drawn" from it with `seed`, one per input.
     """
-    if under not in UNDER:
-        raise ValueError(f"under is one of {', '.join(UNDER)}, got {under!r}")
-    if layers is not None and layers < 0:
-        raise ValueError(f"layers is the number of hidden layers, got {layers}")
+    one_of(under, "under", UNDER)
+    if layers is not None:
+        whole_number(layers, "layers", least=0, why="the number of hidden layers")
     if labels is not None and under != "labels":
         raise ValueError(f"labels were given, but under={under!r} does not read them")
-    source = Classifier.of(model, prepare=prepare, inputs=inputs, device=device)
+    network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
     given = Labels(labels)
     total, n = 0.0, 0
-    with chunks_of(source, data, max_rows, "Fisher–Rao norm") as chunks:
-        for chunk in chunks:
+    with network.borrowed():
+        for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher–Rao norm of {network.name}"):
             if layers is None:
-                layers = _hidden_layers(source, chunk)
-            scores, log_p = source.log_p(source.outputs(chunk))
-            total += float(_squares(scores, log_p, chunk, under=under, labels=given, seed=seed).sum())
+                layers = _hidden_layers(network, chunk)
+            f, log_p = log_p_of(network, network.outputs(chunk), chunk.count)
+            # ⟨f, ∇_f ℓ⟩ with ∇_f ℓ = p − onehot(y): the mean logit under p less the logit of y. About the largest
+            # logit: p − onehot sums to 0, so a shift changes nothing but the rounding.
+            p, f = log_p.exp(), f - f.amax(1, keepdim=True)
+            mean = (f * p).sum(1)
+            if under == "expected":
+                squares = (p * (f - mean[:, None]).square()).sum(1)
+            else:
+                drawn = under == "drawn"
+                y = drawn_labels(log_p, chunk.start, seed=seed, draw=0) if drawn else _given_labels(given, chunk, f)
+                squares = (mean - f.gather(1, y[:, None])[:, 0]).square()
+            total += float(squares.sum())
             n += chunk.count
     assert layers is not None
-    return FisherRao(source.name, (layers + 1) * (total / n) ** 0.5, layers, n, under)
+    return FisherRao(network.name, (layers + 1) * (total / n) ** 0.5, layers, n, under)
 
 
-def _squares(f: Tensor, log_p: Tensor, chunk: Chunk, *, under: str, labels: Labels, seed: int) -> Tensor:
-    """(n,) ⟨f, ∇_f ℓ⟩², where ∇_f ℓ = p − onehot(y): the mean logit under p less the logit of y."""
-    p = log_p.exp()
-    # About the largest logit: p − onehot sums to 0, so a shift changes nothing but the rounding.
-    f = f - f.amax(1, keepdim=True)
-    mean = (f * p).sum(1)
-    if under == "expected":
-        return (p * (f - mean[:, None]).square()).sum(1)
-    if under == "drawn":
-        y = drawn_labels(log_p, chunk.start, seed=seed, draw=0)
-    else:
-        found = labels.of(chunk)
-        if found is None:
-            raise ValueError(
-                "the data hold no labels: give (x, y) batches or labels=, or take the model's own answers with "
-                "under='expected'"
-            )
-        if len(found) != chunk.count:
-            raise ValueError(f"{chunk.count} inputs, but {len(found)} labels")
-        y = check_labels(found, "labels", f.shape[1]).to(f.device)
-    return (mean - f.gather(1, y[:, None])[:, 0]).square()
+def _given_labels(labels: Labels, chunk: Chunk, logits: Tensor) -> Tensor:
+    given = labels.of(chunk)
+    if given is None:
+        raise ValueError(
+            "the data hold no labels: give (x, y) batches or labels=, or take the model's own answers with "
+            "under='expected'"
+        )
+    if len(given) != chunk.count:
+        raise ValueError(f"{chunk.count} inputs, but {len(given)} labels")
+    return check_labels(given, "labels", logits.shape[1]).to(logits.device)
 
 
-def _hidden_layers(source: Classifier, chunk: Chunk) -> int:
+def _hidden_layers(network: Network, chunk: Chunk) -> int:
     """Calls of weight layers in one forward, less the last."""
-    kinds = {type(module) for module in source.model.modules() if isinstance(module, WEIGHT_LAYERS)}
+    kinds = {type(module) for module in network.model.modules() if isinstance(module, WEIGHT_LAYERS)}
     try:
         if not kinds:
             raise SilentSite("there are none")
-        with watch(source.model, list(kinds), sink=lambda *_: None) as seen:
-            source.outputs(chunk)
+        with watch(network.model, list(kinds), sink=lambda *_: None) as seen:
+            network.outputs(chunk)
     except SilentSite as error:
         raise ValueError(
-            f"{source.name}: no Linear or convolutional layer fired ({error}); say layers=, the number of hidden layers"
+            f"{network.name}: no Linear or convolutional layer fired ({error}); give layers=, the number of hidden ones"
         ) from error
     return len(seen.sites) - 1

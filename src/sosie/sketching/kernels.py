@@ -1,132 +1,40 @@
-"""Kernels of features and gradients, from what a sketch keeps of a site."""
+"""Kernels of features and gradients from what a sketch keeps of its sites, and the views that measures read of two."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import Spectrum, gram_factor, once, self_product, total_squares
-from ..stats import Resketch, Scatter, row_hash
+from ..linalg import (
+    ENOUGH_DIGITS,
+    ENOUGH_DIGITS_FLOAT32,
+    Spectrum,
+    gram_factor,
+    nuclear_norm,
+    once,
+    product,
+    self_product,
+    threads_for,
+    total_squares,
+)
+from ..stats import (
+    Alignment,
+    Covariances,
+    DebiasedAlignment,
+    PairedRows,
+    Resketch,
+    Scatter,
+    SiteRows,
+    UncentredAlignment,
+)
+from .site import PARTS, Part, SiteSketch
 
-# What a sketch keeps of one site: sums over rows, so that parts of the data merge exactly
-
-PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
-
-
-@dataclass(frozen=True)
-class Part:
-    """S Ψ for one map ψ of the rows, and what it takes to centre it and to know what sketching did to it."""
-
-    rows: Tensor  # (M, k) S Ψ; in two copies (2, M, k) for the sketch of f ⊗ g
-    total: Tensor  # (k,) or (2, k): Σ ψ, in float64
-    squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
-    diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
-
-    def merge(self, other: Part, *, order: Tensor | None) -> Part:
-        """Sums; rows that were not sketched are put into their order."""
-        if order is not None:
-            rows = torch.cat([self.rows, other.rows], -2)[..., order, :]
-            diagonal = torch.cat([self.diagonal, other.diagonal])[order]
-        else:
-            rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
-        return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """A few rows as they are, those with the smallest hash: what pairs of rows tell must not come from a sketch."""
-
-    features: Tensor  # (rows, k)
-    gradients: Tensor
-    index: np.ndarray  # their global indices, ascending
-    most: int
-    seed: int
-
-    def merge(self, other: Pairs) -> Pairs:
-        index = np.concatenate([self.index, other.index])
-        order = smallest(index, self.most, self.seed)
-        take = torch.from_numpy(order).to(self.features.device)
-        features, gradients = (
-            torch.cat([getattr(self, name), getattr(other, name)])[take] for name in ("features", "gradients")
-        )
-        return replace(self, features=features, gradients=gradients, index=index[order])
-
-
-def smallest(index: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Where the `most` smallest hashes are, in the order of the index."""
-    order = np.argsort(row_hash(index, seed), kind="stable")[:most]
-    return order[np.argsort(index[order])]
-
-
-@dataclass(frozen=True)
-class SiteSketch:
-    """All that is kept of one site."""
-
-    width: int  # columns of its rows, before they were projected
-    features: Part | None
-    gradients: Part | None
-    hadamard: Part | None  # of f ⊗ g, by TensorSketch
-    maps: Part | None  # of the products of f and g, neuron by neuron
-    inner: Tensor | None  # Σ ⟨f, g⟩²
-    fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
-    moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
-    pairs: Pairs | None
-    trace: Tensor | None = None  # Σ ‖f‖² ‖g‖², the trace of K_f ∘ K_g
-
-    @property
-    def folded(self) -> int | None:
-        """The columns that wider rows were projected to."""
-        part = self.features or self.gradients or self.maps
-        return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
-
-    def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
-        merged: dict[str, object] = {"width": self.width}
-        for f in fields(self):
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            if f.name == "width":
-                continue
-            if mine is None or theirs is None:
-                merged[f.name] = None
-            elif isinstance(mine, Part):
-                merged[f.name] = mine.merge(theirs, order=order)
-            elif isinstance(mine, Pairs):
-                merged[f.name] = mine.merge(theirs)
-            else:
-                merged[f.name] = mine + theirs
-        return SiteSketch(**merged)  # type: ignore[arg-type]
-
-    def check(self, height: int) -> None:
-        """Raise unless all fits together for that many buckets: files come from others."""
-        for name in PARTS:
-            part = getattr(self, name)
-            if part is None:
-                continue
-            copies, columns = part.rows.shape[:-2], part.rows.shape[-1]
-            if part.rows.shape[-2] != height or part.diagonal.shape != (height,) or len(copies) != (name == "hadamard"):
-                raise ValueError(f"{name} has shape {tuple(part.rows.shape)}, not {height} rows")
-            if part.total.shape != (*copies, columns) or part.squares.ndim or float(part.squares) < 0:
-                raise ValueError(f"the sums of {name} do not fit its rows")
-            if name != "hadamard" and columns != (self.folded or self.width):
-                raise ValueError(f"{name} has {columns} columns, not {self.folded or self.width}")
-        for found in (self.inner, self.fourth, self.trace):
-            if found is not None and (found.ndim or float(found) < 0):
-                raise ValueError("its sums of squared products are no numbers from 0 on")
-        if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
-            raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
-        if self.pairs is not None:
-            f, g, index = self.pairs.features, self.pairs.gradients, self.pairs.index
-            if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
-                raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
-
-    def shapes(self) -> tuple[object, ...]:
-        """What must agree for two to be merged."""
-        kept: Sequence[Part | None] = [getattr(self, name) for name in PARTS]
-        return (self.width, *(None if part is None else part.rows.shape[-1] for part in kept))
-
+if TYPE_CHECKING:
+    from .sketches import Sketch
 
 KERNELS = {
     "hadamard": "K_f ∘ K_g, by a TensorSketch of f ⊗ g (exactly where all rows are kept)",
@@ -188,15 +96,12 @@ class Kernel:
     @once
     def root(self) -> Tensor:
         """(M, r): rows in no more coordinates than they span, whose products are the centred kernel."""
-        if self._narrow is not None:
-            return self._narrow
-        spectrum = Spectrum.of(self.gram)
-        return spectrum.vectors * spectrum.values.sqrt()
+        return _root(self.gram) if self._narrow is None else self._narrow
 
     @once
     def factor(self) -> Tensor:
         """The same in other coordinates, in a fraction of the time: for what no rotation changes."""
-        return self._narrow if self._narrow is not None else gram_factor(self.gram)
+        return gram_factor(self.gram) if self._narrow is None else self._narrow
 
     @once
     def scatter(self) -> Scatter:
@@ -204,140 +109,86 @@ class Kernel:
         trace = self.gram.trace() if self._narrow is None else total_squares(self._narrow)
         return Scatter(lambda: self_product(self.root) / self.n, self.n, trace / self.n)
 
+    @property
+    def unbiased(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Two independent estimates of the kernel, its trace and its diagonal: what takes the bias out of a sketch."""
+        if self.trace is None or self.diagonal is None:
+            raise ValueError(
+                f"the kernel {self.name!r} does not tell how much sketching adds to it, so there is no debiased "
+                "value: take linear_cka, or a sketch of every row (size=None)"
+            )
+        return *self.half_grams, self.trace.double(), self.diagonal.double()
+
     def redrawn(self, draw: Resketch) -> Kernel:
         """The same kernel with its buckets in another order and with other signs."""
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
         known = self.halves, self.trace, diagonal, self.dtype, self.folded, self.columns
-        return _Redrawn(self.name, self.n, self.make, *known, before=self, draw=draw)
+        return _RedrawnKernel(self.name, self.n, self.make, *known, before=self, draw=draw)
 
 
 @dataclass
-class _Redrawn(Kernel):
+class _RedrawnKernel(Kernel):
     """A kernel whose buckets were drawn anew; what does not depend on them is not made again."""
 
     before: Kernel = field(kw_only=True, repr=False)
     draw: Resketch = field(kw_only=True, repr=False)
 
-    @property
-    def rows(self) -> Tensor:
-        return self.draw.rows(self.before.rows)
-
-    @once
-    def gram(self) -> Tensor:
-        return self.draw.gram(self.before.gram)
-
-    @once
-    def raw_gram(self) -> Tensor:
-        return self.draw.gram(self.before.raw_gram)
-
-    @once
-    def half_grams(self) -> tuple[Tensor, Tensor]:
-        a, b = map(self.draw.gram, self.before.half_grams)
-        return a, b
-
-    @once
-    def root(self) -> Tensor:
-        return self.draw.rows(self.before.root)
-
-    @once
-    def factor(self) -> Tensor:
-        return self.draw.rows(self.before.factor)
-
-    @once
-    def scatter(self) -> Scatter:
-        return self.before.scatter
+    rows = property(lambda self: self.draw.rows(self.before.rows))
+    gram = once(lambda self: self.draw.gram(self.before.gram))
+    raw_gram = once(lambda self: self.draw.gram(self.before.raw_gram))
+    half_grams = once(lambda self: tuple(map(self.draw.gram, self.before.half_grams)))
+    root = once(lambda self: self.draw.rows(self.before.root))
+    factor = once(lambda self: self.draw.rows(self.before.factor))
+    scatter = once(lambda self: self.before.scatter)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What all sites of a sketch share."""
-
-    n: int
-    ones: Tensor  # (M,) S 1
-    counts: Tensor  # (M,) the same with every sign +1
-    exact: bool  # every row has a bucket of its own
-    seed: int = 0
-
-
-def kernel_of(site: SiteSketch, name: str, shared: Rows) -> Kernel:
-    """The kernel of that name at one site."""
+def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
+    """The kernel of that name at one site of a sketch."""
     if name not in KERNELS:
         raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
-    if name == "hadamard" and shared.exact:
+    if name == "hadamard" and sketch.exact:
         name = "hadamard_of_sketches"  # nothing is sketched, so that this is the product itself
+    n = sketch.n
     if name in ("hadamard_of_sketches", "midpoint"):
-        f, g = _part(site, "features", name), _part(site, "gradients", name)
-        make = _product if name == "hadamard_of_sketches" else _midpoint
-        found = Kernel(name, shared.n, lambda centred: make(f, g, shared, centred))
-    elif name == "sum":
-        parts = [_part(site, part, name) for part in ("features", "gradients")]
-        found = Kernel(
-            name,
-            shared.n,
-            lambda centred: torch.cat([_rows(part, shared, centred) for part in parts], 1),
-            trace=sum((_trace(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
-            diagonal=sum((_diagonal(part, shared, mean_squared(part, shared.n)) for part in parts), torch.zeros(())),
-        )
+        f, g = site.part("features", name), site.part("gradients", name)
+        if name == "midpoint":
+            kernel = Kernel(name, n, lambda centred: _midpoint(f, g, sketch, centred))
+        else:
+            kernel = Kernel(name, n, lambda centred: _root(product_gram(f, g, sketch, centred).cpu()))
     else:
-        found = _explicit(
-            _part(site, name, name), name, shared, _known_mean(site, shared) if name == "hadamard" else None
+        parts = [site.part(part, name) for part in (("features", "gradients") if name == "sum" else (name,))]
+        two = name == "hadamard"  # copies
+        means = [mean_squared(part, n) for part in parts]
+        if two and site.moment is not None and len(site.moment) == site.width:
+            # ‖ψ̄‖² of f ⊗ g exactly: a sketch of a large mean says little about what is left of it.
+            means = [(site.moment / n).square().sum()]
+
+        def make(centred: bool) -> Tensor:
+            rows = [_rows(part, sketch, centred) for part in parts]
+            return side_by_side(rows[0]) if two else torch.cat(rows, 1) if len(rows) > 1 else rows[0]
+
+        kernel = Kernel(
+            name,
+            n,
+            make,
+            halves=(lambda: tuple(_rows(parts[0], sketch, True))) if two else None,
+            trace=torch.stack([(part.squares - n * mean).cpu() for part, mean in zip(parts, means, strict=True)]).sum(),
+            diagonal=torch.stack([_diagonal(p, sketch, mean) for p, mean in zip(parts, means, strict=True)]).sum(0),
         )
-    found.dtype = next(part.rows.dtype for kind in PARTS if (part := getattr(site, kind)) is not None)
-    found.folded = None if name == "hadamard" else site.folded
+    kernel.dtype = next(part.rows.dtype for kind in PARTS if (part := getattr(site, kind)) is not None)
+    kernel.folded = None if name == "hadamard" else site.folded
     if name == "hadamard":
-        found.columns = "f ⊗ g", shared.seed
+        kernel.columns = "f ⊗ g", sketch.seed
     elif name != "hadamard_of_sketches":  # whose columns are eigenvectors
-        found.columns = ("neurons",) if site.folded is None else (site.folded, shared.seed)
-    if shared.exact:
-        found.trace, found.diagonal = found.gram.trace(), found.gram.diagonal()
-    return found
+        kernel.columns = ("neurons",) if site.folded is None else (site.folded, sketch.seed)
+    if sketch.exact:
+        kernel.trace, kernel.diagonal = kernel.gram.trace(), kernel.gram.diagonal()
+    return kernel
 
 
-def _part(site: SiteSketch, part: str, kernel: str) -> Part:
-    found: Part | None = getattr(site, part)
-    if found is None:
-        raise ValueError(
-            f"the kernel {kernel!r} needs a sketch of {part}: make it with kernels={kernel!r} among others"
-        )
-    return found
-
-
-def _known_mean(site: SiteSketch, shared: Rows) -> Tensor | None:
-    """‖ψ̄‖² of f ⊗ g exactly, where Σ g fᵀ was kept: a sketch of a large mean says little about what is left of it."""
-    if site.moment is None or len(site.moment) != site.width:
-        return None
-    return (site.moment / shared.n).square().sum()
-
-
-def _explicit(part: Part, name: str, shared: Rows, mean: Tensor | None = None) -> Kernel:
-    """A kernel whose map was sketched itself; `mean` is ‖ψ̄‖² where that is known better than from the sketch."""
-    two = part.rows.ndim == 3
-    mean = mean_squared(part, shared.n) if mean is None else mean
-
-    def make(centred: bool) -> Tensor:
-        found = _rows(part, shared, centred)
-        return torch.cat([*found], 1) / len(found) ** 0.5 if two else found
-
-    def halves() -> tuple[Tensor, Tensor]:
-        a, b = _rows(part, shared, True)
-        return a, b
-
-    return Kernel(
-        name,
-        shared.n,
-        make,
-        halves=halves if two else None,
-        trace=_trace(part, shared, mean),
-        diagonal=_diagonal(part, shared, mean),
-    )
-
-
-def _rows(part: Part, shared: Rows, centred: bool) -> Tensor:
-    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): the mean comes off before the sketch, which centring afterwards would not do."""
-    if not centred:
-        return part.rows
-    mean = part.total / shared.n
-    return part.rows.double() - shared.ones.to(mean.device)[:, None] * mean[..., None, :]
+def side_by_side(copies: Tensor) -> Tensor:
+    """(n, 2k) from the two copies (2, n, k) of a TensorSketch: products are the mean of theirs."""
+    return torch.cat([*copies], 1) / len(copies) ** 0.5
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
@@ -346,26 +197,29 @@ def mean_squared(part: Part, n: int) -> Tensor:
     return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
 
 
-def _trace(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
-    """Σ ‖ψ − ψ̄‖²."""
-    return (part.squares - shared.n * mean_square).cpu()
+def _rows(part: Part, sketch: Sketch, centred: bool) -> Tensor:
+    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): the mean comes off before the sketch, which centring afterwards would not do."""
+    if not centred:
+        return part.rows
+    mean = part.total / sketch.n
+    return part.rows.double() - sketch.ones.to(mean.device)[:, None] * mean[..., None, :]
 
 
-def _diagonal(part: Part, shared: Rows, mean_square: Tensor) -> Tensor:
+def _diagonal(part: Part, sketch: Sketch, mean_square: Tensor) -> Tensor:
     """S (‖ψ₁ − ψ̄‖², …)."""
-    mean = part.total / shared.n
+    mean = part.total / sketch.n
     rows, copies = part.rows.double(), len(mean) if mean.ndim == 2 else 1
     with_mean = (rows * mean[..., None, :]).sum(-1).reshape(copies, -1).mean(0)
-    return (part.diagonal - 2 * with_mean + mean_square.to(mean.device) * shared.ones.to(mean.device)).cpu()
+    return (part.diagonal - 2 * with_mean + mean_square.to(mean.device) * sketch.ones.to(mean.device)).cpu()
 
 
-def _product(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
-    """Rows whose products are K̃_f ∘ K̃_g."""
-    spectrum = Spectrum.of(product_gram(f, g, shared, centred).cpu())
+def _root(gram: Tensor) -> Tensor:
+    """Rows whose products are the Gram matrix."""
+    spectrum = Spectrum.of(gram)
     return spectrum.vectors * spectrum.values.sqrt()
 
 
-def product_gram(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
+def product_gram(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(M, M): K̃_f ∘ K̃_g.
 
     Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
@@ -373,32 +227,230 @@ def product_gram(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
-        share = (shared.counts / shared.counts.sum()).to(gram.device)  # with a stack, a row is in several buckets
+        share = (sketch.counts / sketch.counts.sum()).to(gram.device)  # with a stack, a row is in several buckets
         gram = gram - share[:, None] * gram.sum(0)
         gram = gram - gram.sum(1)[:, None] * share
     return (gram + gram.T) / 2
 
 
-def _midpoint(f: Part, g: Part, shared: Rows, centred: bool) -> Tensor:
+def _midpoint(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features.
 
     What of the gradients has no counterpart in the features (neurons that are dead, say) goes to columns of its own.
     """
-    u, v = _rotation(f.rows.double(), g.rows.double())
+    rows_f, rows_g = f.rows.double(), g.rows.double()
+    # U and V (k, r) by way of the smaller of rows and columns.
+    (basis_f, small_f), (basis_g, small_g) = (torch.linalg.qr(side.T) for side in (rows_f, rows_g))
+    u, values, vh = torch.linalg.svd(small_f @ small_g.T, full_matrices=False)
+    kept = values > rows_f.norm() * rows_g.norm() * torch.finfo(values.dtype).eps * max(rows_f.shape)
+    u, v = basis_f @ u[:, kept], basis_g @ vh[kept].T
 
     def halfway(of_f: Tensor, of_g: Tensor) -> Tensor:
         turned = of_g @ v
         return torch.cat([of_f + turned @ u.T, of_g - turned @ v.T], -1) / 2
 
-    rows = halfway(f.rows.double(), g.rows.double())
+    rows = halfway(rows_f, rows_g)
     if not centred:
         return rows
-    return rows - shared.ones.to(rows.device)[:, None] * halfway(f.total, g.total) / shared.n
+    return rows - sketch.ones.to(rows.device)[:, None] * halfway(f.total, g.total) / sketch.n
 
 
-def _rotation(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """U and V (k, r) with Fᵀ G = U Σ Vᵀ, by way of the smaller of rows and columns."""
-    (basis_f, small_f), (basis_g, small_g) = (torch.linalg.qr(side.T) for side in (f, g))
-    u, values, vh = torch.linalg.svd(small_f @ small_g.T, full_matrices=False)
-    kept = values > f.norm() * g.norm() * torch.finfo(values.dtype).eps * max(f.shape)
-    return basis_f @ u[:, kept], basis_g @ vh[kept].T
+@dataclass
+class SketchPair:
+    """The kernels of every site of two sketches of one size."""
+
+    a: Sequence[Kernel]
+    b: Sequence[Kernel]
+    size: int  # buckets
+    exact: bool
+    stack: int = 1  # buckets that each row is in
+
+    supplies: ClassVar = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances})
+
+    @property
+    def n(self) -> int:
+        return min(kernel.n for kernel in (*self.a, *self.b))
+
+    @property
+    def signed(self) -> bool:
+        """A product of sketches has lost its signs, and rows that were never sketched have none."""
+        return self.a[0].name != "hadamard_of_sketches" and not self.exact
+
+    def redrawn(self, seed: int, number: int) -> SketchPair:
+        """The same with other buckets and signs for B: what two sketches give that share no rows."""
+        draw = Resketch.draw(self.size, seed, number, signed=self.signed)
+        return replace(self, b=[kernel.redrawn(draw) for kernel in self.b])
+
+    def alignment(self, kind: type[Alignment]) -> Alignment:
+        """Inner products of the kernels of every pair of sites: xx (A, 1), yy (1, B), xy (A, B)."""
+        return self._aligned(kind, lambda x, y: (x * y).sum(), _products, lambda terms: terms.sum(0))
+
+    def left_out(self, kind: type[Alignment]) -> Alignment:
+        """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, brought to as many as there are.
+
+        Buckets are alike and next to independent, so that their spread tells that of the whole. Means were taken off
+        before, and need not move.
+        """
+        return self._aligned(kind, _without_each, _all_without_each, _sums_without_each)
+
+    def _aligned(self, kind: type[Alignment], of_pair: Callable, of_all: Callable, of_terms: Callable) -> Alignment:
+        """From sums over buckets of the products of two kernels, of many with many, and of one term per bucket.
+
+        Debiased, it is what U-centred Gram matrices of all rows would give, without the bias of either sketch:
+        E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
+        """
+        if kind is not DebiasedAlignment:
+            own, other = self._grams(kind)
+            xx, yy = (torch.stack([of_pair(gram, gram) for gram in side], -1) for side in (own, other))
+            return kind(xx[..., :, None], yy[..., None, :], of_all(own, other))
+        if self.n < 4:
+            raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
+        # Of each side two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
+        parts = [list(zip(*(kernel.unbiased for kernel in side), strict=True)) for side in (self.a, self.b)]
+        xx, yy = (torch.stack(list(map(of_pair, one, two)), -1) for one, two, *_ in parts)
+        (one_a, two_a, *_), (one_b, two_b, *_) = parts
+        cross = (of_all(one_a, two_b) + of_all(two_a, one_b)) / 2
+        (traces_a, a), (traces_b, b) = ((torch.stack(traces), torch.stack(d, 1)) for *_, traces, d in parts)
+        return DebiasedAlignment(
+            self._unbiased(xx, traces_a**2, of_terms(a**2))[..., :, None],
+            self._unbiased(yy, traces_b**2, of_terms(b**2))[..., None, :],
+            self._unbiased(cross, traces_a[:, None] * traces_b, of_terms(a[:, :, None] * b[:, None, :])),
+        )
+
+    def _unbiased(self, products: Tensor, traces: Tensor, diagonals: Tensor) -> Tensor:
+        n, m = self.n, self.size
+        if not self.exact:
+            products = (m * products - traces + 2 * diagonals) / (m + 1)
+        return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
+
+    def redrawn_moments(self, kind: type[Alignment]) -> tuple[Tensor, Tensor | None]:
+        """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if they have any.
+
+        Signs make what lies beside the diagonal 0 on average. Without them there is no simple variance.
+        """
+        m = self.size
+        (x, x_spread, x_beside, x_squares), (y, y_spread, y_beside, y_squares) = map(_entries, self._grams(kind))
+        mean = x[:, None] * y / m
+        if not self.signed:
+            return mean + x_beside[:, None] * y_beside / (m * (m - 1)), None
+        variance = x_spread[:, None] * y_spread / (m - 1)
+        return mean, variance + 2 * x_squares[:, None] * y_squares / (m * (m - 1))
+
+    def _grams(self, kind: type[Alignment]) -> tuple[list[Tensor], list[Tensor]]:
+        """The kernels of both sides, as they are or centred."""
+        name = "raw_gram" if kind is UncentredAlignment else "gram"
+        a, b = ([getattr(kernel, name) for kernel in side] for side in (self.a, self.b))
+        return a, b
+
+    def covariances(self, i: int, j: int) -> Covariances:
+        """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
+        x, y = self.a[i], self.b[j]
+        return _KernelCovariances(
+            x.scatter, y.scatter, lambda: product(x.root.T, y.root) / (x.n * y.n) ** 0.5, kernels=(x, y)
+        )
+
+    def paired(self, i: int, j: int) -> PairedRows:
+        """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
+        a, b = self.a[i], self.b[j]
+        if not a.columns or not b.columns:
+            raise ValueError(
+                "a product of Gram matrices has no neurons, and no columns that correspond: take another kernel, "
+                "'features' or 'gradients'"
+            )
+        if a.columns != b.columns:
+            raise ValueError(
+                "the columns of these sketches do not correspond: rows were projected, or f ⊗ g sketched, by other "
+                "hashes; sketch both with one seed and one memory"
+            )
+        x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (a, b))
+        if x.device != y.device:  # the smaller one moves
+            x, y = (x.to(y.device), y) if x.numel() < y.numel() else (x, y.to(x.device))
+        return PairedRows(SiteRows(x), SiteRows(y))
+
+    @property
+    def traces(self) -> tuple[Tensor, Tensor]:
+        return self._of_sites(lambda kernel: kernel.gram.trace())
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """‖K‖² of each site."""
+        return self._of_sites(lambda kernel: kernel.gram.square().sum())
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """For each site, how much of the kernel's trace is variation about the mean."""
+        return self._of_sites(lambda kernel: kernel.gram.trace() / kernel.raw_gram.trace())
+
+    def _of_sites(self, number: Callable[[Kernel], Tensor]) -> tuple[Tensor, Tensor]:
+        a, b = (torch.stack([number(kernel) for kernel in side]) for side in (self.a, self.b))
+        return a, b
+
+    def describe(self) -> str:
+        if self.exact:
+            return f"kernels of all {self.n} rows"
+        counts = dict.fromkeys([self.a[0].n, self.b[0].n])
+        return f"{' and '.join(map(str, counts))} rows, sketched to {self.size}"
+
+
+@dataclass
+class _KernelCovariances(Covariances):
+    """Covariances of two kernels; a nuclear norm, which no rotation changes, needs no eigenvectors of either."""
+
+    kernels: tuple[Kernel, Kernel] = field(kw_only=True, repr=False)
+
+    @once
+    def nuclear(self) -> Tensor:
+        x, y = self.kernels
+        with threads_for(x.factor):
+            cross = product(x.factor.T, y.factor) / (x.n * y.n) ** 0.5
+        return nuclear_norm(
+            cross,
+            most=self.x.trace.sqrt() * self.y.trace.sqrt(),
+            enough=ENOUGH_DIGITS if torch.float64 in (x.dtype, y.dtype) else ENOUGH_DIGITS_FLOAT32,
+        )
+
+
+def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    a, b = (torch.stack([gram.flatten() for gram in side]) for side in (own, other))
+    return a @ b.T
+
+
+def _entries(grams: Sequence[Tensor]) -> Tensor:
+    """(4, A): what a random order of buckets leaves of Gram matrices.
+
+    The sum of the diagonal, its sum of squares about the mean, and the sum and sum of squares of all other entries.
+    """
+    rows = []
+    for gram in grams:
+        diagonal = gram.diagonal()
+        spread = (diagonal - diagonal.mean()).square().sum()
+        beside = gram.sum() - diagonal.sum(), gram.square().sum() - diagonal.square().sum()
+        rows.append(torch.stack([diagonal.sum(), spread, *beside]))
+    return torch.stack(rows, 1)
+
+
+# Sums over buckets with each bucket left out in turn, brought to the number of terms that there were
+
+
+def _sums_without_each(terms: Tensor) -> Tensor:
+    """(M, …): of one term per bucket (M, …)."""
+    return len(terms) / (len(terms) - 1) * (terms.sum(0) - terms)
+
+
+def _without_each(one: Tensor, other: Tensor) -> Tensor:
+    """(M,): of the products of two kernels (M, M)."""
+    products = one * other
+    return _of_pairs(products.sum(1), products.diagonal())
+
+
+def _all_without_each(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """(M, A, B): the same for each of A kernels with each of B."""
+    rows = torch.stack(list(own), 1) @ torch.stack(list(other), 2)  # (M, A, M) @ (M, M, B)
+    a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (own, other))
+    return _of_pairs(rows, a[:, :, None] * b[:, None, :])
+
+
+def _of_pairs(rows: Tensor, diagonal: Tensor) -> Tensor:
+    """From the sums over the second bucket of each pair: beside the diagonal a bucket takes two such sums with it."""
+    m, beside = len(rows), rows - diagonal
+    return m / (m - 2) * (beside.sum(0) - 2 * beside) + _sums_without_each(diagonal)

@@ -16,149 +16,20 @@ from ..linalg import product
 from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
-from .kernels import Pairs, SiteSketch, mean_squared
+from .kernels import mean_squared
 from .run import sketch
+from .site import Pairs, SiteSketch
 from .sketches import NotShared, Sketch
-
-# What transfer scores of one site are made of: sums over all rows, and over pairs of a few of them
 
 _Z = 1.959964  # of a 95 % interval
 _BLOCK = 1024  # rows whose products are held at a time
-
-
-@dataclass(frozen=True)
-class Score:
-    """A number, and the standard error of its logarithm from sampling or sketching; 0 where all rows were summed up."""
-
-    value: float
-    error: float = 0.0
-    logarithm: bool = False
-
-    @property
-    def low(self) -> float:
-        return self._edge(-1)
-
-    @property
-    def high(self) -> float:
-        return self._edge(1)
-
-    def _edge(self, sign: int) -> float:
-        reach = sign * _Z * self.error
-        return self.value + reach if self.logarithm else self.value * math.exp(reach)
-
-    def over(self, other: Score) -> Score:
-        """Their ratio; undefined where the other is 0. Their errors are independent."""
-        if other.value == 0:
-            return Score(math.nan)
-        return Score(self.value / other.value, math.hypot(self.error, other.error))
-
-
-@dataclass(frozen=True)
-class Scores:
-    """All scores of one site."""
-
-    mean_embedding: Score
-    kernel_norm: Score
-    kernel_trace: Score
-    by_chance: bool  # the mean embedding is what rows would give that pull in unrelated directions
-    sampled: int | None  # rows that pairs were taken of; None: all
-    columns: int | None  # of the sketches of f ⊗ g that the mean embedding is of; None: of the rows themselves
-    folded: int | None  # columns that rows were projected to before pairs were taken
-
-    @property
-    def mean_over_norm(self) -> Score:
-        return self.mean_embedding.over(self.kernel_norm)
-
-    @property
-    def mean_over_trace(self) -> Score:
-        return self.mean_embedding.over(self.kernel_trace)
-
-    @property
-    def log_mean_over_norm(self) -> Score:
-        ratio = self.mean_over_norm
-        return Score(math.log(ratio.value) if ratio.value > 0 else math.nan, ratio.error, logarithm=True)
-
-
-def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
-    """The scores of one site from the sketch of its n rows; `exact`: all rows are there."""
-    if site.pairs is None or site.fourth is None or site.trace is None:
-        raise ValueError(
-            f"{label}: this sketch has no gradients, which transfer scores are of; make it with kernels='hadamard'"
-        )
-    trace, fourth = float(site.trace), float(site.fourth)
-    columns = sampled = folded = None
-    if exact and site.features is not None and site.gradients is not None:
-        total, squares = _all_pairs(site.features.rows, site.gradients.rows)
-        squares_error = 0.0
-        mean = Score(math.sqrt(max(total, 0.0)) / n)  # a sum that is 0 may come out below it by rounding
-        if site.moment is not None:
-            mean = Score(float(site.moment.norm()) / n)
-    else:
-        beside, spread = _sampled_pairs(site.pairs, n, label)
-        squares = fourth + beside
-        squares_error = spread / squares if squares > 0 else 0.0
-        mean, columns = _mean_embedding(site, n, label)
-        sampled = len(site.pairs.index) if len(site.pairs.index) < n else None
-        width = site.pairs.features.shape[1]
-        folded = width if width < site.width else None
-    norm = Score(math.sqrt(squares) / n**2, squares_error / 2)
-    # With signs at random ‖Σψ‖² is Tr K on average, with a variance of twice the squares beside the diagonal.
-    by_chance = (mean.value * n) ** 2 <= trace + 2 * math.sqrt(2 * max(squares - fourth, 0.0))
-    return Scores(mean, norm, Score(math.sqrt(trace) / n), by_chance, sampled, columns, folded)
-
-
-def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[Score, int | None]:
-    """‖E[g fᵀ]‖: of the sum of g fᵀ where it was kept, else of its sketches."""
-    if site.moment is not None and len(site.moment) == site.width:
-        return Score(float(site.moment.norm()) / n), None
-    if site.hadamard is None:
-        raise ValueError(
-            f"{label}: {site.width} neurons are too many for the sum of g fᵀ to be kept whole, and there is no sketch "
-            "of it: make the sketch with kernels='hadamard' among others"
-        )
-    copies, columns = site.hadamard.total.shape
-    # The variance of ‖·‖² of one sketch is 2 / columns for a μ of high rank, and up to four times that for rank one.
-    return Score(float(mean_squared(site.hadamard, n).sqrt()), math.sqrt(8 / (copies * columns)) / 2), columns
-
-
-def _sampled_pairs(pairs: Pairs, n: int, label: str) -> tuple[float, float]:
-    """Σ K_ij² over i ≠ j of all n rows, from the sampled rows, and its standard error by leaving one row out.
-
-    Drawn without replacement: the error is less by √(1 − m/n), and nothing where all rows were drawn.
-    """
-    count = len(pairs.index)
-    if n == 1:
-        return 0.0, 0.0
-    if count < min(n, 3):
-        raise ValueError(f"{label}: {count} rows are too few to take pairs of, need 3 at least")
-    f, g = pairs.features.double(), pairs.gradients.double()
-    squares = (product(f, f.T) * product(g, g.T)).square().fill_diagonal_(0)
-    of_row = squares.sum(1)
-    every = n * (n - 1) * of_row.sum() / (count * (count - 1))
-    if count == n:
-        return float(every), 0.0
-    without = n * (n - 1) * (of_row.sum() - 2 * of_row) / ((count - 1) * (count - 2))
-    variance = (count - 1) / count * (without - without.mean()).square().sum() * (1 - count / n)
-    return float(every), float(variance.sqrt())
-
-
-def _all_pairs(f: Tensor, g: Tensor) -> tuple[float, float]:
-    """The sums of K_ij and of K_ij² over all rows."""
-    total = squares = torch.zeros((), dtype=torch.float64, device=f.device)
-    f, g = f.double(), g.double()
-    for start in range(0, len(f), _BLOCK):
-        kernel = product(f[start : start + _BLOCK], f.T) * product(g[start : start + _BLOCK], g.T)
-        total, squares = total + kernel.sum(), squares + kernel.square().sum()
-    return float(total), float(squares)
-
-
+_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # what data without a name are described by
 _BOTH_WAYS = (
     "the paper reads this both ways: higher where the data are the model's own (sections 5.3 and 5.4), higher where "
     "there is more to adapt (appendix F); models and layers are ranked by mean_embedding instead"
 )
 _NO_WAY = "no direction is known: the paper finds it highest for one data set, whatever the model was trained on"
 _WORDS = {"mean_over_norm": _BOTH_WAYS, "log_mean_over_norm": _BOTH_WAYS, "mean_over_trace": _NO_WAY}
-_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # what data without a name are described by
 
 
 def transfer(
@@ -197,127 +68,48 @@ def transfer(
     if len(fresh) > 1 and isinstance(data, Iterator):
         raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
     wanted = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
-    found = []
+    sketches, scores = [], []
     for thing in things:
         made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=wanted, **sketching)
-        found.append(_One.of(made))
+        with products():
+            scores.append(
+                [
+                    scores_of(s, made.n, exact=made.exact, label=label)
+                    for s, label in zip(made.sites, made.side.sites, strict=True)
+                ]
+            )
+        sketches.append(replace(made, sites=(), _kernels={}))  # what takes memory goes
+    models = _names(
+        sketches, lambda made: made.side.name, lambda a, b: (a.model, a.side.sites) == (b.model, b.side.sites)
+    )
+    of_data = _names(sketches, _data_name, _same_data)
     if not several:
-        return found[0].comparison(found[0].sketch.side.name, _data_name(found[0].sketch))
-    return _together(found)
-
-
-@dataclass(frozen=True)
-class _One:
-    """One model on one set of data: its scores, and what tells it from others."""
-
-    sketch: Sketch  # without its sites
-    scores: tuple[Scores, ...]
-
-    @classmethod
-    @products()
-    def of(cls, made: Sketch) -> _One:
-        scores = tuple(
-            scores_of(site, made.n, exact=made.exact, label=label)
-            for site, label in zip(made.sites, made.side.sites, strict=True)
-        )
-        return cls(replace(made, sites=()), scores)
-
-    def comparison(self, model: str, data: str) -> Comparison:
-        made = self.sketch
-        side = replace(made.side, name=model)
-        about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
-        return Comparison(
-            side,
-            Side(data, (data,), (0,), ((),)),
-            {name: self._values(name) for name in TRANSFER},
-            made.rows_rule,
-            {key: value for key, value in about.items() if key != "settings"},
-            kind="transfer",
-        )
-
-    def _values(self, name: str) -> Estimate:
-        column = [getattr(scores, name) for scores in self.scores]
-        value = np.array([[score.value] for score in column])
-        sampled = any(score.error > 0 for score in column)
-        return Estimate(
-            value=value,
-            n=self.sketch.n,
-            statistic=self._statistic(name),
-            closer="down",
-            bounds=(None if name.startswith("log") else 0.0, None),
-            same=None,
-            low=np.array([[score.low] for score in column]) if sampled else None,
-            high=np.array([[score.high] for score in column]) if sampled else None,
-            caveats=tuple(self._caveats(name)),
-        )
-
-    def _statistic(self, name: str) -> str:
-        """Where the numbers come from: all rows, sampled pairs of them, sketches of f ⊗ g."""
-        found = ["sums over all rows"]
-        pairs, copies = (
-            sorted({getattr(scores, what) for scores in self.scores} - {None}) for what in ("sampled", "columns")
-        )
-        if copies and name not in ("kernel_norm", "kernel_trace"):
-            found.append(f"wide sites by two TensorSketches of {copies[0]} columns")
-        if pairs and "norm" in name:
-            several = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
-            found.append(f"products of rows from all pairs of {several} sampled rows")
-        return "; ".join(found)
-
-    def _caveats(self, name: str) -> Iterator[Caveat]:
-        yield from of_left_out(self.sketch.side)
-        if name in _WORDS:
-            yield Caveat(_WORDS[name])
-        if name != MEAN_EMBEDDING:
-            yield Caveat(f"changes with the number of rows: compare at equal N only (N = {self.sketch.n:,} here)")
-        for site, scores in zip(self.sketch.side.sites, self.scores, strict=True):
-            if not np.isfinite(getattr(scores, name).value):
-                yield Caveat(
-                    "undefined: no gradient but 0 reaches this site, so that there is nothing to compare", site
-                )
-            elif name == MEAN_EMBEDDING and scores.by_chance:
-                yield Caveat(
-                    f"not more than rows that pull in unrelated directions would give (kernel_trace, "
-                    f"{scores.kernel_trace.value:.3g}); take more inputs",
-                    site,
-                )
-            if scores.folded is not None and "norm" in name:
-                yield Caveat(
-                    f"rows were projected to {scores.folded} columns before pairs were taken: ‖K‖ comes out too large; "
-                    "raise memory",
-                    site,
-                )
-
-
-def _together(found: Sequence[_One]) -> Comparisons:
-    """A comparison for each model with its data; names that stand for different things are numbered."""
-    models = _named(found, lambda one: one.side.name, lambda a, b: a.model == b.model and a.side.sites == b.side.sites)
-    data = _named(found, _data_name, _same_data)
-    names = [*dict.fromkeys(models), *dict.fromkeys(data)]
-    if overlap := set(models) & set(data):
+        return _comparison(sketches[0], scores[0], models[0], of_data[0])
+    if overlap := set(models) & set(of_data):
         raise ValueError(f"{', '.join(sorted(overlap))}: names both a model and data; rename one")
+    names = list(dict.fromkeys([*models, *of_data]))
     pairs: dict[tuple[int, int], Comparison] = {}
-    for one, model, of in zip(found, models, data, strict=True):
-        place = names.index(model), names.index(of)
+    for made, of_sites, model, name in zip(sketches, scores, models, of_data, strict=True):
+        place = names.index(model), names.index(name)
         if place in pairs:
-            raise ValueError(f"{model} on {of} was given twice")
-        pairs[place] = one.comparison(model, of)
+            raise ValueError(f"{model} on {name} was given twice")
+        pairs[place] = _comparison(made, of_sites, model, name)
     return Comparisons(tuple(names), pairs)
 
 
-def _named(found: Sequence[_One], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]) -> list[str]:
-    """A name for each, the same for those that are alike."""
-    sketches = [one.sketch for one in found]
-    plain = [name(made) for made in sketches]
-    first = [
-        next(i for i in range(k + 1) if plain[i] == plain[k] and alike(sketches[i], sketches[k]))
-        for k in range(len(sketches))
-    ]
-    labels = []
-    for k, text in enumerate(plain):
-        others = sorted({first[i] for i in range(len(plain)) if plain[i] == text})
-        labels.append(f"{text} ({others.index(first[k]) + 1})" if len(others) > 1 else text)
-    return labels
+def _names(
+    sketches: Sequence[Sketch], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]
+) -> list[str]:
+    """A name for each, the same for those that are alike; one that stands for different things is numbered."""
+    different: dict[str, list[Sketch]] = {}
+    places = []
+    for made in sketches:
+        others = different.setdefault(name(made), [])
+        place = next((k for k, other in enumerate(others) if alike(other, made)), len(others))
+        others += [made] if place == len(others) else []
+        places.append(place)
+    texts = [name(made) for made in sketches]
+    return [f"{text} ({k + 1})" if len(different[text]) > 1 else text for text, k in zip(texts, places, strict=True)]
 
 
 def _data_name(made: Sketch) -> str:
@@ -334,3 +126,171 @@ def _same_data(a: Sketch, b: Sketch) -> bool:
     except NotShared:
         return False
     return True
+
+
+def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -> Comparison:
+    """One model's sites against one set of data."""
+    estimates = {}
+    for name in TRANSFER:
+        value, error = np.array([of_site.values[name] for of_site in scores]).T[:, :, None]
+        logarithm = name.startswith("log")
+        low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
+        uncertain = (error > 0).any()
+        estimates[name] = Estimate(
+            value=value,
+            n=made.n,
+            statistic=_statistic(name, scores),
+            closer="down",
+            bounds=(None if logarithm else 0.0, None),
+            same=None,
+            low=low if uncertain else None,
+            high=high if uncertain else None,
+            caveats=tuple(_caveats(name, made, scores)),
+        )
+    about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
+    about.pop("settings", None)
+    return Comparison(
+        replace(made.side, name=model),
+        Side(data, (data,), (0,), ((),)),
+        estimates,
+        made.rows_rule,
+        about,
+        kind="transfer",
+    )
+
+
+def _statistic(name: str, scores: Sequence[Scores]) -> str:
+    """Where the numbers come from: all rows, sampled pairs of them, sketches of f ⊗ g."""
+    sources = ["sums over all rows"]
+    pairs, copies = (sorted({getattr(of_site, what) for of_site in scores} - {None}) for what in ("sampled", "columns"))
+    if copies and name not in ("kernel_norm", "kernel_trace"):
+        sources.append(f"wide sites by two TensorSketches of {copies[0]} columns")
+    if pairs and "norm" in name:
+        several = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
+        sources.append(f"products of rows from all pairs of {several} sampled rows")
+    return "; ".join(sources)
+
+
+def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Caveat]:
+    yield from of_left_out(made.side)
+    if name in _WORDS:
+        yield Caveat(_WORDS[name])
+    if name != MEAN_EMBEDDING:
+        yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
+    for site, of_site in zip(made.side.sites, scores, strict=True):
+        if not np.isfinite(of_site.values[name][0]):
+            yield Caveat("undefined: no gradient but 0 reaches this site, so there is nothing to compare", site)
+        elif name == MEAN_EMBEDDING and of_site.by_chance:
+            yield Caveat(
+                f"not more than rows that pull in unrelated directions would give (kernel_trace, "
+                f"{of_site.values['kernel_trace'][0]:.3g}); take more inputs",
+                site,
+            )
+        if of_site.folded is not None and "norm" in name:
+            yield Caveat(
+                f"rows were projected to {of_site.folded} columns before pairs were taken: ‖K‖ comes out too large; "
+                "raise memory",
+                site,
+            )
+
+
+# The scores of one site: sums over all rows, and over pairs of a few of them
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All scores of one site."""
+
+    values: dict[str, tuple[float, float]]  # and the standard error of the logarithm; 0 where all rows were summed up
+    by_chance: bool  # the mean embedding is what rows would give that pull in unrelated directions
+    sampled: int | None  # rows that pairs were taken of; None: all
+    columns: int | None  # of the sketches of f ⊗ g that the mean embedding is of; None: of the rows themselves
+    folded: int | None  # columns that rows were projected to before pairs were taken
+
+
+def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
+    """The scores of one site from the sketch of its n rows; `exact`: all rows are there."""
+    if site.pairs is None or site.fourth is None or site.trace is None:
+        raise ValueError(
+            f"{label}: this sketch has no gradients, which transfer scores are of; make it with kernels='hadamard'"
+        )
+    trace, fourth = float(site.trace), float(site.fourth)
+    columns = sampled = folded = None
+    if exact and site.features is not None and site.gradients is not None:
+        total, squares = _all_pairs(site.features.rows, site.gradients.rows)
+        squares_error = 0.0
+        mean = math.sqrt(max(total, 0.0)) / n, 0.0  # a sum that is 0 may come out below it by rounding
+        if site.moment is not None:
+            mean = float(site.moment.norm()) / n, 0.0
+    else:
+        beside, spread = _sampled_pairs(site.pairs, n, label)
+        squares = fourth + beside
+        squares_error = spread / squares if squares > 0 else 0.0
+        mean, columns = _mean_embedding(site, n, label)
+        sampled = len(site.pairs.index) if len(site.pairs.index) < n else None
+        width = site.pairs.features.shape[1]
+        folded = width if width < site.width else None
+    norm, root = (math.sqrt(squares) / n**2, squares_error / 2), (math.sqrt(trace) / n, 0.0)
+    over_norm, over_trace = _ratio(mean, norm), _ratio(mean, root)
+    log = math.log(over_norm[0]) if over_norm[0] > 0 else math.nan
+    values = {
+        "mean_embedding": mean,
+        "kernel_norm": norm,
+        "kernel_trace": root,
+        "mean_over_norm": over_norm,
+        "mean_over_trace": over_trace,
+        "log_mean_over_norm": (log, over_norm[1]),
+    }
+    # With signs at random ‖Σψ‖² is Tr K on average, with a variance of twice the squares beside the diagonal.
+    by_chance = (mean[0] * n) ** 2 <= trace + 2 * math.sqrt(2 * max(squares - fourth, 0.0))
+    return Scores(values, by_chance, sampled, columns, folded)
+
+
+def _ratio(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    """Of two numbers with independent errors; undefined where the second is 0."""
+    return (math.nan, 0.0) if b[0] == 0 else (a[0] / b[0], math.hypot(a[1], b[1]))
+
+
+def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[tuple[float, float], int | None]:
+    """‖E[g fᵀ]‖ and the error of its logarithm: of the sum of g fᵀ where it was kept, else of its sketches."""
+    if site.moment is not None and len(site.moment) == site.width:
+        return (float(site.moment.norm()) / n, 0.0), None
+    if site.hadamard is None:
+        raise ValueError(
+            f"{label}: {site.width} neurons are too many for the sum of g fᵀ to be kept whole, and there is no sketch "
+            "of it: make the sketch with kernels='hadamard' among others"
+        )
+    copies, columns = site.hadamard.total.shape
+    # The variance of ‖·‖² of one sketch is 2 / columns for a μ of high rank, and up to four times that for rank one.
+    return (float(mean_squared(site.hadamard, n).sqrt()), math.sqrt(8 / (copies * columns)) / 2), columns
+
+
+def _sampled_pairs(pairs: Pairs, n: int, label: str) -> tuple[float, float]:
+    """Σ K_ij² over i ≠ j of all n rows, from the sampled rows, and its standard error by leaving one row out.
+
+    Drawn without replacement: the error is less by √(1 − m/n), and nothing where all rows were drawn.
+    """
+    count = len(pairs.index)
+    if n == 1:
+        return 0.0, 0.0
+    if count < min(n, 3):
+        raise ValueError(f"{label}: {count} rows are too few to take pairs of, need 3 at least")
+    f, g = pairs.features.double(), pairs.gradients.double()
+    squares = (product(f, f.T) * product(g, g.T)).square().fill_diagonal_(0)
+    of_row = squares.sum(1)
+    every = n * (n - 1) * of_row.sum() / (count * (count - 1))
+    if count == n:
+        return float(every), 0.0
+    without = n * (n - 1) * (of_row.sum() - 2 * of_row) / ((count - 1) * (count - 2))
+    variance = (count - 1) / count * (without - without.mean()).square().sum() * (1 - count / n)
+    return float(every), float(variance.sqrt())
+
+
+def _all_pairs(f: Tensor, g: Tensor) -> tuple[float, float]:
+    """The sums of K_ij and of K_ij² over all rows."""
+    total = squares = torch.zeros((), dtype=torch.float64, device=f.device)
+    f, g = f.double(), g.double()
+    for start in range(0, len(f), _BLOCK):
+        kernel = product(f[start : start + _BLOCK], f.T) * product(g[start : start + _BLOCK], g.T)
+        total, squares = total + kernel.sum(), squares + kernel.square().sum()
+    return float(total), float(squares)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +13,8 @@ from torch import Tensor
 from ..files import DamagedFile
 from ..results import Side
 from ..stats import Buckets, load_statistics, on_device, save_statistics, storable
-from .kernels import KERNELS, PARTS, Kernel, Pairs, Part, Rows, SiteSketch, kernel_of
+from .kernels import KERNELS, Kernel, kernel_of
+from .site import PARTS, Pairs, Part, SiteSketch
 
 SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
 
@@ -72,11 +72,11 @@ class Sketch:
     stack: int
     ones: Tensor  # (M,) S 1
     counts: Tensor  # (M,) the same with every sign +1
-    fingerprint: Tensor  # (M,) S of one number an input: tells whether two sketches are of the same data
+    fingerprint: Tensor  # (M,) S of one number per input: tells whether two sketches are of the same data
     spans: Spans
     rows_rule: str
     output: str  # what the gradients are of
-    labels: Tensor | None = None  # (M, classes) S of the labels, one column a class
+    labels: Tensor | None = None  # (M, classes) S of the labels, one column per class
     unsigned_labels: Tensor | None = None  # the same with every sign +1
     model: str = ""  # digest of the weights
     about: dict[str, Any] = field(default_factory=dict)  # provenance
@@ -106,10 +106,6 @@ class Sketch:
         """What its tensors take."""
         return sum(t.numel() * t.element_size() for t in _tensors(self))
 
-    @property
-    def shared(self) -> Rows:
-        return Rows(self.n, self.ones, self.counts, self.exact, self.seed)
-
     def site(self, label: str) -> SiteSketch:
         if label not in self.side.sites:
             raise KeyError(f"no site {label!r} in this sketch, only {', '.join(self.side.sites)}")
@@ -118,7 +114,7 @@ class Sketch:
     def kernel(self, label: str, name: str = "hadamard") -> Kernel:
         """The kernel of one site, made once: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
         if (label, name) not in self._kernels:
-            self._kernels[label, name] = kernel_of(self.site(label), name, self.shared)
+            self._kernels[label, name] = kernel_of(self.site(label), name, self)
         return self._kernels[label, name]
 
     def kernels(self, name: str = "hadamard") -> list[Kernel]:
@@ -129,20 +125,14 @@ class Sketch:
         if not sites:
             raise ValueError(f"name at least one site of {', '.join(self.side.sites)}")
         chosen = [self.side.sites.index(label) for label in sites if self.site(label)]
-        side = Side(
-            self.side.name,
-            tuple(self.side.sites[i] for i in chosen),
-            tuple(self.side.widths[i] for i in chosen),
-            tuple(self.side.shapes[i] for i in chosen),
-            tuple(self.side.dtypes[i] for i in chosen) if self.side.dtypes else (),
-        )
+        lists = [getattr(self.side, name) for name in ("sites", "widths", "shapes", "dtypes")]
+        side = Side(self.side.name, *(tuple(each[i] for i in chosen if each) for each in lists))
         return replace(self, side=side, sites=tuple(self.sites[i] for i in chosen))
 
     def to(self, device: str | torch.device) -> Sketch:
         """The same sketch on another device: kernels are made there."""
-        found = on_device(replace(self, _kernels={}), torch.device(device))
-        assert isinstance(found, Sketch)
-        return self if found.device == self.device else found
+        moved: Sketch = on_device(replace(self, _kernels={}), torch.device(device))
+        return self if moved.device == self.device else moved
 
     def merge(self, other: Sketch) -> Sketch:
         """The sketch of both lots of rows, the same as from one pass over all of them; on the device of this one."""
@@ -160,30 +150,23 @@ class Sketch:
         spans, other = self.spans.merge(other.spans), other.to(self.device)
         # Rows that are kept stay in their order.
         order = self.spans.order(other.spans).to(self.device) if self.exact else None
-
-        def summed(name: str) -> Tensor:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            return mine + theirs if order is None else torch.cat([mine, theirs])[order]
-
-        def labelled(name: str) -> Tensor | None:
+        sums: dict[str, Any] = {}
+        for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is None or theirs is None:
-                return None
-            classes = max(mine.shape[1], theirs.shape[1])
-            mine, theirs = (torch.nn.functional.pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
-            return mine + theirs if order is None else torch.cat([mine, theirs])[order]
-
+                sums[name] = None
+                continue
+            if mine.ndim == 2:  # a column per class, of which one part of the data may have fewer
+                classes = max(mine.shape[1], theirs.shape[1])
+                mine, theirs = (torch.nn.functional.pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
+            sums[name] = mine + theirs if order is None else torch.cat([mine, theirs])[order]
         inputs = [sketch.about.get("inputs") for sketch in (self, other)]
         return replace(
             self,
             sites=tuple(a.merge(b, order=order) for a, b in zip(self.sites, other.sites, strict=True)),
             n=self.n + other.n,
-            ones=summed("ones"),
-            counts=summed("counts"),
-            fingerprint=summed("fingerprint"),
             spans=spans,
-            labels=labelled("labels"),
-            unsigned_labels=labelled("unsigned_labels"),
+            **sums,
             about=self.about if None in inputs else {**self.about, "inputs": sum(inputs)},
             _kernels={},
         )
@@ -208,14 +191,14 @@ class Sketch:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
-        found = load_statistics(path, kind="sketch")[0].get("sketch")
+        sketch = load_statistics(path, kind="sketch")[0].get("sketch")
         try:
-            if not isinstance(found, cls):
+            if not isinstance(sketch, cls):
                 raise TypeError("it holds no sketch")
-            found._check()
+            sketch._check()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
-        return found
+        return sketch
 
     def _check(self) -> None:
         """What every use relies on: files come from others."""
@@ -226,18 +209,18 @@ class Sketch:
             raise ValueError(f"{len(self.sites)} sites, {self.n} rows, {len(self.ones)} buckets do not fit together")
         if self.spans.rows != self.n or Spans(()).merge(self.spans) != self.spans:
             raise ValueError(f"rows {self.spans} are not {self.n} rows")
-        for name in ("ones", "counts", "fingerprint"):
-            if getattr(self, name).shape != (height,):
-                raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, not ({height},)")
-        labels = [None if found is None else tuple(found.shape) for found in (self.labels, self.unsigned_labels)]
-        if labels[0] != labels[1] or (labels[0] is not None and (len(labels[0]) != 2 or labels[0][0] != height)):
-            raise ValueError(f"labels of shapes {labels[0]} and {labels[1]} do not fit {height} rows")
+        classes = () if self.labels is None else self.labels.shape[1:2]
+        for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
+            tensor, expected = getattr(self, name), (height, *(classes if "labels" in name else ()))
+            absent = self.labels is None and "labels" in name
+            if (tensor is None) != absent or not (absent or tensor.shape == expected):
+                raise ValueError(f"{name} does not have the shape {expected}")
         if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
-        if not isinstance(self.about, dict) or not all(isinstance(t, str) for t in (self.rows_rule, self.output)):
-            raise TypeError("what is said about it is no text")
-        if not isinstance(self.about.get("models", []), list):
-            raise TypeError("what is said about its models is no list")
+        if not all(isinstance(text, str) for text in (self.rows_rule, self.output)):
+            raise TypeError("its row rule or its output is no text")
+        if not isinstance(self.about, dict) or not isinstance(self.about.get("models", []), list):
+            raise TypeError("what it says about its models is no list")
         if not all(isinstance(label, str) for label in (self.side.name, *self.side.sites)):
             raise TypeError(f"sites and models have names, not {self.side.sites} of {self.side.name}")
         if len(set(self.side.sites)) < len(self.side.sites):
@@ -268,17 +251,12 @@ _UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows,
 def parts_of(kernels: str | tuple[str, ...] | list[str]) -> frozenset[str]:
     """What must be sketched for these kernels."""
     names = [kernels] if isinstance(kernels, str) else list(kernels)
-    needs: Mapping[str, set[str]] = {
-        "sum": {"features", "gradients"},
-        "midpoint": {"features", "gradients"},
-        "hadamard_of_sketches": {"features", "gradients"},
-    }
     for name in names:
         if name not in KERNELS:
             raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
     if not names:
         raise ValueError(f"a sketch needs at least one kernel of {', '.join(KERNELS)}")
-    return frozenset().union(*(needs.get(name, {name}) for name in names))
+    return frozenset().union(*({name} if name in PARTS else {"features", "gradients"} for name in names))
 
 
 def _tensors(value: Any) -> list[Tensor]:

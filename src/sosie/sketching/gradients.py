@@ -1,0 +1,317 @@
+"""A network run backwards: what pulls at its answer, and rows of features and gradients at every site."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import (
+    Chunk,
+    Keep,
+    Masks,
+    Site,
+    answer_in,
+    count_inputs,
+    fresh_leaf,
+    needs_axes,
+    select,
+    to_rows,
+    unshared,
+    watch,
+    without_labels,
+)
+from ..capture.structure import rebuild, with_tensors
+from ..engine.network import Network
+from ..engine.stream import Stream
+from ..process_state import matmul_precision, without_autocast
+from ..progress import Progress
+
+Loss = Callable[[Any, Any], Tensor]
+Rows = Callable[[str, Tensor], None]
+BETA = 0.5
+NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
+_SUMS_TO_ONE = 1e-3
+_OTHERWISE = "give output=function(answer, batch) → one loss per input"
+_FIXED = (
+    "with a variance that is fixed, the tempered prediction is symmetric about the mean and every gradient is exactly "
+    f"0, whatever beta. Add a variance head, or {_OTHERWISE}"
+)
+
+# What pulls at a network's answer: the gradient of an expected loss, which one backward pass carries to every site
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Where a backward pass begins: what the answers are taken for, in words, and what pulls at them.
+
+    `pull(answer, batch, mask, check)` is a part of the answer and the gradient of the loss with respect to it; `check`:
+    first raise unless the answer is what this reads.
+    """
+
+    words: str
+    pull: Callable[[Any, Any, Tensor | None, bool], tuple[Tensor, Tensor]]
+
+
+def predictive_of(output: str | Loss, beta: float) -> Predictive:
+    """From what a user says the answers are: "logits", "gaussian", or a loss."""
+    if callable(output):
+        name = getattr(output, "__qualname__", type(output).__qualname__)
+        return Predictive(f"loss {name}", partial(_pull_at_losses, output))
+    pulls = {"logits": _pull_at_logits, "gaussian": _pull_at_log_variance}
+    if output not in pulls:
+        raise ValueError(f"output is 'logits', 'gaussian' or a function(answer, batch) → losses, got {output!r}")
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
+        raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
+    if beta == 1:
+        raise ValueError(
+            "beta=1 gives exactly zero gradients: the loss is then expected under the model's own prediction, where "
+            "-log p is at its least. Take beta below 1 (0.5 is the paper's), or a loss of your own"
+        )
+    return Predictive(f"{output}, beta {beta:g}", partial(pulls[output], beta))
+
+
+def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
+    """The loss is −log p(y), its expectation over the tempered prediction q ∝ p^β, which is held fixed.
+
+    The gradient at the logits is p − q, whatever the classes: no label is needed.
+    """
+    logits = answer_in(answer)
+    if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
+        raise ValueError(
+            "output='logits', but the model answers with hidden states, since it has no head: take one with a "
+            f"head, sketch kernels='features' alone, or {_OTHERWISE}"
+        )
+    if logits is None or not logits.is_floating_point():
+        kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
+        raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")
+    # In float64: a confident p − q is the difference of two numbers near 1.
+    exact = logits.detach().double()
+    if check:
+        inputs = count_inputs(batch)
+        if logits.ndim not in (2, 3) or len(logits) != inputs or logits.shape[-1] < 2:
+            raise ValueError(
+                "output='logits' means (inputs, classes) or (inputs, tokens, classes), at least two classes; the model "
+                f"answers {inputs} inputs with {tuple(logits.shape)}; {_OTHERWISE}"
+            )
+        if bool(((exact.sum(-1) - 1).abs().amax() < _SUMS_TO_ONE) & (exact >= 0).all()):
+            raise ValueError(
+                "output='logits', but the model answers with probabilities (they add up to 1): take the model without "
+                f"its softmax, or {_OTHERWISE}"
+            )
+    pull = torch.softmax(exact, -1) - torch.softmax(beta * exact, -1)
+    if logits.ndim == 3 and mask is not None and mask.shape == logits.shape[:2]:
+        pull = pull * mask.to(pull)[..., None]
+    return logits, pull.to(logits.dtype)
+
+
+def _pull_at_log_variance(
+    beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool
+) -> tuple[Tensor, Tensor]:
+    """A mean and the logarithm of a variance for every number; q ∝ p^β is a normal of variance σ² / β.
+
+    The mean is not pulled at, since q is symmetric about it; the logarithm of the variance is, by (1 − 1/β) / 2.
+    """
+    if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
+        answer = (answer["mean"], answer["log_variance"])
+    if not (isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
+        raise ValueError(
+            "output='gaussian' needs a model that answers (mean, log_variance), or a dict with both: " + _FIXED
+        )
+    mean, log_variance = answer
+    if check and (log_variance.shape != mean.shape or len(mean) != count_inputs(batch)):
+        raise ValueError(
+            "output='gaussian' means a mean and a log-variance of one shape, (inputs, …); for "
+            f"{count_inputs(batch)} inputs the model answers {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+        )
+    if check and not log_variance.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"the log-variance does not depend on what the network computes: {_FIXED}")
+    return log_variance, torch.full_like(log_variance, (1 - 1 / beta) / 2)
+
+
+def _pull_at_losses(function: Loss, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
+    """A loss of the user's own, one number per input."""
+    losses, inputs = function(answer, batch), count_inputs(batch)
+    if not isinstance(losses, Tensor) or losses.shape != (inputs,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"the loss must return one number per input, a tensor ({inputs},), got {got}")
+    return losses, torch.ones_like(losses)
+
+
+@dataclass
+class GradientNetwork(Network):
+    """A network that hands over rows of features and of gradients, from one forward and one backward pass."""
+
+    predictive: Predictive = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._leaves: list[Tensor] = []  # where the graph begins
+        self._backward: Rows | None = None
+        self._keep = Keep()
+        self._reached: set[str] = set()  # sites with a gradient
+        self._checked = False
+        self._noted: list[tuple[str, int, int, Tensor]] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[GradientNetwork]:
+        with ExitStack() as stack:
+            stack.enter_context(self.borrowed())
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(False)  # no gradients but those of the sites; put back at the end
+            for request in select(self.model, self.sites).values():
+                stack.callback(request.module.register_forward_hook(self._begin_graph).remove)
+            self._seen = stack.enter_context(
+                watch(self.model, self.sites, sink=self._receive, axes=needs_axes(self.rows))
+            )
+            try:
+                yield self
+            finally:
+                self._seen = None
+
+    def chunks(self, stream: Stream, *, task: str) -> Iterator[Chunk]:
+        """The data in the loader's batches; at their end, numbers that were not finite are an error."""
+        yield from chunks_of(stream, f"{task} {self.name}")
+        self.check_finite()
+
+    def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The graph begins at the first sites: nothing below them is kept for the backward pass."""
+        if self._backward is None:
+            return None
+        fresh = fresh_leaf(output, anew=not self._leaves)
+        if fresh is None:
+            return unshared(output)  # an operation in place on a view would lead the gradient past the hook on it
+        leaf, replaced = fresh
+        self._leaves.append(leaf)
+        return replaced
+
+    def _receive(self, site: Site, activation: Tensor) -> Any:
+        # Rows may be a view of the activation, which the model may overwrite before its gradient arrives.
+        kept = self._keep(site, activation.detach())
+        if self._backward is not None and activation.requires_grad:
+            activation.register_hook(lambda gradient: self._receive_gradient(site, kept, gradient))
+        return super()._receive(site, kept)
+
+    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+        assert self._backward is not None
+        assert self._chunk is not None
+        self._keep.check(site.label, kept)
+        mask = self._masks.at(site, gradient)
+        self._reached.add(site.label)
+        self._backward(site.label, to_rows(gradient, self.rows, site=site, inputs=self._chunk.count, mask=mask))
+
+    def look(self, batch: Any) -> Any:
+        self._keep.start()
+        with torch.inference_mode(False):  # in which changes in place leave no trace
+            side = super().look(batch)
+        self._keep.learn()
+        return side
+
+    def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
+        """One forward pass and, if gradients are wanted, one backward pass; a site's features come before them."""
+        if gradients is None:
+            with matmul_precision("ieee"):
+                self.read(chunk, features)
+            return
+        seen = self._watched()
+        self._sink, self._chunk, self._backward = features, chunk, gradients
+        self._leaves, self._reached, self._counts = [], set(), {}
+        self._keep.start()
+        try:
+            # Where the caller has inference mode on, nothing could be differentiated.
+            with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
+                with torch.no_grad():
+                    args, kwargs = self.arguments(chunk)
+                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                with torch.enable_grad():
+                    answer = self.model(*args, **kwargs)
+                    seen.values()  # raises if a site did not fire
+                    self._run_backwards(answer, chunk)
+        finally:
+            self._keep.learn()
+            self._sink = self._chunk = self._backward = None
+            self._leaves = []
+
+    def _run_backwards(self, answer: Any, chunk: Chunk) -> None:
+        mask = self._masks.decoder if self._masks.halves else self._masks.tokens
+        # Under autocast what is made of the gradients would come out in half precision.
+        with without_autocast(self.home.type):
+            part, cotangent = self.predictive.pull(answer, chunk.batch, mask, not self._checked)
+            self._checked = True
+            if not part.requires_grad or not self._leaves:
+                raise ValueError(
+                    f"the answer of {self.name} does not depend on any of the sites in a way that can be "
+                    "differentiated: choose sites that the answer is made from, and a forward without torch.no_grad()"
+                )
+            self.note_finite("the answer or the loss is", part)
+            torch.autograd.grad(part, self._leaves, cotangent, allow_unused=True)
+        silent = [site.label for site in self._watched().sites if site.label not in self._reached]
+        if silent:
+            raise ValueError(
+                f"no gradient reaches {', '.join(silent)}: the answer does not depend on "
+                f"{'it' if len(silent) == 1 else 'them'}; choose other sites"
+            )
+
+    def note_finite(self, what: str, numbers: Tensor) -> None:
+        """Remember whether these numbers of the chunk were finite; looked at later, so that a GPU need not wait."""
+        assert self._chunk is not None
+        flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if one of them is not finite, else 0
+        self._noted.append((what, self._chunk.start, self._chunk.count, flag))
+        if not flag.is_cuda or len(self._noted) >= NOTED:
+            self.check_finite()
+
+    def check_finite(self) -> None:
+        """Raise if a number was not finite, and name where and the inputs."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        flags = torch.stack([flag.to(noted[0][-1].device) for *_, flag in noted])
+        for k in flags.isnan().cpu().nonzero().flatten().tolist()[:1]:
+            what, start, count, _ = noted[k]
+            raise ValueError(
+                f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}, or too "
+                "large to be squared; look at those inputs, or at the weights"
+            )
+
+
+def chunks_of(stream: Stream, task: str) -> Iterator[Chunk]:
+    """The data in the loader's batches, counted on the terminal."""
+    with Progress(task, stream.expected, "inputs") as bar:
+        for chunk in stream.chunks(block=None):
+            yield chunk
+            bar.advance(chunk.count)
+
+
+# One number per input, by which two passes over data can tell that they saw the same
+
+
+def input_numbers(batch: Any, count: int, device: torch.device | None = None) -> Tensor:
+    """(count,) in float64, on a device: a fixed random combination of all that an input holds, its labels aside."""
+    leaves: list[Any] = []
+    rebuild(leaves.append, with_tensors(without_labels(batch)))
+    total = torch.zeros(count, dtype=torch.float64, device=device)
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count:
+            rows = leaf.detach().reshape(count, -1)
+            rows = rows.abs() if rows.is_complex() else rows
+            # In float32 on whatever device the data are on; one number each moves.
+            numbers = (rows.float() @ _weights(rows.shape[1], k, rows.device)).double()
+            total += numbers.to(total.device, non_blocking=total.is_cuda)
+        elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
+            numbers = torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
+            total += numbers.to(total.device, non_blocking=total.is_cuda)
+    return torch.nan_to_num(total)  # one that is not a number would be like any other
+
+
+@lru_cache(maxsize=16)
+def _weights(width: int, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same for every device
+    with torch.inference_mode(False):
+        return torch.randn(width, generator=generator).to(device, non_blocking=True)
