@@ -3,7 +3,7 @@
     python bench/scale.py            # a minute or two, on one core
 
 Processes are simulated here: the parts are real, made and merged by the code that runs under torchrun, in one process.
-That real ones give the same values is tested in tests/engine/test_spread.py.
+That real ones give the same values is tested in tests/engine/test_distributed.py.
 """
 
 from __future__ import annotations

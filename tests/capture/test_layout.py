@@ -1,10 +1,9 @@
 import pytest
 import torch
+from stand_ins import Bert, ResNet20
 from torch import nn
 
 from sosie.capture import NoRows, to_rows, watch
-
-from .stand_ins import Bert, ResNet20
 
 
 def layouts(model, x, sites="leaves"):

@@ -7,11 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from stand_ins import Bert, ResNet20, Skips
 from torch import nn
 
 from sosie.capture import as_found, by_input, mixing_note, model_arguments, watch
-
-from .stand_ins import Bert, ResNet20, Skips
 
 
 def note(model: nn.Module, batch, sites="leaves") -> str | None:

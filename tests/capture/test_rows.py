@@ -2,11 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stand_ins import Bert
 from torch import nn
 
 from sosie.capture import RULES, Site, rows_per_input, to_rows, watch
-
-from .stand_ins import Bert
 
 MAP = Site("conv", "conv", 1, (3, 4, 5), channels_last=False)
 TOKENS = Site("block", "block", 1, (4, 3), channels_last=True)

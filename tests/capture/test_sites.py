@@ -1,10 +1,9 @@
 import pytest
 import torch
+from stand_ins import Bert, Encoder, Plain, ResNet20, ResNet50, Twice
 from torch import nn
 
 from sosie.capture import SilentSite, UnknownSite, select, watch
-
-from .stand_ins import Bert, Encoder, Plain, ResNet20, ResNet50, Twice
 
 
 def labels(model, *inputs, sites=None, **kwargs):

@@ -3,11 +3,10 @@ import threading
 
 import pytest
 import torch
+from stand_ins import Bert, Makes, ModelOutput, Plain, ResNet20, ResNet50, Returns, Skips, Twice
 from torch import nn
 
 from sosie.capture import SilentSite, SiteError, as_found, unwrap, watch
-
-from .stand_ins import Bert, Makes, ModelOutput, Plain, ResNet20, ResNet50, Returns, Skips, Twice
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+from cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithBuffer
+from stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 from torch import nn
 
 from sosie.capture import SilentSite, UnknownSite, answer_in, watch
@@ -16,9 +18,6 @@ from sosie.capture.arguments import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
 from sosie.stitching import cuts
 from sosie.stitching.cuts import Cut, LeakingCut
-
-from .cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithBuffer
-from .stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 
 SIXTY_FOUR = torch.float64
 

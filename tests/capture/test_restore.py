@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from stand_ins import ResNet20
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sosie.capture import as_found, kept_attributes, restored_after_errors
-
-from .stand_ins import ResNet20
 
 
 def random_states():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
+from stand_ins import ModelOutput
 from torch import nn
-
-from .stand_ins import ModelOutput
 
 
 class UNet(nn.Module):
