@@ -25,10 +25,24 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("block", [None, 4, 8, 50, 200])
-@pytest.mark.parametrize("skip", [0, 5, 96, 99, 200])
-@pytest.mark.parametrize("max_rows", [None, 60, 101, 500])
-@pytest.mark.parametrize("largest", [None, 9])
+@pytest.mark.parametrize(
+    ("block", "skip", "max_rows", "largest"),
+    [
+        (None, 0, None, None),
+        (None, 5, 60, 9),
+        (None, 99, 500, None),
+        (4, 0, 60, None),
+        (4, 96, None, 9),
+        (4, 200, 101, None),
+        (8, 0, 101, 9),
+        (8, 5, None, None),
+        (8, 99, 60, 9),
+        (50, 0, 500, 9),
+        (50, 96, 60, None),
+        (200, 5, 101, None),
+        (200, 99, None, 9),
+    ],
+)
 @pytest.mark.parametrize("kind", ["loader", "images", "iterable"])
 def test_shares_make_up_the_whole(
     kind: str, block: int | None, skip: int, max_rows: int | None, largest: int | None

