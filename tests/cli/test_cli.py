@@ -246,6 +246,7 @@ def test_the_demo_says_and_keeps_what_its_networks_give(tmp_path: Path) -> None:
 
 def test_lists() -> None:
     assert split("a, b(k=1,l=[2,3]),c") == ["a", "b(k=1,l=[2,3])", "c"]
+    assert split("a[1,2],b") == ["a[1,2]", "b"]
     assert split(None) is None
     with pytest.raises(ValueError, match="empty list"):
         split(" , ")

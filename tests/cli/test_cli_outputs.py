@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from test_cli import MODELS, run
+from test_cli import MODELS, run, run_here
 
 import sosie
 
@@ -36,12 +36,12 @@ def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
 
 def test_shifts(tmp_path: Path) -> None:
     shifts = "clean,fog(severity=5),pgd(steps=2)"
-    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "64", "--shifts", shifts, "--measures", "agreement",
+    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "32", "--shifts", shifts, "--measures", "agreement",
                 "--out", "o.json", cwd=tmp_path)  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert "pgd(steps=2) on B" in found.stdout
     stored = sosie.load(tmp_path / "o.json")
     assert stored.sites_a == ["clean", "fog(severity=5)", "pgd(steps=2) on A", "pgd(steps=2) on B"]
-    wrong = run("outputs", *MODELS, "--data", "demo", "--shifts", "fogg", cwd=tmp_path)
+    wrong = run_here("outputs", *MODELS, "--data", "demo", "--shifts", "fogg", cwd=tmp_path)
     assert wrong.returncode == 1
     assert "did you mean 'fog'" in wrong.stderr

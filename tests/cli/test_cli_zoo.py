@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
-from test_cli import run
+from test_cli import run, run_here
 from typer.testing import CliRunner, Result
 
 from sosie.cli.main import app
@@ -248,7 +248,7 @@ def test_questions_that_have_no_answer(folder: Path) -> None:
         (["map", folder, "--tag", "none"], "has the tag 'none'; there are small"),
         (["index", folder], "an index is for 1,000"),
     ):
-        found = run("zoo", *map(str, arguments))
+        found = run_here("zoo", *map(str, arguments), cwd=folder)
         assert found.returncode != 0
         assert said in found.stderr
         assert "Traceback" not in found.stderr

@@ -85,6 +85,14 @@ def test_sketched_kernels_are_sketches_of_the_centred_kernel(name: str) -> None:
         assert torch.allclose(found.diagonal, s @ double_centred(k).diagonal(), atol=1e-9 * float(k.norm()))
 
 
+@pytest.mark.parametrize("size", [8, 64])
+def test_a_sketched_product_is_the_mean_of_its_two_copies(size: int) -> None:
+    found = sketch_of({"a": (F, G)}, size).kernel("a")
+    a, b = found.half_grams
+    assert not torch.allclose(a, b)
+    assert torch.allclose(found.gram, (a + b) / 2, atol=1e-9 * float(a.norm()))
+
+
 def test_the_trace_of_a_sketched_product_is_exact_though_its_mean_is_large() -> None:
     f, g = F + 3, G + 3
     found = sketch_of({"a": (f, g)}, 8).kernel("a")

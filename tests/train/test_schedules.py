@@ -43,7 +43,7 @@ def test_a_warm_up_rises_in_equal_parts_and_the_rest_follows() -> None:
 
 
 def test_steps_are_a_tenth_from_the_middle_and_a_hundredth_in_the_last_quarter() -> None:
-    assert rates("steps", 8) == pytest.approx([0.2] * 4 + [0.02] * 2 + [0.002] * 2)
+    assert rates("steps", 12) == pytest.approx([0.2] * 6 + [0.02] * 3 + [0.002] * 3)
 
 
 def test_a_rate_that_is_a_tensor_is_written_in_place_and_goes_the_same_way() -> None:

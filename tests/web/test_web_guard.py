@@ -42,6 +42,11 @@ def test_other_names_are_refused(client: Any, host: str) -> None:
         assert "--allow" in answer.json()["error"]
 
 
+def test_two_names_at_once_are_refused(client: Any) -> None:
+    """Which of them a proxy went by is not known."""
+    assert client.get("/", headers=[("host", "localhost"), ("host", "evil.example")]).status_code == 421
+
+
 def test_a_name_can_be_allowed(zoo: Zoo) -> None:
     client = TestClient(create_app(zoo, ["Nets.example"]), base_url="http://nets.example")
     assert client.get("/api/zoo").status_code == 200
