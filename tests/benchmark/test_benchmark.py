@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def test_every_stage_has_numbers(tiny: tuple[Leaderboard, Path]) -> None:
     assert not found[found.leader].against
     others = [entry for entry in found if entry.name != found.leader]
     assert all(set(entry.against) == set(KINDS) for entry in others)
+
+
+def test_no_more_images_are_shown_than_asked_for(tiny: tuple[Leaderboard, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny[1], tmp_path / "fewer")  # with its networks
+    calibration = run_benchmark("debiased_cka", scale=TINY, folder=folder, rows=8)["debiased_cka"].calibration
+    assert calibration["number"] == 8
+    assert [number for number, _ in calibration["numbers"]] == [8]
 
 
 def test_a_leaderboard_comes_back_from_its_file(tiny: tuple[Leaderboard, Path]) -> None:

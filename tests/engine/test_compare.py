@@ -268,6 +268,15 @@ def test_saved_activations_are_as_good_as_models(tmp_path: Path) -> None:
     assert np.abs(mixed.matrix() - expected.matrix("debiased_cka")).max() < 1e-6
 
 
+def test_saved_activations_are_read_in_the_blocks_that_models_give() -> None:
+    a, b, x = mlp(0), mlp(1), inputs(1024 + 36)  # read 1,024 at a time, and what is left would not fill a block
+    left, right = ({str(i): rows for i, rows in enumerate(activations(m, x))} for m in (a, b))
+    options = {"measures": "debiased_cka", "memory": 1000, "block": 64}
+    by_models, saved = sosie.compare(a, b, x, **options), sosie.compare(left, right, **options)
+    assert (saved["debiased_cka"].n, saved["debiased_cka"].statistic) == (1060, by_models["debiased_cka"].statistic)
+    assert np.abs(saved.matrix() - by_models.matrix()).max() < 1e-6
+
+
 def test_intervals_come_with_many_blocks() -> None:
     x = inputs(1024)
     c = sosie.compare(mlp(0), mlp(1), x, memory=1000)

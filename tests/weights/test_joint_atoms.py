@@ -17,6 +17,7 @@ import sosie
 from sosie.models import atom_layers, decompose, recompose, small_cnn
 from sosie.weights import decompose_together
 from sosie.weights.atoms import common_atoms, polar_atoms
+from sosie.weights.maps import shuffled as shuffled_weights
 
 
 def models(count: int = 3, **options: int) -> list[nn.Module]:
@@ -94,6 +95,15 @@ def test_a_base_is_decomposed_with_the_models() -> None:
     found = sosie.compare_weights(a, b, measures=["atom_cosine", "weight_cosine"], joint=27, base=base)
     exact = np.diag(found.matrix("weight_cosine"))[:4]
     assert np.diag(found.matrix("atom_cosine"))[:4] == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("of_base", [False, True])
+def test_one_draw_of_chance_is_the_value_of_that_shuffled_copy(of_base: bool) -> None:
+    a, b, base = models(3)
+    options = {"measures": "atom_cosine", "joint": 9, "base": base if of_base else None}
+    drawn = sosie.compare_weights(a, b, null="weights", draws=1, **options)["atom_cosine"]
+    copied = sosie.compare_weights(a, shuffled_weights(b, 0, 0), **options)
+    assert np.diag(drawn.null) == pytest.approx(np.diag(copied.matrix()), abs=1e-9)
 
 
 def test_chance_is_what_shuffled_weights_give() -> None:
