@@ -73,7 +73,7 @@ def test_sites_shows_labels_and_shapes() -> None:
     assert "conv1" in found.stdout
     assert "16" in found.stdout
     assert "for an input of 1x28x28" in found.stdout
-    wrong = run("sites", "small_cnn", "--shape", "3xbig")
+    wrong = run_here("sites", "small_cnn", "--shape", "3xbig", cwd=Path())
     assert wrong.returncode == 1
     assert "3x32x32" in wrong.stderr
 

@@ -29,7 +29,7 @@ def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
     found = run("outputs", "p0.npz", "p1.npz", "p2.npz", "--measures", "agreement", "--out", "o.json", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert sosie.load(tmp_path / "o.json").names == ("p0", "p1", "p2")
-    wrong = run("outputs", "p0.npz", "p1.npz", "--measures", "error_overlap", cwd=tmp_path)
+    wrong = run_here("outputs", "p0.npz", "p1.npz", "--measures", "error_overlap", cwd=tmp_path)
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("error: error_overlap: it needs labels")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import MODELS, run
+from test_cli import MODELS, run, run_here
 
 import sosie
 from sosie.cli.main import app
@@ -58,7 +58,7 @@ def test_parts_are_merged(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         kept.kernel("fc").gram, whole.kernel("fc").gram, atol=1e-4 * whole.kernel("fc").gram.max()
     )
-    again = run("sketch", "--merge", "k.safetensors", "first.safetensors", "--out", "l.safetensors", cwd=tmp_path)
+    again = run_here("sketch", "--merge", "k.safetensors", "first.safetensors", "--out", "l.safetensors", cwd=tmp_path)
     assert again.returncode == 1
     assert "overlap" in again.stderr
     assert "first.safetensors" in again.stderr
