@@ -177,9 +177,9 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp())
     with pytest.raises(TypeError, match="comparing models needs data"):
         sosie.compare(mlp(), mlp(1))
-    with pytest.raises(TypeError, match="int is no model"):
+    with pytest.raises(TypeError, match="int is not a model"):
         sosie.compare(3, mlp(1), x)
-    with pytest.raises(TypeError, match=r"Tensor is no model.*compare\(model, model, data\)"):
+    with pytest.raises(TypeError, match=r"Tensor is not a model.*compare\(model, model, data\)"):
         sosie.compare(mlp(), x, x)
     with pytest.raises(ValueError, match="no row rule 'middle'"):
         sosie.compare(mlp(), mlp(1), x, rows="middle")
@@ -497,7 +497,7 @@ def test_layers_without_neurons_are_named() -> None:
     model = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3))
     with pytest.raises(ValueError, match=r"0\.weight has shape \(0, 8\): a layer without neurons"):
         sosie.compare_weights(model, model)
-    with pytest.raises(ValueError, match=r"shape \(0,\) an input has nothing in it"):
+    with pytest.raises(ValueError, match=r"shape \(0,\) per input cannot be stitched"):
         sosie.stitch(model, "0", model, "0", inputs())
 
 

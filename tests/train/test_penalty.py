@@ -410,7 +410,7 @@ def test_bad_batches_and_sites() -> None:
     model, x = Net(), inputs(20, 6)
     with pytest.raises(ValueError, match="batch of 5 inputs is smaller than rows=8"):
         value(Penalty(model), model, x[:5])
-    with pytest.raises(ValueError, match="2 rows is always the same"):
+    with pytest.raises(ValueError, match="2 rows is constant"):
         value(Penalty(model, rows=None), model, x[:2])
     with pytest.raises(SiteError, match=r"one layer only \('one.0'\)"):
         value(Penalty(model, sites="one.0", pairs="all"), model, x)

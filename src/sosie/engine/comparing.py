@@ -116,7 +116,7 @@ def compare(
                                 first_row=first_row or None, rows=None if rows == "flatten" else rows)  # fmt: skip
             return room.compare_sketches(things, chosen, kernel=kernel or room.KERNEL, draws=request.draws, seed=seed)
         if kernel is not None:
-            raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
+            raise ValueError(f"kernel={kernel!r} applies to sketches only: make them with sosie.sketch(model, data)")
         each_sites = for_each("sites", len(things), sites_a, sites_b, sites)
         each_prepare = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [

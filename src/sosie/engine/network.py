@@ -86,7 +86,7 @@ class Network:
         model, own, prepare = with_name(thing, prepare)
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"{own} is no model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
+                f"{own} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
                 + otherwise
             )
         return cls(model, name or own, prepare=prepare, weights=weights, **options)
@@ -398,7 +398,7 @@ def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: An
         return SavedActivations(thing, Path(thing.name).stem, sites, rows, device)
     otherwise = (
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
-        "holds the layers of one network against each other"
+        "compares the layers of one network"
     )
     options = {"sites": sites, "rows": rows, "inputs": inputs, "device": device}
     return Network.of(thing, prepare=prepare, otherwise=otherwise, **options)

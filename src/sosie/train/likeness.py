@@ -142,7 +142,7 @@ def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
                 raise SiteError(f"pairs names {label!r}, which is none of the sites{nearest(label, known)}")
             ends.append(known.index(label))
         if a is b and ends[0] == ends[1]:
-            raise SiteError(f"pairs has {pair[0]!r} with itself, which is always the same")
+            raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
         found.append((ends[0], ends[1]))
     return found
 
