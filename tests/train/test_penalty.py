@@ -383,7 +383,7 @@ def test_equal_layers_have_similarity_1_and_finite_gradients() -> None:
 def test_bad_arguments() -> None:
     model = Net()
     for match, options in {
-        "needs 3 at least": {"rows": 2},
+        "needs at least 3": {"rows": 2},
         "needs 4 at least": {"measure": "debiased_cka", "rows": 3},
         "rows must be .* got 0": {"rows": 0},
         "every must be .* got 0": {"every": 0},

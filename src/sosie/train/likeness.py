@@ -494,7 +494,7 @@ def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Ten
             )
     if len(rows[0]) < least_rows(measure):
         raise ValueError(
-            f"{measure.name} of {len(rows[0])} rows is always the same: it needs {least_rows(measure)} at least"
+            f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}"
         )
 
 
