@@ -384,7 +384,7 @@ def test_bad_arguments() -> None:
     model = Net()
     for match, options in {
         "needs at least 3": {"rows": 2},
-        "needs 4 at least": {"measure": "debiased_cka", "rows": 3},
+        "needs at least 4": {"measure": "debiased_cka", "rows": 3},
         "rows must be .* got 0": {"rows": 0},
         "every must be .* got 0": {"every": 0},
         "weight=-1": {"weight": -1.0},
