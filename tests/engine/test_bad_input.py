@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import sosie
 import sosie.stats
 from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
+from sosie.engine.collect import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
 from sosie.zoo import fingerprint
@@ -319,6 +320,31 @@ def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
     for scale in (1e150, 1e-150):
         with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
             sosie.compare({"a": x * scale}, {"a": y})
+
+
+@pytest.mark.parametrize("later", [slice(128, None), slice(5, None, 2)])
+@pytest.mark.parametrize("memory", [None, 1000])
+def test_rows_that_only_later_are_too_large_for_float32(later: slice, memory: int | None) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 6, generator=random)
+    y = x @ torch.randn(6, 5, generator=random) + torch.randn(512, 5, generator=random)
+    x[later] *= 2.0**66  # the first row, and each 16th from there on, may be as before
+    asked = {"measures": ["linear_cka", "debiased_cka"], "exact": memory is None, "memory": memory or 10**9}
+    truth = sosie.compare({"a": x.double() / 2.0**66}, {"b": y.double()}, **asked)
+    found = sosie.compare({"a": x}, {"b": y}, **asked)
+    of_model = sosie.compare(nn.Sequential(nn.Identity()), {"b": y}, x, **asked)
+    for name in asked["measures"]:
+        assert found.matrix(name) == pytest.approx(truth.matrix(name), abs=1e-5)
+        assert of_model.matrix(name)[0] == pytest.approx(truth.matrix(name)[0], abs=1e-5)
+    with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+        sosie.compare({"a": x.double() * 1e60}, {"b": y.double()}, **asked)
+
+
+def test_numbers_that_grow_on_a_gpu_are_noticed_later() -> None:
+    inspector = Inspector()
+    inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e30], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
+    with pytest.raises(ValueError, match=r"A: the numbers at second grew .* float32 .*precision='float64'"):
+        inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e36], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
 
 
 @pytest.mark.parametrize("name", ["weight_cosine", "weight_distance", "stable_rank_difference", "spectrum_distance"])
