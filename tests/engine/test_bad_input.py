@@ -380,6 +380,18 @@ def test_directions_that_are_dropped_are_told(name: str) -> None:
         sosie.measure(name, x.astype(np.float32), y)
 
 
+@pytest.mark.parametrize("large", [1e15, 1e18, 1e22])
+@pytest.mark.parametrize("n", [60, 3000])  # of the latter a sample is kept
+def test_directions_that_one_row_hides_are_told(large: float, n: int) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, n, 3))
+    assert not any("dropped" in text for text in caveats_of(x, y))
+    x[0] *= large
+    told = [text for text in caveats_of(x, y) if "dropped" in text]
+    assert [re.match(r"2 of 3 directions dropped at condition \de\+\d\d", text) is not None for text in told] == [True]
+    x[:, 2] = x[:, 0]  # then one is no direction that the data have
+    assert [text[:17] for text in caveats_of(x, y) if "dropped" in text] == ["1 of 2 directions"]
+
+
 def test_sampled_rows_stand_in_for_sums_that_lose_directions() -> None:
     x, y = with_one_large_direction(2200)
     for name in ("mean_cca", "regression_r2", "pwcca", "shape_angle"):
