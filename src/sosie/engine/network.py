@@ -190,7 +190,7 @@ class Network:
             )
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
-            self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+            self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
         return self._sink(label, rows)
 
     def _watched(self) -> Watch:
