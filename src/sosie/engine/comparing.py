@@ -177,6 +177,7 @@ def _compare(
                 "what is collected": repr(plan),
             }
         )
+        samples = {} if resume is None else {k: sources[k].sampled_rows(stream.first) for k in looks}
         partials = {
             (i, j): Partial(
                 side_a=sides[i],
@@ -190,6 +191,7 @@ def _compare(
                 seed=request.seed,
                 interval=request.interval,
                 mixing=tuple(mixing[k] for k in dict.fromkeys((twins[i], twins[j])) if k in mixing),
+                first_rows=[samples[twins[k]] for k in (i, j) if samples],
                 max_rows=request.max_rows,
             )
             for i, j in pairs

@@ -45,6 +45,8 @@ from ..stats import is_statistics as is_statistics_file
 from .provenance import Digest, describe_inputs, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
+RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
+TOLERATED = 0.02  # share of their size by which the rows of one input may differ on another device
 OUTPUT = "output"  # the site of what a model answers
 
 
@@ -190,7 +192,7 @@ class Network:
             )
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
-            self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+            self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
         return self._sink(label, rows)
 
     def _watched(self) -> Watch:
@@ -217,6 +219,20 @@ class Network:
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
         side = _side(self.name, self._watched().sites, [form for form, _, _ in looks])
         return replace(side, left_out=tuple(self.left_out.items()))
+
+    def sampled_rows(self, batch: Any) -> RowSample:
+        """What the first few inputs of a batch give, in a few numbers; nothing of sites where two forwards differ."""
+        count = min(TRIED, count_inputs(batch))
+        few, labels = Chunk(cut(batch, 0, count), 0, count), [site.label for site in self._watched().sites]
+
+        def run() -> RowSample:
+            with kept_attributes(self.model):
+                numbers = self.read(few, lambda site, rows: _numbers(rows, count, self._counts.get(site)))
+            return dict(zip(labels, (each.tolist() for each in numbers), strict=True))
+
+        with kept_random_state():
+            once, again = run(), run()
+        return {label: once[label] for label in labels if not unlike(once, again, label)}
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -278,6 +294,12 @@ class SavedActivations:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
         return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
 
+    def sampled_rows(self, batch: Any) -> RowSample:
+        """What the first few inputs give, in a few numbers."""
+        few = Chunk(None, 0, min(TRIED, self.saved.n))
+        numbers = self.read(few, lambda _, rows: _numbers(rows, few.count))
+        return dict(zip((site.label for site in self._sites), (each.tolist() for each in numbers), strict=True))
+
     def mixing(self, batch: Any) -> str | None:
         return None  # cannot be known any more
 
@@ -314,6 +336,20 @@ def _form(rows: Tensor) -> tuple[int, str]:
 def _side(name: str, sites: Sequence[Site], forms: Sequence[tuple[int, str]]) -> Side:
     widths, dtypes = zip(*forms, strict=True)
     return Side(name, tuple(s.label for s in sites), widths, tuple(s.shape for s in sites), dtypes)
+
+
+def _numbers(rows: Tensor, inputs: int, counts: Tensor | None = None) -> Tensor:
+    """(inputs, 2): the length of all numbers of an input, and their sum with weights that tell their order."""
+    parts = rows.detach().cpu().double().split(len(rows) // inputs if counts is None else counts.tolist())
+    flat = [part.flatten() for part in parts]
+    sums = [each @ torch.arange(len(each), dtype=each.dtype, device="cpu").cos() for each in flat]
+    return torch.stack([torch.stack([each.norm(), total]) for each, total in zip(flat, sums, strict=True)])
+
+
+def unlike(one: RowSample, other: RowSample, site: str) -> bool:
+    """Whether the same inputs gave other rows at a site, by more than rounding; sites that only one has say nothing."""
+    pairs = zip(one.get(site, ()), other.get(site, ()), strict=False)  # a first batch may hold fewer inputs
+    return any(abs(x - y) > TOLERATED * max(a[0], b[0]) for a, b in pairs for x, y in zip(a, b, strict=False))
 
 
 def _stable_name(function: Callable[[Any], Any] | None) -> str:
