@@ -21,6 +21,7 @@ from sosie.benchmark import cost
 from sosie.measures import MEASURES
 from sosie.models import open_model
 from sosie.report import print_comparison
+from sosie.zoo import fingerprint
 
 OF_ROWS = {name: m for name, m in MEASURES.items() if not m.reads_outputs and not m.reads_weights}
 ALL = [name for name in OF_ROWS if name != "rtd" or find_spec("ripser")]
@@ -484,6 +485,43 @@ def test_a_comparison_that_fails_leaves_nothing_of_its_forward_on_the_model() ->
             door(model, *([Skips(1)] if door is not sosie.sketch else []), x.split(50))
         assert not model.skips
         assert model.calls == 0
+
+
+class Counts(nn.Module):
+    """Keeps the sizes of its batches, and a sum that a checkpoint would hold."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.layers, self.sizes = mlp(seed), list[int]()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        self.seen += len(x)
+        out: Tensor = self.layers(x)
+        return out
+
+
+def matched(a: nn.Module, b: nn.Module) -> None:
+    sosie.compare_weights(a, b, measures="weight_cosine", match="weights")
+
+
+@pytest.mark.parametrize(
+    ("door", "passes"),
+    [
+        (lambda a, b: sosie.stitch(a, "layers.2", b, "layers.2", inputs(100)), 1),
+        (lambda a, b: sosie.stitch_sites(a, b, inputs(100), test=inputs(100)), 2),
+        (lambda a, b: [fingerprint(model, inputs(100)) for model in (a, b)], 1),
+        (sosie.compare_weights, 0),
+        (matched, 0),
+    ],
+)
+def test_forwards_that_are_only_tried_leave_nothing_on_the_model(door, passes: int) -> None:
+    models = Counts(0), Counts(1)
+    door(*models)
+    for model in models:
+        assert model.sizes == [100] * passes
+        assert model.seen == 100 * passes
 
 
 def _stop_at(inputs: int, calls: list[int]):
