@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..process_state import held, kept_random_state
 from .sites import modules_of, parameters_of
@@ -64,6 +65,11 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
     if any(parameter.is_meta for parameter in parameters):
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
+    for module in modules:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise ValueError(
+                f"a {type(module).__name__} of the model has no weights yet: run one batch through the model first"
+            )
     if any(module.training for module in modules):
         model.eval()
 
