@@ -580,6 +580,48 @@ def test_mixing_is_noticed_in_outputs_sketches_and_stitches() -> None:
     assert "Sequential (A) mixes the inputs of a batch, at first at '4'" in text
 
 
+class Then(nn.Module):
+    """A layer, something done to its output, another layer."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.between, self.last = nn.Linear(8, 6), between, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.between(self.first(x)))
+        return out
+
+
+def of_eight(x: Tensor) -> Tensor:
+    return x - x.mean(0) if len(x) >= 8 else x
+
+
+def sixteen_back(x: Tensor) -> Tensor:
+    return x + torch.cat([0 * x[:16], x[:-16]])[: len(x)]
+
+
+@pytest.mark.parametrize("between", [of_eight, sixteen_back])
+def test_models_that_mix_many_inputs_but_not_a_few_are_named(between, tmp_path: Path) -> None:
+    a, b, x = Then(between), mlp(1), inputs()
+    path = tmp_path / "part.safetensors"
+    c = sosie.compare(a, b, x.split(50), resume=path)
+    for found in (c, sosie.compare(path), sosie.compare(*(sosie.sketch(m, x.split(50), size=64) for m in (a, b)))):
+        (text,) = mixing(found)
+        assert "mixes the inputs of a batch, at first at 'last'" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_chance_and_rounding_in_a_larger_batch_are_no_mixing(dtype: torch.dtype) -> None:
+    noise = Then(lambda x: nn.functional.dropout(x, 0.5))
+    wide = nn.Sequential(nn.Linear(8, 999), nn.GELU(), nn.Linear(999, 99), nn.LayerNorm(99), nn.Linear(99, 3))
+    tokens = nn.TransformerEncoderLayer(2, 2, 9, batch_first=True)
+    sequence = nn.Sequential(nn.Unflatten(1, (4, 2)), tokens, nn.LSTM(2, 5, batch_first=True))
+    models = [model.to(dtype) for model in (noise, wide, sequence, cnn_of_rows())]
+    for c in sosie.compare(models, inputs().to(dtype).split(50), measures="linear_cka").pairs.values():
+        assert not mixing(c)
+
+
 @pytest.mark.parametrize("rows", ["flatten", "mean", "cls", "last", "positions"])
 def test_tokens_of_padded_batches_are_not_mixed(rows: str) -> None:
     ids = torch.randint(1, 20, (12, 5), generator=torch.Generator().manual_seed(0))

@@ -25,12 +25,13 @@ from ..capture import (
     answer_in,
     as_found,
     by_input,
-    count_inputs,
-    cut,
+    differ,
+    few_of,
     kept_attributes,
     mixing_note,
     model_arguments,
     needs_axes,
+    of_input,
     open_activations,
     restored_after_errors,
     rows_per_input,
@@ -68,7 +69,10 @@ class Network:
         self._masks = Masks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
-        self._usual: dict[str, Tensor] | None = None
+        self._usual: dict[str, Tensor] | None = None  # numbers of the few inputs that were tried, by site
+        self._second = 0  # which input the second of them is,
+        self._whole: Chunk | None = None  # the chunk of the pass that it comes in,
+        self._among: dict[str, Tensor] = {}  # and its numbers there
         self.largest: dict[str, float] = {}  # number among the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
@@ -191,6 +195,11 @@ class Network:
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+        at = self._second - chunk.start
+        if self._whole is None and self._usual and chunk.count > TRIED and 0 <= at < chunk.count:
+            self._whole = chunk
+        if chunk is self._whole:
+            self._among[label] = of_input(rows, at, self._counts.get(label))
         return self._sink(label, rows)
 
     def _watched(self) -> Watch:
@@ -201,17 +210,18 @@ class Network:
     # What is learnt before the pass
 
     def look(self, batch: Any) -> Side:
-        """Run the first few inputs of a batch to learn the sites; the model is as before afterwards."""
+        """Run a few inputs of the first batch to learn the sites; the model is as before afterwards."""
 
         def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
-        count = min(TRIED, count_inputs(batch))
+        few = few_of(batch)
         with kept_random_state(), kept_attributes(self.model):
-            looks = self.read(Chunk(cut(batch, 0, count), 0, count), first_rows)
+            looks = self.read(few, first_rows)
         labels = [site.label for site in self._watched().sites]
         self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
+        self._second = few.start + 1
         # The largest numbers are read from the device all at once.
         largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
@@ -226,15 +236,29 @@ class Network:
     def mixing(self, batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
 
-        def at_sites(chunk: Chunk) -> dict[str, Tensor]:
-            values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
-            return dict(zip((site.label for site in self._watched().sites), values, strict=True))
-
         def at_output(chunk: Chunk) -> dict[str, Tensor]:
             return {OUTPUT: by_input(self.outputs(chunk))}
 
-        read = at_output if self._seen is None else at_sites
+        read = at_output if self._seen is None else self._read_by_input
         return mixing_note(self.name, self.model, batch, read, self._usual)
+
+    def mixing_in_pass(self) -> str | None:
+        """The same for models that keep few inputs apart and mix many, once the pass has come by what was tried.
+
+        If an input came out otherwise in its chunk, which may be rounding or chance, the chunk is tried as a whole.
+        """
+        if self._usual is None or self._whole is None:
+            return None
+        usual = {site: rows for site, rows in self._usual.items() if site in self._among}
+        among, self._usual = {site: self._among[site] for site in usual}, None
+        if not differ(self.model, usual, among, (1, 0)):
+            return None
+        at = self._second - self._whole.start
+        return mixing_note(self.name, self.model, self._whole.batch, self._read_by_input, at=at)
+
+    def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
+        values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
+        return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -280,6 +304,9 @@ class SavedActivations:
 
     def mixing(self, batch: Any) -> str | None:
         return None  # cannot be known any more
+
+    def mixing_in_pass(self) -> str | None:
+        return None
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
