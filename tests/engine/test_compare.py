@@ -606,6 +606,8 @@ def test_models_that_mix_many_inputs_but_not_a_few_are_named(between, tmp_path: 
     a, b, x = Then(between), mlp(1), inputs()
     path = tmp_path / "part.safetensors"
     c = sosie.compare(a, b, x.split(50), resume=path)
+    (text,) = mixing(sosie.compare_outputs(a, b, x.split(50)))
+    assert "mixes the inputs of a batch, at first at 'output'" in text
     for found in (c, sosie.compare(path), sosie.compare(*(sosie.sketch(m, x.split(50), size=64) for m in (a, b)))):
         (text,) = mixing(found)
         assert "mixes the inputs of a batch, at first at 'last'" in text
@@ -620,6 +622,8 @@ def test_chance_and_rounding_in_a_larger_batch_are_no_mixing(dtype: torch.dtype)
     models = [model.to(dtype) for model in (noise, wide, sequence, cnn_of_rows())]
     for c in sosie.compare(models, inputs().to(dtype).split(50), measures="linear_cka").pairs.values():
         assert not mixing(c)
+    for model in models[:2]:
+        assert not mixing(sosie.compare_outputs(model, model, inputs().to(dtype).split(50)))
 
 
 @pytest.mark.parametrize("rows", ["flatten", "mean", "cls", "last", "positions"])

@@ -44,8 +44,8 @@ def mixing_note(
     back. `usual`: what the run as they are gave, if that was done in the same way already. `at`: the whole batch is
     run instead of a few, and this input of it takes the part of the second.
     """
-    few, at = (few_of(batch).batch, 1) if at is None else (batch, at)
-    count = count_inputs(few)
+    start, stop = tried_of(batch) if at is None else (0, count_inputs(batch))
+    count, at = stop - start, 1 if at is None else at
     unknown = f"{name}: not known whether inputs of a batch are mixed"
     if count < FEWEST:
         return f"{unknown}: the first batch has {count} of them, and it takes {FEWEST} to tell"
@@ -55,6 +55,7 @@ def mixing_note(
             return read(Chunk(given, 0, count))
 
     try:
+        few = cut(batch, start, stop)
         usual = usual or run(few)
         changed = differ(model, usual, run(join([cut(few, at, at + 1)] * count)), (at, at))
         itself = differ(model, usual, run(few), (at, at)) if changed else []
@@ -74,11 +75,10 @@ def mixing_note(
     return None
 
 
-def few_of(batch: Any) -> Chunk:
-    """The inputs of a first batch that a model is run on before all others."""
+def tried_of(batch: Any) -> tuple[int, int]:
+    """From which input to which of a first batch a model is run before all others."""
     stop = min(AMONG, count_inputs(batch))
-    start = max(0, stop - TRIED)
-    return Chunk(cut(batch, start, stop), start, stop - start)
+    return max(0, stop - TRIED), stop
 
 
 def by_input(rows: Tensor, counts: Tensor | None = None) -> Tensor:

@@ -25,8 +25,8 @@ from ..capture import (
     answer_in,
     as_found,
     by_input,
+    cut,
     differ,
-    few_of,
     kept_attributes,
     mixing_note,
     model_arguments,
@@ -37,6 +37,7 @@ from ..capture import (
     rows_per_input,
     select,
     to_rows,
+    tried_of,
     watch,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
@@ -155,7 +156,10 @@ class Network:
         answer = answer_in(output)
         if answer is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
-        return answer if answer.layout == torch.strided else answer.to_dense()
+        answer = answer if answer.layout == torch.strided else answer.to_dense()
+        if self._usual is not None and self._seen is None and answer.ndim and len(answer) == chunk.count:
+            self._keep_tried(chunk, OUTPUT, answer)
+        return answer
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         """Run a chunk and return what the sink makes of the rows of each site, in execution order."""
@@ -195,12 +199,17 @@ class Network:
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+        if self._usual is not None:
+            self._keep_tried(chunk, label, rows)
+        return self._sink(label, rows)
+
+    def _keep_tried(self, chunk: Chunk, site: str, rows: Tensor) -> None:
+        """Of a whole chunk with the input that was tried, what it makes of that one: see `mixing_in_pass`."""
         at = self._second - chunk.start
-        if self._whole is None and self._usual and chunk.count > TRIED and 0 <= at < chunk.count:
+        if self._whole is None and chunk.count > TRIED and 0 <= at < chunk.count:
             self._whole = chunk
         if chunk is self._whole:
-            self._among[label] = of_input(rows, at, self._counts.get(label))
-        return self._sink(label, rows)
+            self._among[site] = of_input(rows, at, self._counts.get(site))
 
     def _watched(self) -> Watch:
         if self._seen is None:
@@ -216,12 +225,11 @@ class Network:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
-        few = few_of(batch)
+        start, stop = tried_of(batch)
         with kept_random_state(), kept_attributes(self.model):
-            looks = self.read(few, first_rows)
+            looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
         labels = [site.label for site in self._watched().sites]
         self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
-        self._second = few.start + 1
         # The largest numbers are read from the device all at once.
         largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
@@ -236,10 +244,12 @@ class Network:
     def mixing(self, batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
 
-        def at_output(chunk: Chunk) -> dict[str, Tensor]:
-            return {OUTPUT: by_input(self.outputs(chunk))}
+        def read(chunk: Chunk) -> dict[str, Tensor]:
+            numbers = self._read_by_input(chunk)
+            self._usual = self._usual or numbers  # the first run is of the inputs as they are
+            return numbers
 
-        read = at_output if self._seen is None else self._read_by_input
+        self._second = tried_of(batch)[0] + 1
         return mixing_note(self.name, self.model, batch, read, self._usual)
 
     def mixing_in_pass(self) -> str | None:
@@ -257,6 +267,8 @@ class Network:
         return mixing_note(self.name, self.model, self._whole.batch, self._read_by_input, at=at)
 
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
+        if self._seen is None:
+            return {OUTPUT: by_input(self.outputs(chunk))}
         values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
         return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
