@@ -564,3 +564,15 @@ def test_an_object_with_logits_or_hidden_states_is_read_by_its_attribute() -> No
     sosie.stitch(Answering("logits"), "net.0", Answering("logits"), "net.0", inputs())
     with pytest.raises(SiteError, match=r"'output' .*returned no tensor but Answer"):
         sosie.compare(Answering("hidden"), mlp(), inputs(), sites_a=".", sites_b=".")
+
+
+@pytest.mark.parametrize("door", [sosie.compare, sosie.compare_outputs, lambda a, b, x: sosie.sketch(a, x)])
+def test_a_lazy_model_is_refused_and_still_lazy_afterwards(door) -> None:
+    model, x = nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(affine=False), nn.LazyLinear(3)), inputs()
+    before = str(model)
+    with pytest.raises(ValueError, match=r"LazyLinear .* no weights yet: run one batch through the model first"):
+        door(model, model, x)
+    assert str(model) == before
+    model(x)
+    door(model, model, x)
+    assert str(model[1]).startswith("BatchNorm1d(6,")

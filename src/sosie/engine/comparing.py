@@ -209,14 +209,21 @@ def _compare(
             skipped=checkpoint.check_skipped if ranks.first else None,
         )
 
+        def note_mixing() -> None:
+            late = {k: note for k in looks if k not in mixing and (note := sources[k].mixing_in_pass()) is not None}
+            for (i, j), partial in partials.items():
+                partial.mixing += tuple(late[k] for k in dict.fromkeys((twins[i], twins[j])) if k in late)
+
         def after(chunk: Chunk) -> None:
             checkpoint.digest(chunk)
             if checkpoint.due() and not ranks.several:  # of several processes each knows but a part
                 run.look_at_all()
+                note_mixing()
                 checkpoint.save()
 
         expected = None if stream.expected is None else -(-stream.expected // ranks.share.of)
         run.run(ranks.deal(chunks, run), partials, expected=expected, each=after, shown=ranks.first)
+        note_mixing()
         gather(ranks, run, partials, request.first_row * per_input)
         ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
 

@@ -25,17 +25,19 @@ from ..capture import (
     answer_in,
     as_found,
     by_input,
-    count_inputs,
     cut,
+    differ,
     kept_attributes,
     mixing_note,
     model_arguments,
     needs_axes,
+    of_input,
     open_activations,
     restored_after_errors,
     rows_per_input,
     select,
     to_rows,
+    tried_of,
     watch,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
@@ -70,7 +72,10 @@ class Network:
         self._masks = Masks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
-        self._usual: dict[str, Tensor] | None = None
+        self._usual: dict[str, Tensor] | None = None  # numbers of the few inputs that were tried, by site
+        self._second = 0  # which input the second of them is,
+        self._whole: Chunk | None = None  # the chunk of the pass that it comes in,
+        self._among: dict[str, Tensor] = {}  # and its numbers there
         self.largest: dict[str, float] = {}  # number among the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
@@ -153,7 +158,10 @@ class Network:
         answer = answer_in(output)
         if answer is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
-        return answer if answer.layout == torch.strided else answer.to_dense()
+        answer = answer if answer.layout == torch.strided else answer.to_dense()
+        if self._usual is not None and self._seen is None and answer.ndim and len(answer) == chunk.count:
+            self._keep_tried(chunk, OUTPUT, answer)
+        return answer
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         """Run a chunk and return what the sink makes of the rows of each site, in execution order."""
@@ -193,7 +201,17 @@ class Network:
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
+        if self._usual is not None:
+            self._keep_tried(chunk, label, rows)
         return self._sink(label, rows)
+
+    def _keep_tried(self, chunk: Chunk, site: str, rows: Tensor) -> None:
+        """Of a whole chunk with the input that was tried, what it makes of that one: see `mixing_in_pass`."""
+        at = self._second - chunk.start
+        if self._whole is None and chunk.count > TRIED and 0 <= at < chunk.count:
+            self._whole = chunk
+        if chunk is self._whole:
+            self._among[site] = of_input(rows, at, self._counts.get(site))
 
     def _watched(self) -> Watch:
         if self._seen is None:
@@ -203,15 +221,15 @@ class Network:
     # What is learnt before the pass
 
     def look(self, batch: Any) -> Side:
-        """Run the first few inputs of a batch to learn the sites; the model is as before afterwards."""
+        """Run a few inputs of the first batch to learn the sites; the model is as before afterwards."""
 
         def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
-        count = min(TRIED, count_inputs(batch))
+        start, stop = tried_of(batch)
         with kept_random_state(), kept_attributes(self.model):
-            looks = self.read(Chunk(cut(batch, 0, count), 0, count), first_rows)
+            looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
         labels = [site.label for site in self._watched().sites]
         self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
         # The largest numbers are read from the device all at once.
@@ -242,15 +260,33 @@ class Network:
     def mixing(self, batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
 
-        def at_sites(chunk: Chunk) -> dict[str, Tensor]:
-            values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
-            return dict(zip((site.label for site in self._watched().sites), values, strict=True))
+        def read(chunk: Chunk) -> dict[str, Tensor]:
+            numbers = self._read_by_input(chunk)
+            self._usual = self._usual or numbers  # the first run is of the inputs as they are
+            return numbers
 
-        def at_output(chunk: Chunk) -> dict[str, Tensor]:
-            return {OUTPUT: by_input(self.outputs(chunk))}
-
-        read = at_output if self._seen is None else at_sites
+        self._second = tried_of(batch)[0] + 1
         return mixing_note(self.name, self.model, batch, read, self._usual)
+
+    def mixing_in_pass(self) -> str | None:
+        """The same for models that keep few inputs apart and mix many, once the pass has come by what was tried.
+
+        If an input came out otherwise in its chunk, which may be rounding or chance, the chunk is tried as a whole.
+        """
+        if self._usual is None or self._whole is None:
+            return None
+        usual = {site: rows for site, rows in self._usual.items() if site in self._among}
+        among, self._usual = {site: self._among[site] for site in usual}, None
+        if not differ(self.model, usual, among, (1, 0)):
+            return None
+        at = self._second - self._whole.start
+        return mixing_note(self.name, self.model, self._whole.batch, self._read_by_input, at=at)
+
+    def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
+        if self._seen is None:
+            return {OUTPUT: by_input(self.outputs(chunk))}
+        values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
+        return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -302,6 +338,9 @@ class SavedActivations:
 
     def mixing(self, batch: Any) -> str | None:
         return None  # cannot be known any more
+
+    def mixing_in_pass(self) -> str | None:
+        return None
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
