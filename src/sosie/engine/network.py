@@ -25,6 +25,7 @@ from ..capture import (
     answer_in,
     as_found,
     by_input,
+    count_inputs,
     cut,
     differ,
     kept_attributes,
