@@ -61,7 +61,8 @@ class Inspector:
                 shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
                 raise NotFiniteActivations(
                     f"{source}: activations are NaN or infinite (or too large to square) at {shown}. "
-                    "Check the input's normalisation and the weights; the first site named is where it starts"
+                    "Check the input's normalisation and the weights (the first site named is where it starts), or "
+                    "use precision='float64' if the numbers are right"
                 )
             for site, total, limit in zip(sites, sums, most or sums, strict=True):
                 if total > limit:
