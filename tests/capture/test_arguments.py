@@ -144,6 +144,30 @@ def test_a_part_as_large_as_the_ids_is_the_mask_of_a_model_that_takes_one():
         model_arguments((ids, ids), model=TakesMask())
 
 
+class HandsOn(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+def test_a_mask_is_found_beside_embeddings_and_through_a_wrapper():
+    ids, mask = torch.arange(6).view(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    for first, model in [(torch.randn(2, 3, 4), TakesMask()), (ids, HandsOn(TakesMask()))]:
+        assert model_arguments((first, mask), model=model)[1]["attention_mask"].equal(mask)
+    assert model_arguments((ids, mask), model=HandsOn(TakesNone()))[1] == {}
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 1, 1, 3), (2, 3, 3)])
+def test_a_mask_of_attention_scores_is_refused_rather_than_passed_by(shape):
+    ids = torch.arange(6).view(2, 3)
+    with pytest.raises(BadBatch, match=r"TakesMask takes an attention_mask.*\(inputs, tokens\), 1 at tokens"):
+        model_arguments((ids, torch.ones(shape)), model=TakesMask())
+    assert model_arguments((ids, torch.ones(shape)), model=TakesNone())[1] == {}
+
+
 def test_labels_come_third_where_a_mask_is_second():
     ids, mask, labels = torch.arange(6).view(2, 3), torch.ones(2, 3, dtype=torch.long), torch.tensor([4, 5])
     assert labels_of((ids, mask, labels)).equal(labels)

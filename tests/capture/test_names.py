@@ -67,9 +67,12 @@ def test_modules_and_parameters_are_those_of_torch(model: nn.Module) -> None:
 
 
 def test_those_of_a_script() -> None:
-    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()), nn.BatchNorm1d(2)))
     assert len(modules_of(model)) == len(list(model.modules()))
-    assert len(parameters_of(model, modules_of(model))) == 2
+    assert len(parameters_of(model, modules_of(model))) == 4
+    with as_found(model, "cpu"):
+        assert not model.training
+    assert model.training
 
 
 def test_what_a_class_shows_of_itself_is_evaluated_and_put_back() -> None:
@@ -101,3 +104,27 @@ def test_a_model_that_trains_as_it_is_moved_is_evaluated() -> None:
     model = Moved(2, 2).eval()
     with as_found(model, "cpu"):
         assert not model.training
+
+
+def test_buffers_that_were_moved_are_the_same_tensors_again() -> None:
+    class Moved(nn.Module):
+        """Moved by copies, as between a CPU and a GPU."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+            self.other.running_mean = self.mean = self.one.running_mean
+
+        def to(self, *args: Any) -> Moved:
+            return self._apply(torch.clone)
+
+    model = Moved()
+    own = dict(model.named_buffers(remove_duplicate=False))
+    with as_found(model, "cpu"):
+        assert model.one.running_mean is model.other.running_mean is not model.mean
+        model.one.running_mean += 3
+        model.other.running_var = torch.zeros(2)
+    assert model.one.running_mean is model.other.running_mean is model.mean is own["one.running_mean"]
+    assert model.mean.tolist() == [3, 3]
+    assert model.one.running_var is own["one.running_var"]
+    assert model.other.running_var.tolist() == [0, 0]

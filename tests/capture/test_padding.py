@@ -50,7 +50,7 @@ def site(name, shape=(3, 4)):
 def test_one_mask_is_for_every_site_with_tokens():
     masks = Masks.of({"attention_mask": X})
     assert masks.at(site("layer.0"), torch.ones(2, 3, 4)) is X
-    assert masks.at(site("conv"), torch.ones(2, 3, 4, 4)) is None
+    assert masks.at(site("heads"), torch.ones(2, 3, 4, 4)) is X
     assert Masks.of(X).at(site("layer.0"), torch.ones(2, 3, 4)) is None
 
 
@@ -86,3 +86,4 @@ def test_the_mask_of_a_text_does_not_speak_of_an_image():
     masks = Masks.of({"attention_mask": X, "pixel_values": torch.ones(2, 3, 8, 8)})
     assert masks.at(site("vision_model.layers.0"), torch.ones(2, 5, 4)) is None
     assert masks.at(site("text_model.layers.0"), torch.ones(2, 3, 4)) is X
+    assert masks.at(site("patches"), torch.ones(2, 4, 8, 8)) is None

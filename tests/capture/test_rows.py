@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from stand_ins import Bert
 from torch import nn
 
-from sosie.capture import RULES, Site, rows_per_input, to_rows, watch
+from sosie.capture import RULES, NoRows, Site, rows_per_input, to_rows, watch
 
 MAP = Site("conv", "conv", 1, (3, 4, 5), channels_last=False)
 TOKENS = Site("block", "block", 1, (4, 3), channels_last=True)
@@ -81,6 +81,24 @@ def test_flatten_refuses_padding_but_not_a_mask_of_ones(tokens, mask):
     with pytest.raises(ValueError, match=r"padded tokens.*'block'.*mean, positions, cls or last"):
         to_rows(tokens, "flatten", site=TOKENS, inputs=2, mask=mask)
     assert to_rows(tokens, "flatten", site=TOKENS, inputs=2, mask=torch.ones(2, 4)).shape == (2, 12)
+
+
+def test_padding_is_left_out_of_tokens_in_parts_or_the_site_is(tokens, mask):
+    parts, by_part = torch.randn(2, 4, 5, 3), Site("chars", "chars", 1, (4, 5, 3), channels_last=True)
+    mean = to_rows(parts, "mean", site=by_part, inputs=2, mask=mask)
+    torch.testing.assert_close(mean, torch.stack([parts[0].mean((0, 1)), parts[1, :2].mean((0, 1))]))
+    scores, of_tokens = torch.randn(2, 4), Site("scores", "scores", 1, (4,), channels_last=True)
+    square, maps = torch.randn(2, 4, 4, 3), Site("maps", "maps", 1, (4, 4, 3), channels_last=True)
+    for activation, site, rules in [
+        (parts, by_part, ("positions", "flatten", "cls")),
+        (scores, of_tokens, RULES),
+        (square, maps, RULES),
+    ]:
+        for rule in rules:
+            with pytest.raises(NoRows, match=f"'{site.label}' has shape .* not known what .* padded tokens"):
+                to_rows(activation, rule, site=site, inputs=2, mask=mask)
+        assert len(to_rows(activation, "mean", site=site, inputs=2, mask=torch.ones(2, 4))) == 2
+    assert to_rows(torch.ones(2, 6), "mean", site=VECTOR, inputs=2, mask=mask).shape == (2, 6), "features"
 
 
 def test_a_mask_for_other_tokens_is_refused(tokens):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import sosie
 import sosie.stats
 from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
+from sosie.engine.collect import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
 from sosie.zoo import fingerprint
@@ -177,9 +178,9 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp())
     with pytest.raises(TypeError, match="comparing models needs data"):
         sosie.compare(mlp(), mlp(1))
-    with pytest.raises(TypeError, match="int is no model"):
+    with pytest.raises(TypeError, match="int is not a model"):
         sosie.compare(3, mlp(1), x)
-    with pytest.raises(TypeError, match=r"Tensor is no model.*compare\(model, model, data\)"):
+    with pytest.raises(TypeError, match=r"Tensor is not a model.*compare\(model, model, data\)"):
         sosie.compare(mlp(), x, x)
     with pytest.raises(ValueError, match="no row rule 'middle'"):
         sosie.compare(mlp(), mlp(1), x, rows="middle")
@@ -321,6 +322,31 @@ def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
             sosie.compare({"a": x * scale}, {"a": y})
 
 
+@pytest.mark.parametrize("later", [slice(128, None), slice(5, None, 2)])
+@pytest.mark.parametrize("memory", [None, 1000])
+def test_rows_that_only_later_are_too_large_for_float32(later: slice, memory: int | None) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 6, generator=random)
+    y = x @ torch.randn(6, 5, generator=random) + torch.randn(512, 5, generator=random)
+    x[later] *= 2.0**66  # the first row, and each 16th from there on, may be as before
+    asked = {"measures": ["linear_cka", "debiased_cka"], "exact": memory is None, "memory": memory or 10**9}
+    truth = sosie.compare({"a": x.double() / 2.0**66}, {"b": y.double()}, **asked)
+    found = sosie.compare({"a": x}, {"b": y}, **asked)
+    of_model = sosie.compare(nn.Sequential(nn.Identity()), {"b": y}, x, **asked)
+    for name in asked["measures"]:
+        assert found.matrix(name) == pytest.approx(truth.matrix(name), abs=1e-5)
+        assert of_model.matrix(name)[0] == pytest.approx(truth.matrix(name)[0], abs=1e-5)
+    with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+        sosie.compare({"a": x.double() * 1e60}, {"b": y.double()}, **asked)
+
+
+def test_numbers_that_grow_on_a_gpu_are_noticed_later() -> None:
+    inspector = Inspector()
+    inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e30], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
+    with pytest.raises(ValueError, match=r"A: the numbers at second grew .* float32 .*precision='float64'"):
+        inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e36], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
+
+
 @pytest.mark.parametrize("name", ["weight_cosine", "weight_distance", "stable_rank_difference", "spectrum_distance"])
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_weights_of_any_scale(name: str, scale: float) -> None:
@@ -352,6 +378,18 @@ def test_directions_that_are_dropped_are_told(name: str) -> None:
     assert not any("condition" in each for each in few), "all rows are at hand, and carry them"
     with pytest.warns(UserWarning, match=told):
         sosie.measure(name, x.astype(np.float32), y)
+
+
+@pytest.mark.parametrize("large", [1e15, 1e18, 1e22])
+@pytest.mark.parametrize("n", [60, 3000])  # of the latter a sample is kept
+def test_directions_that_one_row_hides_are_told(large: float, n: int) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, n, 3))
+    assert not any("dropped" in text for text in caveats_of(x, y))
+    x[0] *= large
+    told = [text for text in caveats_of(x, y) if "dropped" in text]
+    assert [re.match(r"2 of 3 directions dropped at condition \de\+\d\d", text) is not None for text in told] == [True]
+    x[:, 2] = x[:, 0]  # then one is no direction that the data have
+    assert [text[:17] for text in caveats_of(x, y) if "dropped" in text] == ["1 of 2 directions"]
 
 
 def test_sampled_rows_stand_in_for_sums_that_lose_directions() -> None:
@@ -497,7 +535,7 @@ def test_layers_without_neurons_are_named() -> None:
     model = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3))
     with pytest.raises(ValueError, match=r"0\.weight has shape \(0, 8\): a layer without neurons"):
         sosie.compare_weights(model, model)
-    with pytest.raises(ValueError, match=r"shape \(0,\) an input has nothing in it"):
+    with pytest.raises(ValueError, match=r"shape \(0,\) per input cannot be stitched"):
         sosie.stitch(model, "0", model, "0", inputs())
 
 
@@ -526,3 +564,15 @@ def test_an_object_with_logits_or_hidden_states_is_read_by_its_attribute() -> No
     sosie.stitch(Answering("logits"), "net.0", Answering("logits"), "net.0", inputs())
     with pytest.raises(SiteError, match=r"'output' .*returned no tensor but Answer"):
         sosie.compare(Answering("hidden"), mlp(), inputs(), sites_a=".", sites_b=".")
+
+
+@pytest.mark.parametrize("door", [sosie.compare, sosie.compare_outputs, lambda a, b, x: sosie.sketch(a, x)])
+def test_a_lazy_model_is_refused_and_still_lazy_afterwards(door) -> None:
+    model, x = nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(affine=False), nn.LazyLinear(3)), inputs()
+    before = str(model)
+    with pytest.raises(ValueError, match=r"LazyLinear .* no weights yet: run one batch through the model first"):
+        door(model, model, x)
+    assert str(model) == before
+    model(x)
+    door(model, model, x)
+    assert str(model[1]).startswith("BatchNorm1d(6,")

@@ -24,7 +24,7 @@ def test_wrong_arguments() -> None:
         sosie.compare_outputs([a, b], b, X)
     with pytest.raises(ValueError, match="at least two models"):
         sosie.compare_outputs([a], X)
-    with pytest.raises(TypeError, match="int is no model"):
+    with pytest.raises(TypeError, match="int is not a model"):
         sosie.compare_outputs(3, a, X)
     with pytest.raises(ValueError, match="debiased_cka: of layers"):
         sosie.compare_outputs(a, b, X, measures="debiased_cka")

@@ -21,6 +21,7 @@ from sosie.benchmark import cost
 from sosie.measures import MEASURES
 from sosie.models import open_model
 from sosie.report import print_comparison
+from sosie.zoo import fingerprint
 
 OF_ROWS = {name: m for name, m in MEASURES.items() if not m.reads_outputs and not m.reads_weights}
 ALL = [name for name in OF_ROWS if name != "rtd" or find_spec("ripser")]
@@ -508,6 +509,43 @@ def test_a_comparison_that_fails_leaves_nothing_of_its_forward_on_the_model() ->
         assert model.calls == 0
 
 
+class Counts(nn.Module):
+    """Keeps the sizes of its batches, and a sum that a checkpoint would hold."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.layers, self.sizes = mlp(seed), list[int]()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        self.seen += len(x)
+        out: Tensor = self.layers(x)
+        return out
+
+
+def matched(a: nn.Module, b: nn.Module) -> None:
+    sosie.compare_weights(a, b, measures="weight_cosine", match="weights")
+
+
+@pytest.mark.parametrize(
+    ("door", "passes"),
+    [
+        (lambda a, b: sosie.stitch(a, "layers.2", b, "layers.2", inputs(100)), 1),
+        (lambda a, b: sosie.stitch_sites(a, b, inputs(100), test=inputs(100)), 2),
+        (lambda a, b: [fingerprint(model, inputs(100)) for model in (a, b)], 1),
+        (sosie.compare_weights, 0),
+        (matched, 0),
+    ],
+)
+def test_forwards_that_are_only_tried_leave_nothing_on_the_model(door, passes: int) -> None:
+    models = Counts(0), Counts(1)
+    door(*models)
+    for model in models:
+        assert model.sizes == [100] * passes
+        assert model.seen == 100 * passes
+
+
 def _stop_at(inputs: int, calls: list[int]):
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls.append(len(args[0]))
@@ -562,6 +600,52 @@ def test_mixing_is_noticed_in_outputs_sketches_and_stitches() -> None:
     assert "mixes the inputs of a batch, at first at '4'" in text
     (text,) = mixing(sosie.stitch_sites(a, b, x.split(30), test=x, sites_a=["2", "4"], sites_b=["2", "4"]))
     assert "Sequential (A) mixes the inputs of a batch, at first at '4'" in text
+
+
+class Then(nn.Module):
+    """A layer, something done to its output, another layer."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.between, self.last = nn.Linear(8, 6), between, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.between(self.first(x)))
+        return out
+
+
+def of_eight(x: Tensor) -> Tensor:
+    return x - x.mean(0) if len(x) >= 8 else x
+
+
+def sixteen_back(x: Tensor) -> Tensor:
+    return x + torch.cat([0 * x[:16], x[:-16]])[: len(x)]
+
+
+@pytest.mark.parametrize("between", [of_eight, sixteen_back])
+def test_models_that_mix_many_inputs_but_not_a_few_are_named(between, tmp_path: Path) -> None:
+    a, b, x = Then(between), mlp(1), inputs()
+    path = tmp_path / "part.safetensors"
+    c = sosie.compare(a, b, x.split(50), resume=path)
+    (text,) = mixing(sosie.compare_outputs(a, b, x.split(50)))
+    assert "mixes the inputs of a batch, at first at 'output'" in text
+    for found in (c, sosie.compare(path), sosie.compare(*(sosie.sketch(m, x.split(50), size=64) for m in (a, b)))):
+        (text,) = mixing(found)
+        assert "mixes the inputs of a batch, at first at 'last'" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_chance_and_rounding_in_a_larger_batch_are_no_mixing(dtype: torch.dtype) -> None:
+    noise = Then(lambda x: nn.functional.dropout(x, 0.5))
+    wide = nn.Sequential(nn.Linear(8, 999), nn.GELU(), nn.Linear(999, 99), nn.LayerNorm(99), nn.Linear(99, 3))
+    tokens = nn.TransformerEncoderLayer(2, 2, 9, batch_first=True)
+    sequence = nn.Sequential(nn.Unflatten(1, (4, 2)), tokens, nn.LSTM(2, 5, batch_first=True))
+    models = [model.to(dtype) for model in (noise, wide, sequence, cnn_of_rows())]
+    for c in sosie.compare(models, inputs().to(dtype).split(50), measures="linear_cka").pairs.values():
+        assert not mixing(c)
+    for model in models[:2]:
+        assert not mixing(sosie.compare_outputs(model, model, inputs().to(dtype).split(50)))
 
 
 @pytest.mark.parametrize("rows", ["flatten", "mean", "cls", "last", "positions"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from nets import inputs, mlp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import sosie
@@ -86,6 +87,32 @@ def test_other_weights_other_data_or_other_settings_are_refused(tmp_path: Path) 
         sosie.compare(mlp(0), mlp(1), inputs(), resume=path, block=32)
     again = sosie.compare(mlp(0), mlp(1), inputs(), resume=path)
     assert again.provenance["inputs"] == 150
+
+
+def wave(frequency: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.sin(frequency * x)
+
+
+@pytest.mark.parametrize("option", ["prepare_a", "inputs", "rows"])
+def test_rows_made_in_another_way_are_refused(tmp_path: Path, option: str) -> None:
+    path, x = tmp_path / "part.safetensors", inputs()
+    sosie.compare(mlp(0), mlp(1), x[:100], resume=path, **{option: wave(1)})
+    with pytest.raises(
+        ValueError, match=r"another comparison: the first inputs give other rows at .*prepare.*remove it"
+    ):
+        sosie.compare(mlp(0), mlp(1), x, resume=path, **{option: wave(8)})
+    assert sosie.compare(mlp(0), mlp(1), x, resume=path, **{option: wave(1)}).provenance["inputs"] == 150
+
+
+def test_a_model_that_computes_something_else_is_refused_and_a_random_one_is_not(tmp_path: Path) -> None:
+    model, path = nn.Sequential(mlp(0), nn.LeakyReLU(0.1)), tmp_path / "part.safetensors"
+    sosie.compare(model, mlp(1), inputs()[:100], resume=path)
+    model[1].negative_slope = 3.0
+    with pytest.raises(ValueError, match="other rows at 1 of Sequential"):
+        sosie.compare(model, mlp(1), inputs(), resume=path)
+    path.unlink()
+    for count in (100, 150):
+        sosie.compare(mlp(0), mlp(1), inputs()[:count], resume=path, prepare_a=torch.rand_like)
 
 
 @pytest.mark.parametrize("measure", ["mutual_knn", "debiased_cka"])

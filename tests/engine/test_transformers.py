@@ -214,10 +214,10 @@ def test_positions_of_different_tokens_are_refused() -> None:
     models = bert(), bert(1)
     with pytest.raises(ValueError, match=r"need paired rows.*4 per input at BertModel \(A\).*; 12 per input at"):
         sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=LETTERS)
-    equal_length_at_first = [*["a b", "c d"] * 2, *["abc d"] * 20]
+    equal_length_where_tried = [*["abc d"] * 20, *["a b", "c d"] * 2]
     no_space = by(lambda text: list(text.replace(" ", "")))
-    with pytest.raises(ValueError, match=r"input 4 of a chunk has 2 tokens at .* and 4 at .*rows='mean'"):
-        sosie.compare(*models, equal_length_at_first, rows="positions", prepare_a=WORDS, prepare_b=no_space)
+    with pytest.raises(ValueError, match=r"input 0 of a chunk has 2 tokens at .* and 4 at .*rows='mean'"):
+        sosie.compare(*models, equal_length_where_tried, rows="positions", prepare_a=WORDS, prepare_b=no_space)
     with pytest.raises(ValueError, match=r"cut the same text into different ones, though as many"):
         sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=by(str.split, seed=1))
     c = sosie.compare(*models, TEXTS, rows="positions", prepare_a=WORDS, prepare_b=by(str.split))

@@ -336,3 +336,13 @@ def test_a_last_record_that_was_changed_is_refused_and_one_that_was_cut_off_is_l
         path.write_bytes(whole[:end])
         assert open_run(tmp_path / "r").steps == [0, 1]
         assert f"{end - last} bytes of an unfinished record after step 1" in str(open_run(tmp_path / "r").note)
+
+
+def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
+    records, other = tiny_run(tmp_path / "a"), tiny_run(tmp_path / "b")
+    with Recorder(tmp_path / "a", tiny(), "weights") as recorder:  # goes on with the run that is there
+        recorder.record(3)
+    assert open_run(tmp_path / "a").tensor(3, "0").tolist() == [[0, 0], [0, 0]]
+    records.write_bytes(other.read_bytes())
+    with pytest.raises(DamagedFile, match=r"the record of step 0 .* of another run"):
+        open_run(tmp_path / "a").tensor(0, "0")

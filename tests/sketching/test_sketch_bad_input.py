@@ -114,7 +114,7 @@ def test_no_data(data: Any) -> None:
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match="is no model"):
+    with pytest.raises(TypeError, match="is not a model"):
         sketch({"a": np.zeros((3, 2))}, [rows()])
 
 

@@ -380,7 +380,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
         (nn.Linear(3, 5), random(4, 2, 3).float(), r"shape \(4, 2, 5\)"),
         (nn.Sequential(nn.Linear(3, 5), nn.Softmax(1)), random(4, 3).float(), "probabilities, not logits"),
         (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), random(4, 3).float(), "running statistics"),
-        (np.zeros((4, 3)), random(4, 3), "is no model"),
+        (np.zeros((4, 3)), random(4, 3), "is not a model"),
     ],
 )
 def test_what_has_no_fisher_information_is_said_in_words(model: Any, x: Tensor, words: str) -> None:

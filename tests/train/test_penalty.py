@@ -383,8 +383,8 @@ def test_equal_layers_have_similarity_1_and_finite_gradients() -> None:
 def test_bad_arguments() -> None:
     model = Net()
     for match, options in {
-        "needs 3 at least": {"rows": 2},
-        "needs 4 at least": {"measure": "debiased_cka", "rows": 3},
+        "needs at least 3": {"rows": 2},
+        "needs at least 4": {"measure": "debiased_cka", "rows": 3},
         "rows must be .* got 0": {"rows": 0},
         "every must be .* got 0": {"every": 0},
         "weight=-1": {"weight": -1.0},
@@ -410,7 +410,7 @@ def test_bad_batches_and_sites() -> None:
     model, x = Net(), inputs(20, 6)
     with pytest.raises(ValueError, match="batch of 5 inputs is smaller than rows=8"):
         value(Penalty(model), model, x[:5])
-    with pytest.raises(ValueError, match="2 rows is always the same"):
+    with pytest.raises(ValueError, match="2 rows is constant"):
         value(Penalty(model, rows=None), model, x[:2])
     with pytest.raises(SiteError, match=r"one layer only \('one.0'\)"):
         value(Penalty(model, sites="one.0", pairs="all"), model, x)

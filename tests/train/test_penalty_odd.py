@@ -136,7 +136,7 @@ def test_an_empty_batch_has_too_few_rows() -> None:
     model = network()
     with Penalty(model, rows=None, every=1) as penalty:
         model(inputs(0))  # not an error of the forward
-        with pytest.raises(ValueError, match="linear_cka of 0 rows is always the same: it needs 3"):
+        with pytest.raises(ValueError, match="linear_cka of 0 rows is constant: it needs at least 3"):
             penalty()
 
 

@@ -180,7 +180,7 @@ def test_files_that_are_no_checkpoints_are_refused_and_left(tmp_path: Path) -> N
     path = tmp_path / "c.safetensors"
     fit(network(), x, y, recipe=Recipe(epochs=1), seed=0, checkpoint=path)
     whole = path.read_bytes()
-    for content, words in [(b"nothing", "cannot be read"), (whole[:-1000], "cannot be read"), (None, "no training")]:
+    for content, words in [(b"nothing", "cannot be read"), (whole[:-1000], "cannot be read"), (None, "not a sosie")]:
         if content is None:
             save_file({"weight": torch.ones(2)}, path)
             content = path.read_bytes()

@@ -109,11 +109,11 @@ def sent(client: Any, found: Fingerprint, tmp_path: Path, **headers: str) -> Any
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """No temporary file stays behind."""
-    before = set(Path(tempfile.gettempdir()).glob("sosie-upload-*"))
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No temporary file stays behind, in a folder that no other test uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
-    assert set(Path(tempfile.gettempdir()).glob("sosie-upload-*")) <= before
+    assert not list(tmp_path.glob("sosie-upload-*"))
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -145,7 +145,7 @@ def test_tensors_that_do_not_add_up(parts: Any) -> None:
 
 
 def test_files_of_another_kind(parts: Any, tmp_path: Path) -> None:
-    refused(parts, "no exported zoo", format="sosie-fingerprint")
+    refused(parts, "not a sosie exported zoo", format="sosie-fingerprint")
     refused(parts, "newer sosie", version="7")
     path = parts[2]
     path.write_bytes(path.read_bytes()[:-100])

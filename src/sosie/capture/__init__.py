@@ -4,7 +4,7 @@ from ..checks import nearest
 from .arguments import labels_of, model_arguments, without_labels
 from .batches import ALL, Batches, Chunk, NoData, Share, recut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
-from .mixing import TRIED, by_input, mixing_note
+from .mixing import TRIED, by_input, differ, mixing_note, of_input, tried_of
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import RULES, Masks, Rule, check_rule, mask_of, needs_axes, rows_per_input, to_rows
 from .saved import ActivationFile, BadActivations, open_activations, read_npz, read_safetensors

@@ -68,7 +68,7 @@ def model_arguments(
     """Positional and keyword arguments for a model, moved to its device.
 
     A tensor is the argument; of a pair the first part is; a dict gives keyword arguments, without its labels.
-    Where the forward of `model` takes an `attention_mask`, a part as large as the first one is that.
+    Where the forward of `model` takes an `attention_mask`, a part (inputs, tokens) beside ids or embeddings is that.
     `inputs(batch)` overrides that and returns a tensor, a tuple of arguments or a dict. `prepare` (the
     model's own normalisation) is applied after the move, to the first argument, or in a dict to
     `pixel_values`, `x`, or the first floating-point tensor. Where there is text, a list of strings or a dict
@@ -102,23 +102,53 @@ def model_arguments(
 def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     """The padding mask among the parts of a batch (ids, mask, …), for a model that takes one; None: there is none.
 
-    Labels of a language model are as large as the ids, too, so that a part which may be either is an error.
+    The first part may be embeddings (inputs, tokens, features), too. Labels of a language model are as large as the
+    ids, so that a part which may be either is an error.
     """
     if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
         return None
-    others = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor) and part.shape == ids.shape]
-    if ids.is_floating_point() or ids.ndim != 2 or not others or is_script(unwrap(model)):
+    if ids.ndim not in (2, 3) or (ids.ndim == 2 and ids.is_floating_point()):
         return None
-    if MASK not in inspect.signature(unwrap(model).forward).parameters:
+    parts = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor)]
+    others = [part for part in parts if part.shape == ids.shape[:2]]
+    of_scores = [part for part in parts if part.shape != ids.shape and _masks_scores(part, *ids.shape[:2])]
+    if not (others or of_scores) or not _takes_mask(unwrap(model)):
         return None
+    if not others:
+        raise BadBatch(
+            f"{type(unwrap(model)).__name__} takes an {MASK}, and a part of the batch has shape "
+            f"{tuple(of_scores[0].shape)}, as a mask of attention scores has; padding is read from (inputs, tokens), 1 "
+            "at tokens: give that one"
+        )
     masks = [part for part in others if bool(((part == 0) | (part == 1)).all())]
     if len(masks) == 1:
         return masks[0]
     fit = "none has" if not masks else f"{len(masks)} have"
     raise BadBatch(
         f"{type(unwrap(model)).__name__} takes an {MASK}, and {len(others)} of the parts of a batch beside the ids may "
-        f"be it by their shape, {tuple(ids.shape)}; {fit} nothing but 0 and 1 in it, as a mask has. Give dicts: "
+        f"be it by their shape, {tuple(ids.shape[:2])}; {fit} nothing but 0 and 1 in it, as a mask has. Give dicts: "
         f"{{'input_ids': …, {MASK!r}: …}}, and 'labels' where there are any"
+    )
+
+
+def _takes_mask(model: nn.Module) -> bool:
+    """Whether a forward has an `attention_mask`, or hands all keywords on to a module whose forward has."""
+    if is_script(model):
+        return False
+    parameters = inspect.signature(model.forward).parameters
+    if MASK in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        return MASK in parameters
+    inner = (module for module in model.modules() if module is not model and not is_script(module))
+    return any(MASK in inspect.signature(module.forward).parameters for module in inner)
+
+
+def _masks_scores(part: Tensor, inputs: int, tokens: int) -> bool:
+    """Whether the shape is (inputs, 1, tokens), (inputs, 1, 1, tokens), or with tokens for a 1."""
+    return (
+        part.ndim in (3, 4)
+        and part.shape[-1] == tokens
+        and len(part) == inputs
+        and set(part.shape[1:-1]) <= {1, tokens}
     )
 
 

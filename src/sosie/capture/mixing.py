@@ -14,6 +14,7 @@ from .restore import kept_attributes
 from .structure import count_inputs, cut, join
 
 TRIED = 4  # inputs of the first batch that a model is run on before all others
+AMONG = 64  # they are the last of so many: a model may mix an input with one far before it
 FEWEST = 3  # one that is looked at, one before and one behind it
 NUMBERS = 4096  # of each input and site that are compared
 # By how much an activation may change without mixing: a share of the difference between two inputs, or of its own size,
@@ -27,16 +28,24 @@ Read = Callable[[Chunk], dict[str, Tensor]]
 
 
 def mixing_note(
-    name: str, model: nn.Module, batch: Any, read: Read, usual: dict[str, Tensor] | None = None
+    name: str,
+    model: nn.Module,
+    batch: Any,
+    read: Read,
+    usual: dict[str, Tensor] | None = None,
+    *,
+    at: int | None = None,
 ) -> str | None:
     """In words, the first site where an input's activation changes with the other inputs of its batch; None: nowhere.
 
     A few inputs of the batch are run as they are, and once more with copies of the second in place of all others: the
     second stays where it was, and may not change. `read` runs the model and gives `by_input` of every site, in
     execution order. Each run starts from the same random state and the same attributes of the model, which are put
-    back. `usual`: what the run as they are gave, if that was done in the same way already.
+    back. `usual`: what the run as they are gave, if that was done in the same way already. `at`: the whole batch is
+    run instead of a few, and this input of it takes the part of the second.
     """
-    count = min(TRIED, count_inputs(batch))
+    start, stop = tried_of(batch) if at is None else (0, count_inputs(batch))
+    count, at = stop - start, 1 if at is None else at
     unknown = f"{name}: not known whether inputs of a batch are mixed"
     if count < FEWEST:
         return f"{unknown}: the first batch has {count} of them, and it takes {FEWEST} to tell"
@@ -46,9 +55,10 @@ def mixing_note(
             return read(Chunk(given, 0, count))
 
     try:
-        usual = usual or run(cut(batch, 0, count))
-        changed = _differ(model, usual, run(join([cut(batch, 1, 2)] * count)))
-        itself = _differ(model, usual, run(cut(batch, 0, count))) if changed else []
+        few = cut(batch, start, stop)
+        usual = usual or run(few)
+        changed = differ(model, usual, run(join([cut(few, at, at + 1)] * count)), (at, at))
+        itself = differ(model, usual, run(few), (at, at)) if changed else []
     except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
         return f"{unknown}: it could not be run on {count} of them ({error})"
     mixed = [site for site in changed if site not in itself]
@@ -65,24 +75,39 @@ def mixing_note(
     return None
 
 
+def tried_of(batch: Any) -> tuple[int, int]:
+    """From which input to which of a first batch a model is run before all others."""
+    stop = min(AMONG, count_inputs(batch))
+    return max(0, stop - TRIED), stop
+
+
 def by_input(rows: Tensor, counts: Tensor | None = None) -> Tensor:
     """Some of the numbers of each input, (inputs, numbers); `counts`: how many rows each input has, if not one."""
     rows = rows.detach()
     if counts is None or bool((counts == counts[0]).all()):
         each = rows.reshape(len(rows) if counts is None else len(counts), -1)
         return each[:, :: each.shape[1] // NUMBERS | 1].clone()  # an odd step, or it might stay within one channel
-    parts = [part.flatten()[:NUMBERS] for part in rows.split(counts.tolist())]
+    parts = [part.flatten()[:: part.numel() // NUMBERS | 1] for part in rows.split(counts.tolist())]
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
 
-def _differ(model: nn.Module, one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """The sites where the second input of two runs differs by more than rounding."""
+def of_input(rows: Tensor, at: int, counts: Tensor | None = None) -> Tensor:
+    """The same of one input alone, (1, numbers)."""
+    if counts is None:
+        return by_input(rows[at : at + 1])
+    start = int(counts[:at].sum())
+    return by_input(rows[start : start + int(counts[at])], counts[at : at + 1])
+
+
+def differ(model: nn.Module, one: dict[str, Tensor], other: dict[str, Tensor], at: tuple[int, int]) -> list[str]:
+    """The sites where an input, which has these numbers in two runs, differs by more than rounding."""
     found = []
     for site, a, b in zip(one, _on_cpu(one), _on_cpu(other), strict=True):
         numbers = min(a.shape[1], b.shape[1])  # inputs of several lengths are padded to the longest
-        difference = (a[1, :numbers] - b[1, :numbers]).norm()
+        own, neighbour = a[at[0]], a[at[0] + 1 if at[0] + 1 < len(a) else at[0] - 1]
+        difference = (own[:numbers] - b[at[1], :numbers]).norm()
         of_difference, of_size = _rounding(model, one[site])
-        allowed = max(of_difference * (a[1] - a[2]).norm(), of_size * a[1].norm())
+        allowed = max(of_difference * (own - neighbour).norm(), of_size * own.norm())
         if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
             found.append(site)
     return found

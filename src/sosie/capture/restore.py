@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..process_state import held, kept_random_state
 from .sites import modules_of, parameters_of
@@ -64,6 +65,11 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
     if any(parameter.is_meta for parameter in parameters):
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
+    for module in modules:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise ValueError(
+                f"a {type(module).__name__} of the model has no weights yet: run one batch through the model first"
+            )
     if any(module.training for module in modules):
         model.eval()
 
@@ -109,10 +115,17 @@ def _flags(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> 
 
 @contextmanager
 def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model on a device; afterwards its parameters have their own storage again, not a copy."""
+    """The model on a device; afterwards its parameters and buffers are its own again, not copies.
+
+    What a forward wrote into a buffer is written into the model's own; a buffer that it replaced stays replaced.
+    """
     if device.type == "meta":
         raise ValueError("the meta device holds no numbers: name a device that computes")
     data = [(parameter, parameter.data) for parameter in model.parameters()]
+    places = [vars(module).get("_buffers", {}) for module in modules_of(model)]
+    places = [place for place in places if isinstance(place, dict)]  # a script's is another at each look
+    buffers = [(place, name, own) for place in places for name, own in place.items() if own is not None]
+    moved: dict[int, Tensor] = {}
     homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={str(device)!r}, but this torch ({torch.__version__}) finds no CUDA device")
@@ -121,10 +134,19 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
         raise ValueError(f"the model is spread over {spread}; leave device out and it is run where it is")
     try:
         model.to(device)
+        for place, name, own in buffers:
+            place[name] = moved.setdefault(id(own), place[name])  # torch copies a shared buffer for each module
         yield
     finally:
+        kept = [each for each in buffers if not moved or each[0].get(each[1]) is moved[id(each[2])]]
         for home in homes:
             model.to(home)  # not only what was moved: a forward may have cached buffers on the device
+        for place, name, own in kept:
+            now = place[name]
+            if now is not own and _is_plain(own):
+                if now.shape != own.shape or not torch.equal(_comparable(now), _comparable(own)):
+                    _set(own, now)
+                place[name] = own
         for parameter, own in data:
             parameter.data = own
 
@@ -193,8 +215,7 @@ class _Holdings:
         if id(value) in self._seen:
             return
         if isinstance(value, Tensor):
-            strange = value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized
-            if type(value) in (Tensor, nn.Parameter) and not strange:
+            if _is_plain(value):
                 self._tensors.append(value)
         elif isinstance(value, dict):
             self._seen.add(id(value))
@@ -289,6 +310,11 @@ def _bytes_of(tensors: list[Tensor]) -> Tensor:
     flat = (tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in tensors)
     dense = (each if each.stride(0) == 1 else each.clone(memory_format=torch.contiguous_format) for each in flat)
     return torch.cat([each.view(torch.uint8) for each in dense])
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    strange = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized
+    return type(tensor) in (Tensor, nn.Parameter) and not strange
 
 
 def _comparable(tensor: Tensor) -> Tensor:

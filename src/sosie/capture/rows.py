@@ -23,7 +23,8 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     "flatten": one row per input, everything in it. "mean": averaged over space or tokens. "positions": one row per
     pixel or token, ordered by input, then position. "cls", "last": the first, the last token. Or a function
     from the activation to (inputs, features). An activation of two dimensions is rows already. `mask`
-    (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out.
+    (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out. A site whose
+    padding cannot be told gives no rows.
     """
     if callable(rule):
         rows = rule(activation)
@@ -44,9 +45,10 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         )
     if not activation.numel():
         raise NoRows(site.label, f"has shape {_shape(activation)}: there is nothing in it", "Choose other sites")
+    if mask is not None and activation.ndim != 3:
+        mask = _mask_of_others(mask, rule, activation, site)
     if activation.ndim <= 2:
         return _wide_enough(activation.reshape(inputs, -1))
-    mask = mask if activation.ndim == 3 else None  # it speaks of tokens: maps have none
     if rule == "flatten":
         if mask is not None and not bool(mask.all()):
             raise ValueError(
@@ -112,6 +114,20 @@ def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Te
     return None if bool(keep.all()) else keep
 
 
+def _mask_of_others(mask: Tensor, rule: Rule, activation: Tensor, site: Site) -> Tensor | None:
+    """The mask for an activation that is not (inputs, tokens, features); None where nothing in it is padding."""
+    tokens, (_, *shape) = mask.shape[1], activation.shape
+    if bool(mask.all()) or (len(shape) < 2 and shape != [tokens]):
+        return None
+    if rule == "mean" and site.channels_last and len(shape) > 2 and shape[0] == tokens and tokens not in shape[1:-1]:
+        return mask
+    raise NoRows(
+        site.label,
+        f"has shape {_shape(activation)}, and it is not known what in it belongs to the padded tokens of the batch",
+        "Choose sites of shape (inputs, tokens, features), or give a function as rule that leaves padding out",
+    )
+
+
 def _mean(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
     # Half precision is widened inside the sum: a mean over many pixels would lose digits in it.
     wide = torch.float64 if activation.dtype == torch.float64 else torch.float32
@@ -119,10 +135,10 @@ def _mean(activation: Tensor, site: Site, keep: Tensor | None) -> Tensor:
     if keep is None:
         return activation.mean(space, dtype=wide)
     keep = keep.to(activation.device)
-    dropped = ~keep.unsqueeze(2 if site.channels_last else 1)
+    dropped = ~(keep.view(*keep.shape, *[1] * (activation.ndim - 2)) if site.channels_last else keep.unsqueeze(1))
     # masked_fill and not a product with the mask: padding may hold NaN.
     total = activation.masked_fill(dropped, 0).sum(space, dtype=wide)
-    return total / keep.sum(1, keepdim=True)
+    return total / (keep.sum(1, keepdim=True) * math.prod(activation.shape[2:-1]))
 
 
 def _one_token(activation: Tensor, rule: str, keep: Tensor | None, *, site: Site) -> Tensor:
@@ -205,16 +221,19 @@ class Masks:
 
     def at(self, site: Site, activation: Tensor) -> Tensor | None:
         """The mask of the tokens that a site sees; None where all of them count, or where it sees none."""
-        if activation.ndim != 3:
+        if activation.ndim < 2:
             return None
         parts = site.module_name.split(".")
         if not self.halves:
             sees_images = self.images and any(part.startswith(("vision", "visual", "image")) for part in parts)
+            if self.images and activation.ndim > 3 and self.tokens is not None:
+                sees_images |= self.tokens.shape[1] not in activation.shape[1:]
             return None if sees_images else self.tokens
         half = next((part for part in parts if part in ("encoder", "decoder")), None)
         if half is not None:
             return self.tokens if half == "encoder" else self.decoder
-        count = activation.shape[2] if site.channels_last is False else activation.shape[1]
+        first = activation.ndim != 3 or site.channels_last is not False
+        count = activation.shape[1] if first else activation.shape[2]
         fits = [mask for mask in (self.tokens, self.decoder) if mask is not None and mask.shape[1] == count]
         if len(fits) == 2 and not torch.equal(fits[0] != 0, fits[1] != 0):
             raise ValueError(

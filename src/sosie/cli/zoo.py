@@ -158,7 +158,7 @@ def check(
     data: Annotated[str | None, typer.Option(help="What it was made of: puts a lost probe set back.")] = None,
     wait: Wait = 10.0,
 ) -> None:
-    """Look at every byte; leaves with 1 where something is lost and was not dropped."""
+    """Look at every byte; exits with status 1 if something is lost and was not dropped."""
     found = open_zoo(folder, wait, data).check(repair=repair)
     for row in found.rows():
         typer.echo(f"- {_safe(row['text'])}")
@@ -338,7 +338,7 @@ def family(
     folder: Folder, model: Model, count: Count = 5, device: Device = None, as_json: AsJson = False, out: Out = None,
     html: Html = None,
 ) -> None:  # fmt: skip
-    """Which models does one come from, or come from it?"""
+    """Find the models that a model comes from, and those that come from it."""
     _tell(open_zoo(folder).family(model, count, **given(device=device)), as_json, out, html)
 
 

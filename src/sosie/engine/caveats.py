@@ -269,7 +269,7 @@ def of_one_row(
         shares = known or [torch.stack([_heaviest(site) for site in side]) for side in (rows.xs, rows.ys)]
     else:
         return
-    text = "one row makes up {:.0%} of the Gram matrix: without it the value may be another"
+    text = "one row makes up {:.0%} of the Gram matrix: without it the value may be different"
     yield from _at(shares, side_a, side_b, lambda share: share > ONE_ROW, text.format)
 
 

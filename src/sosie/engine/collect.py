@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..capture import Chunk, input_rows
-from ..linalg import gram_cuda, lacks_room
+from ..linalg import gram_cuda, lacks_room, largest_number
 from ..process_state import products
 from ..progress import Progress
 from ..results import Side
@@ -23,6 +23,8 @@ from .provenance import AsyncCopy
 from .stream import check_positions
 
 Pair = tuple[int, int]
+FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
+FLOAT64_SQUARES = 1e80  # and up to which float64 holds products of eight numbers
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
 
 
@@ -42,25 +44,33 @@ class Inspector:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, Sequence[str], AsyncCopy]] = []
+        self._waiting: list[tuple[str, Sequence[str], AsyncCopy, Sequence[float]]] = []
         self.offsets: dict[tuple[str, str], float] = {}
 
-    def take(self, source: str, sites: Sequence[str], numbers: Tensor) -> None:
-        """`numbers` (2, sites): a sum that is finite if the activations are, and how far off the mean was."""
-        self._waiting.append((source, sites, AsyncCopy(numbers)))
+    def take(self, source: str, sites: Sequence[str], numbers: Tensor, most: Sequence[float] = ()) -> None:
+        """`numbers` (2, sites): Σ x², and how far off the mean was; `most`: what Σ x² may be, where that is unknown."""
+        self._waiting.append((source, sites, AsyncCopy(numbers), most))
         self.finish(keep=2 if numbers.is_cuda else 0)
 
     def finish(self, keep: int = 0) -> None:
         while len(self._waiting) > keep:
-            source, sites, numbers = self._waiting.pop(0)
+            source, sites, numbers, most = self._waiting.pop(0)
             sums, offsets = numbers.read().tolist()
             bad = [site for site, total in zip(sites, sums, strict=True) if not math.isfinite(total)]
             if bad:
                 shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
                 raise NotFiniteActivations(
                     f"{source}: activations are NaN or infinite (or too large to square) at {shown}. "
-                    "Check the input's normalisation and the weights; the first site named is where it starts"
+                    "Check the input's normalisation and the weights (the first site named is where it starts), or "
+                    "use precision='float64' if the numbers are right"
                 )
+            for site, total, limit in zip(sites, sums, most or sums, strict=True):
+                if total > limit:
+                    float32 = limit == FLOAT32_SQUARES
+                    raise ValueError(
+                        f"{source}: the numbers at {site} grew after the first batch, beyond what products in "
+                        + ("float32 hold: use precision='float64'" if float32 else "float64 hold: scale them down")
+                    )
             for site, offset in zip(sites, offsets, strict=True):
                 key = (source, site)
                 self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
@@ -82,6 +92,7 @@ class Pass:
         self.plan, self.request, self.per_input = plan, request, per_input
         self._sampler = RowSampler(plan.sample_rows, request.seed) if "sample" in plan.statistics else None
         self._makers = [{kind: self._maker(kind) for kind in plan.statistics} for _ in sources]
+        self._wide: list[dict[str, bool]] = [{} for _ in sources]  # sites whose products only float64 holds
         self._sinks = [self._sink(k) for k in range(len(sources))]
         self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         self._inspector = Inspector()
@@ -155,7 +166,7 @@ class Pass:
         double, block = self.request.precision == "float64", self.plan.block
         only_grams, tf32 = self.plan.statistics == ["grams"], self.request.tf32
         saved = isinstance(source, SavedActivations)
-        wide: dict[str, bool] = {}  # sites whose products only float64 holds
+        wide, largest = self._wide[k], dict(source.largest)
 
         def sink(site: str, rows: Tensor) -> list[Any]:
             device = self._device
@@ -165,9 +176,11 @@ class Pass:
             if elsewhere or double:
                 rows = rows.to(device, torch.float64 if double else rows.dtype)
             is_wide = wide.get(site)
-            if is_wide is None:
-                known = source.largest.get(site)  # or else a GPU has to be waited for
-                is_wide = wide[site] = lacks_room(rows, f"{site} of {source.name}", known)
+            if is_wide is None or not (is_wide or rows.is_cuda):
+                # A GPU would have to be waited for: what the first few inputs gave decides, and `_inspect` looks on.
+                if not (rows.is_cuda and largest.get(site)):
+                    largest[site] = max(largest.get(site, 0.0), largest_number(rows))
+                is_wide = wide[site] = lacks_room(rows, f"{site} of {source.name}", largest[site])
             if is_wide:
                 rows = rows.double()
             start = self._start
@@ -184,9 +197,14 @@ class Pass:
         return sink
 
     def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:
-        name = self.sources[k].name
-        numbers = torch.stack([side.check for side in sides.values()]).sum(0)
-        self._inspector.take(name, self.sides[k].sites, numbers)
+        name, side, wide = self.sources[k].name, self.sides[k], self._wide[k]
+        numbers = torch.stack([each.check for each in sides.values()]).sum(0)
+        most: list[float] = []
+        if numbers.is_cuda:  # on a CPU every chunk was looked at before its products were made
+            double = self.request.precision == "float64"
+            in_float64 = [double or wide[s] or t == "float64" for s, t in zip(side.sites, side.dtypes, strict=True)]
+            most = [FLOAT64_SQUARES if fine else FLOAT32_SQUARES for fine in in_float64]
+        self._inspector.take(name, side.sites, numbers, most)
         if "grams" in sides:
             for (source, site), offset in self._inspector.offsets.items():
                 if source == name:

@@ -116,7 +116,7 @@ def compare(
                                 first_row=first_row or None, rows=None if rows == "flatten" else rows)  # fmt: skip
             return room.compare_sketches(things, chosen, kernel=kernel or room.KERNEL, draws=request.draws, seed=seed)
         if kernel is not None:
-            raise ValueError(f"kernel={kernel!r} is of sketches: make them with sosie.sketch(model, data)")
+            raise ValueError(f"kernel={kernel!r} applies to sketches only: make them with sosie.sketch(model, data)")
         each_sites = for_each("sites", len(things), sites_a, sites_b, sites)
         each_prepare = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
@@ -177,6 +177,7 @@ def _compare(
                 "what is collected": repr(plan),
             }
         )
+        samples = {} if resume is None else {k: sources[k].sampled_rows(stream.first) for k in looks}
         partials = {
             (i, j): Partial(
                 side_a=sides[i],
@@ -190,6 +191,7 @@ def _compare(
                 seed=request.seed,
                 interval=request.interval,
                 mixing=tuple(mixing[k] for k in dict.fromkeys((twins[i], twins[j])) if k in mixing),
+                first_rows=[samples[twins[k]] for k in (i, j) if samples],
                 max_rows=request.max_rows,
             )
             for i, j in pairs
@@ -207,14 +209,21 @@ def _compare(
             skipped=checkpoint.check_skipped if ranks.first else None,
         )
 
+        def note_mixing() -> None:
+            late = {k: note for k in looks if k not in mixing and (note := sources[k].mixing_in_pass()) is not None}
+            for (i, j), partial in partials.items():
+                partial.mixing += tuple(late[k] for k in dict.fromkeys((twins[i], twins[j])) if k in late)
+
         def after(chunk: Chunk) -> None:
             checkpoint.digest(chunk)
             if checkpoint.due() and not ranks.several:  # of several processes each knows but a part
                 run.look_at_all()
+                note_mixing()
                 checkpoint.save()
 
         expected = None if stream.expected is None else -(-stream.expected // ranks.share.of)
         run.run(ranks.deal(chunks, run), partials, expected=expected, each=after, shown=ranks.first)
+        note_mixing()
         gather(ranks, run, partials, request.first_row * per_input)
         ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
 

@@ -194,7 +194,7 @@ def _lost_store(quiet: bool = False) -> Iterator[None]:
         if not quiet:
             raise RankFailed(
                 "the store that the processes meet at is gone: the process that held it, mostly rank 0, has ended; "
-                "what it said comes before this"
+                "see its error above"
             ) from error
 
 

@@ -27,15 +27,18 @@ from ..capture import (
     by_input,
     count_inputs,
     cut,
+    differ,
     kept_attributes,
     mixing_note,
     model_arguments,
     needs_axes,
+    of_input,
     open_activations,
     restored_after_errors,
     rows_per_input,
     select,
     to_rows,
+    tried_of,
     watch,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
@@ -45,6 +48,8 @@ from ..stats import is_statistics as is_statistics_file
 from .provenance import Digest, describe_inputs, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
+RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
+TOLERATED = 0.02  # share of their size by which the rows of one input may differ on another device
 OUTPUT = "output"  # the site of what a model answers
 
 
@@ -68,7 +73,10 @@ class Network:
         self._masks = Masks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
-        self._usual: dict[str, Tensor] | None = None
+        self._usual: dict[str, Tensor] | None = None  # numbers of the few inputs that were tried, by site
+        self._second = 0  # which input the second of them is,
+        self._whole: Chunk | None = None  # the chunk of the pass that it comes in,
+        self._among: dict[str, Tensor] = {}  # and its numbers there
         self.largest: dict[str, float] = {}  # number among the first few inputs at each site
         self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
 
@@ -86,7 +94,7 @@ class Network:
         model, own, prepare = with_name(thing, prepare)
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"{own} is no model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
+                f"{own} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
                 + otherwise
             )
         return cls(model, name or own, prepare=prepare, weights=weights, **options)
@@ -151,7 +159,10 @@ class Network:
         answer = answer_in(output)
         if answer is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
-        return answer if answer.layout == torch.strided else answer.to_dense()
+        answer = answer if answer.layout == torch.strided else answer.to_dense()
+        if self._usual is not None and self._seen is None and answer.ndim and len(answer) == chunk.count:
+            self._keep_tried(chunk, OUTPUT, answer)
+        return answer
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         """Run a chunk and return what the sink makes of the rows of each site, in execution order."""
@@ -190,8 +201,18 @@ class Network:
             )
         if self.rows == "positions":
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
-            self._counts[label] = whole if mask is None else (mask != 0).sum(1)
+            self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
+        if self._usual is not None:
+            self._keep_tried(chunk, label, rows)
         return self._sink(label, rows)
+
+    def _keep_tried(self, chunk: Chunk, site: str, rows: Tensor) -> None:
+        """Of a whole chunk with the input that was tried, what it makes of that one: see `mixing_in_pass`."""
+        at = self._second - chunk.start
+        if self._whole is None and chunk.count > TRIED and 0 <= at < chunk.count:
+            self._whole = chunk
+        if chunk is self._whole:
+            self._among[site] = of_input(rows, at, self._counts.get(site))
 
     def _watched(self) -> Watch:
         if self._seen is None:
@@ -201,15 +222,15 @@ class Network:
     # What is learnt before the pass
 
     def look(self, batch: Any) -> Side:
-        """Run the first few inputs of a batch to learn the sites; the model is as before afterwards."""
+        """Run a few inputs of the first batch to learn the sites; the model is as before afterwards."""
 
         def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
-        count = min(TRIED, count_inputs(batch))
+        start, stop = tried_of(batch)
         with kept_random_state(), kept_attributes(self.model):
-            looks = self.read(Chunk(cut(batch, 0, count), 0, count), first_rows)
+            looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
         labels = [site.label for site in self._watched().sites]
         self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
         # The largest numbers are read from the device all at once.
@@ -217,6 +238,20 @@ class Network:
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
         side = _side(self.name, self._watched().sites, [form for form, _, _ in looks])
         return replace(side, left_out=tuple(self.left_out.items()))
+
+    def sampled_rows(self, batch: Any) -> RowSample:
+        """What the first few inputs of a batch give, in a few numbers; nothing of sites where two forwards differ."""
+        count = min(TRIED, count_inputs(batch))
+        few, labels = Chunk(cut(batch, 0, count), 0, count), [site.label for site in self._watched().sites]
+
+        def run() -> RowSample:
+            with kept_attributes(self.model):
+                numbers = self.read(few, lambda site, rows: _numbers(rows, count, self._counts.get(site)))
+            return dict(zip(labels, (each.tolist() for each in numbers), strict=True))
+
+        with kept_random_state():
+            once, again = run(), run()
+        return {label: once[label] for label in labels if not unlike(once, again, label)}
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -226,15 +261,33 @@ class Network:
     def mixing(self, batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
 
-        def at_sites(chunk: Chunk) -> dict[str, Tensor]:
-            values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
-            return dict(zip((site.label for site in self._watched().sites), values, strict=True))
+        def read(chunk: Chunk) -> dict[str, Tensor]:
+            numbers = self._read_by_input(chunk)
+            self._usual = self._usual or numbers  # the first run is of the inputs as they are
+            return numbers
 
-        def at_output(chunk: Chunk) -> dict[str, Tensor]:
-            return {OUTPUT: by_input(self.outputs(chunk))}
-
-        read = at_output if self._seen is None else at_sites
+        self._second = tried_of(batch)[0] + 1
         return mixing_note(self.name, self.model, batch, read, self._usual)
+
+    def mixing_in_pass(self) -> str | None:
+        """The same for models that keep few inputs apart and mix many, once the pass has come by what was tried.
+
+        If an input came out otherwise in its chunk, which may be rounding or chance, the chunk is tried as a whole.
+        """
+        if self._usual is None or self._whole is None:
+            return None
+        usual = {site: rows for site, rows in self._usual.items() if site in self._among}
+        among, self._usual = {site: self._among[site] for site in usual}, None
+        if not differ(self.model, usual, among, (1, 0)):
+            return None
+        at = self._second - self._whole.start
+        return mixing_note(self.name, self.model, self._whole.batch, self._read_by_input, at=at)
+
+    def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
+        if self._seen is None:
+            return {OUTPUT: by_input(self.outputs(chunk))}
+        values = self.read(chunk, lambda site, rows: by_input(rows, self._counts.get(site)))
+        return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
     def per_input(self) -> dict[str, int]:
         """Rows that one input gives at each site."""
@@ -278,8 +331,17 @@ class SavedActivations:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
         return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
 
+    def sampled_rows(self, batch: Any) -> RowSample:
+        """What the first few inputs give, in a few numbers."""
+        few = Chunk(None, 0, min(TRIED, self.saved.n))
+        numbers = self.read(few, lambda _, rows: _numbers(rows, few.count))
+        return dict(zip((site.label for site in self._sites), (each.tolist() for each in numbers), strict=True))
+
     def mixing(self, batch: Any) -> str | None:
         return None  # cannot be known any more
+
+    def mixing_in_pass(self) -> str | None:
+        return None
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
@@ -314,6 +376,20 @@ def _form(rows: Tensor) -> tuple[int, str]:
 def _side(name: str, sites: Sequence[Site], forms: Sequence[tuple[int, str]]) -> Side:
     widths, dtypes = zip(*forms, strict=True)
     return Side(name, tuple(s.label for s in sites), widths, tuple(s.shape for s in sites), dtypes)
+
+
+def _numbers(rows: Tensor, inputs: int, counts: Tensor | None = None) -> Tensor:
+    """(inputs, 2): the length of all numbers of an input, and their sum with weights that tell their order."""
+    parts = rows.detach().cpu().double().split(len(rows) // inputs if counts is None else counts.tolist())
+    flat = [part.flatten() for part in parts]
+    sums = [each @ torch.arange(len(each), dtype=each.dtype, device="cpu").cos() for each in flat]
+    return torch.stack([torch.stack([each.norm(), total]) for each, total in zip(flat, sums, strict=True)])
+
+
+def unlike(one: RowSample, other: RowSample, site: str) -> bool:
+    """Whether the same inputs gave other rows at a site, by more than rounding; sites that only one has say nothing."""
+    pairs = zip(one.get(site, ()), other.get(site, ()), strict=False)  # a first batch may hold fewer inputs
+    return any(abs(x - y) > TOLERATED * max(a[0], b[0]) for a, b in pairs for x, y in zip(a, b, strict=False))
 
 
 def _stable_name(function: Callable[[Any], Any] | None) -> str:
@@ -398,7 +474,7 @@ def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: An
         return SavedActivations(thing, Path(thing.name).stem, sites, rows, device)
     otherwise = (
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
-        "holds the layers of one network against each other"
+        "compares the layers of one network"
     )
     options = {"sites": sites, "rows": rows, "inputs": inputs, "device": device}
     return Network.of(thing, prepare=prepare, otherwise=otherwise, **options)

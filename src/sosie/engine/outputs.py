@@ -136,6 +136,9 @@ class SavedOutputs:
     def mixing(self, batch: Any) -> str | None:
         return None  # cannot be known any more
 
+    def mixing_in_pass(self) -> str | None:
+        return None
+
     def outputs(self, chunk: Chunk) -> Tensor:
         stop = chunk.start + chunk.count
         if stop > len(self.saved):
@@ -301,6 +304,8 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
+            unmixed = [k for k, note in self._mixing.items() if note is None]
+            self._mixing |= {k: self.unique[k].mixing_in_pass() for k in unmixed}
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda theirs: _add(totals, theirs))
         return totals
 

@@ -19,7 +19,7 @@ from ..results import SIDE, Caveat, Comparison, Estimate, Side, side_from_json
 from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
-from .network import SavedActivations, Source
+from .network import RowSample, SavedActivations, Source, unlike
 from .plan import Kind
 from .provenance import STRETCH, InputDigests
 
@@ -37,6 +37,7 @@ SCHEMA = {
     "doubt": {"draws": int, "seed": int, "interval": bool},
     "mixing?": [str],  # older files have none
     "seen?": (None, {str: str}),
+    "first_rows?": [{str: [[float]]}],
 }
 
 
@@ -58,6 +59,7 @@ class Partial:
     interval: bool = False
     mixing: tuple[str, ...] = ()  # models that mix the inputs of a batch, in words
     seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
+    first_rows: Sequence[RowSample] = ()  # of either side, to tell whether rows are made in the same way
     max_rows: int | None = None  # what was asked for, which the data may not have
     strained: dict[tuple[str, str], float] = field(default_factory=dict)  # see `Pass.strained`
     _waiting: list[Sample] = field(default_factory=list, init=False, repr=False)
@@ -130,6 +132,18 @@ class Partial:
                 return f"the {what} are not the same"
         return None
 
+    def rows_differ_from(self, other: Partial) -> str | None:
+        """Whether the same first inputs gave other rows, in words; older files do not tell."""
+        both = (self.side_a, self.side_b)
+        for side, mine, theirs in zip(both, self.first_rows, other.first_rows, strict=False):
+            site = next((site for site in mine if unlike(mine, theirs, site)), None)
+            if site is not None:
+                return (
+                    f"the first inputs give other rows at {site} of {side.name}: they are prepared in another way "
+                    "(prepare, inputs), made into rows by another rule (rows), or the model computes something else"
+                )
+        return None
+
     # Values
 
     def finish(self, provenance: dict[str, Any]) -> Comparison:
@@ -186,6 +200,7 @@ class Partial:
             made_with=self.made_with,
             doubt={"draws": self.draws, "seed": self.seed, "interval": self.interval},
             mixing=self.mixing,
+            first_rows=self.first_rows,
             seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
         )
 
@@ -200,6 +215,7 @@ class Partial:
                 side_b=side_from_json(about["side_b"]),
                 statistics=statistics,  # type: ignore[arg-type]
                 mixing=tuple(about.get("mixing", ())),
+                first_rows=about.get("first_rows", ()),
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
                 **{name: about[name] for name in ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")},
                 **about["doubt"],
@@ -233,6 +249,7 @@ class Checkpoint:
         self._saved_sources = [source for source in sources if isinstance(source, SavedActivations)]
         self._before: dict[int, int] = {}  # the digests of the inputs that the file holds
         self._held = 0  # how many these are
+        self._other_rows: str | None = None  # how its rows differ, to be told once its inputs are known to be these
         self._last = time.monotonic()
 
     def restore(self) -> int:
@@ -248,6 +265,7 @@ class Checkpoint:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={fresh.max_rows}")
         fresh.statistics, fresh.inputs, fresh.rows = dict(saved.statistics), saved.inputs, saved.rows
         self._before, self._held = saved.seen, saved.inputs
+        self._other_rows = fresh.rows_differ_from(saved)
         return saved.inputs
 
     def due(self) -> bool:
@@ -274,6 +292,8 @@ class Checkpoint:
             if self.digests.sums[k] != self._before.get(k):
                 rows = f"{k * STRETCH} to {min((k + 1) * STRETCH, held) - 1}"
                 raise self._other(f"the data are not the same: among inputs {rows} there are others")
+        if end >= held and self._other_rows is not None:
+            raise self._other(self._other_rows)
 
     def _other(self, difference: str) -> ValueError:
         return ValueError(f"{self.path} is of another comparison: {difference}; name another file, or remove it")

@@ -8,8 +8,10 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -74,16 +76,18 @@ class Recorder(AbstractContextManager["Recorder"]):
                 raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
             self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
-        self._head, _, self._size = self.about.layout()
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file; a run is recorded in a folder")
         known = About.read(self.folder)
         if known is not None:
             known.check_same(self.about, self.folder)
+            self.about = replace(self.about, run=known.run)
         elif self.folder.is_dir() and any(not item.name.startswith(".") for item in self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} holds other files: name an empty or a new folder")
         else:
+            self.about = replace(self.about, run=uuid4().hex)
             self.about.save(self.folder)
+        self._head, _, self._size = self.about.layout()
         self._writer = FrameWriter(self.folder / RECORDS)
         self.note = self._writer.torn  # what an interruption cost, in words
         if self.note is not None:

@@ -217,6 +217,7 @@ SCHEMA = {
     "probe": ({"inputs": int, "digest": str}, None),
     "by_depth?": bool,
     "left_out?": {str: str},
+    "run?": str,
 }
 
 SHOWN = 4  # differences that an error names
@@ -238,6 +239,7 @@ class About:
     probe: dict[str, Any] | None = None  # inputs and digest of what activations are of
     by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
     left_out: dict[str, str] = field(default_factory=dict)  # sites not named one by one that gave no rows, and why
+    run: str = ""  # a random name, in every record too, by which they belong together; older runs have none
 
     def save(self, folder: Path) -> None:
         write_json(folder / ABOUT, {"format": FORMAT, "version": VERSION, **vars(self)}, indent=1)
@@ -273,10 +275,12 @@ class About:
         for name, shape, code in tensors:
             start, end = end, end + math.prod(shape) * DTYPES[code].itemsize
             entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+        if self.run:
+            entries["__metadata__"] = {"run": self.run}
         text = json.dumps(entries, ensure_ascii=True, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         head = len(text).to_bytes(8, "little") + text
-        starts = [len(head) + entry["data_offsets"][0] for entry in entries.values()]
+        starts = [len(head) + entries[name]["data_offsets"][0] for name, _, _ in tensors]
         places = {
             name: (start, shape, DTYPES[code]) for start, (name, shape, code) in zip(starts, tensors, strict=True)
         }
@@ -358,7 +362,7 @@ class Run:
         elif not frame.is_whole(whole):
             fault = "is damaged (wrong checksum)"
         elif bytes(whole[frame.start : frame.start + len(self._head)]) != self._head:
-            fault = f"is not laid out as {ABOUT} says"
+            fault = f"is not laid out as {ABOUT} says, or of another run"
         else:
             return
         raise DamagedFile(f"{self.folder}: the record of step {frame.step} {fault}")

@@ -36,6 +36,7 @@ from .products import (
     for_numpy,
     gram_factor,
     lacks_room,
+    largest_number,
     lock_of,
     near_one,
     once,

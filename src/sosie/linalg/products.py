@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 FLOAT32_PRODUCTS = 2.0**-40, 2.0**50  # where the largest number lies for float32 to hold sums of products of two
 FLOAT64_PRODUCTS = 1e-36, 1e36  # and float64 those of eight, which the spread of chance levels takes
-FEW = 16  # one row in so many is looked at first
 
 _BY_TORCH: ContextVar[bool] = ContextVar("sosie_all_by_torch", default=False)
 
@@ -78,9 +77,9 @@ def with_room(rows: Tensor, label: str) -> Tensor:
 def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
     """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere.
 
-    `largest`: the largest number in some of the rows, where that is known; 0 says nothing.
+    `largest`: the largest number in the rows and those before them, where that is known.
     """
-    largest = largest or _largest(rows[::FEW]) or _largest(rows)
+    largest = largest_number(rows) if largest is None else largest
     low, high = FLOAT64_PRODUCTS
     if math.isfinite(largest) and largest and not low <= largest <= high:
         raise ValueError(
@@ -93,7 +92,7 @@ def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
 
 def near_one(rows: Tensor) -> Tensor:
     """Rows times the power of 2 that brings the largest number near 1: exact, and none where their products fit."""
-    largest = _largest(rows)
+    largest = largest_number(rows)
     low, high = FLOAT64_PRODUCTS if rows.dtype == torch.float64 else FLOAT32_PRODUCTS
     if low <= largest <= high or not largest or not math.isfinite(largest):
         return rows
@@ -101,8 +100,21 @@ def near_one(rows: Tensor) -> Tensor:
     return rows * 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
 
 
-def _largest(rows: Tensor) -> float:
-    return float(torch.linalg.vector_norm(rows.detach(), torch.inf)) if rows.numel() else 0.0
+def largest_number(rows: Tensor) -> float:
+    """The largest number without its sign; where float32 holds all products, a number between that and `high`.
+
+    On a CPU √Σx² takes a thirtieth of the time of the maximum, and mostly rules out that any number is too large.
+    """
+    rows = rows.detach()
+    if not rows.numel():
+        return 0.0
+    if for_numpy(rows):
+        low, high = FLOAT32_PRODUCTS
+        with np.errstate(all="ignore"):
+            size = float(np.linalg.norm(rows.numpy().ravel(order="K")))
+        if low * rows.numel() ** 0.5 <= size <= high:
+            return size
+    return max(abs(float(end)) for end in torch.aminmax(rows))
 
 
 def column_squares(rows: Tensor) -> Tensor:

@@ -60,23 +60,27 @@ class Span:
     loss: Loss
 
     @classmethod
-    def of(cls, rows: Tensor, tolerance: float, rounding: float) -> Span:
-        """Both are shares of the largest singular value: below `rounding` a direction is none that the data have."""
+    def of(cls, rows: Tensor, tolerance: float, rounding: float, present: int = 0) -> Span:
+        """Both are shares of the largest singular value: below `rounding` a direction is none that the data have.
+
+        `present`: how many directions they are known to have, however small.
+        """
         basis, sizes = orthonormal(rows)
         kept = sizes > tolerance * sizes[0]
-        return cls(basis[:, kept], sizes[kept], loss_of(sizes, tolerance, rounding))
+        return cls(basis[:, kept], sizes[kept], loss_of(sizes, tolerance, rounding, present))
 
     @property
     def condition(self) -> float:
         return float(self.sizes[0] / self.sizes[-1])
 
 
-def loss_of(sizes: Tensor, tolerance: float, rounding: float) -> Loss:
-    """What cutting singular values at the tolerance loses."""
-    share = sizes / sizes.max()
-    lost = share[(share <= tolerance) & (share > rounding)]
-    count = int((share > rounding).sum())
-    return Loss(len(lost), count, float(1 / lost.min()) if len(lost) else 1.0)
+def loss_of(sizes: Tensor, tolerance: float, rounding: float, present: int = 0) -> Loss:
+    """What cutting singular values at the tolerance loses; see `Span.of`."""
+    share = (sizes / sizes.max()).sort(descending=True).values
+    there = share[: max(int((share > rounding).sum()), present)]
+    lost = there[there <= tolerance]
+    least = torch.finfo(share.dtype).eps  # smaller ones are rounding, and the condition at least this
+    return Loss(len(lost), len(there), float(1 / lost.min().clamp_min(least)) if len(lost) else 1.0)
 
 
 def leading_count(values: Tensor, share: float) -> int:

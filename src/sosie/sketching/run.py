@@ -85,6 +85,7 @@ def sketch(
         run = Run(network, dict(zip(side.sites, forms, strict=True)), buckets, first_row * each)
         for chunk in network.chunks(stream, task="sketching"):
             run.take(chunk)
+        mixing = mixing or network.mixing_in_pass()
         fields = run.finish()
         digest = network.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")

@@ -26,6 +26,7 @@ from ..linalg import (
     product,
     row_squares,
     self_product,
+    singular_values,
     total_squares,
 )
 from .shuffle import Shuffle
@@ -33,6 +34,7 @@ from .views import Alignment, Covariances, DebiasedAlignment, Scatter, Uncentred
 
 NOTHING_LEFT = {torch.float64: 1e-12}  # share of ‖K‖² that is rounding, once its diagonal is taken off
 NOTHING_LEFT_IN_FLOAT32 = 4e-6
+OUTLIER = 1e3  # times the median length of a row: from there on a row may hide directions of the others
 STRIP = 512  # rows of a Gram matrix made at a time
 
 
@@ -77,7 +79,24 @@ class RowScatter(Scatter):
     @once
     def span(self) -> Span:
         """Of the neurons scaled to one size, so that a quiet one counts like a loud one."""
-        return Span.of(_scaled(self.rows), *self._limits)
+        return Span.of(_scaled(self.rows), *self._limits, self.present)
+
+    @once
+    def present(self) -> int:
+        """Directions that the rows have once none is louder than most: an outlier hides the others in its rounding.
+
+        0 where no row is so loud. Shrinking a row of [1, X] leaves its rank, one more than that of the centred rows.
+        """
+        numbers = _scaled(self.raw.double())
+        sizes = numbers.norm(dim=1)
+        if not bool((sizes > 0).any()):
+            return 0
+        usual = sizes[sizes > 0].median()
+        if bool(sizes.max() <= OUTLIER * usual):
+            return 0
+        shrunk = torch.cat([torch.ones_like(numbers[:, :1]), numbers], 1) * (usual / sizes).clamp_max(1)[:, None]
+        found = singular_values(_scaled(shrunk))
+        return int((found > self._limits[0] * found[0]).sum()) - 1
 
     @once
     def components(self) -> Span:

@@ -208,7 +208,7 @@ class GramSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): a number that is not finite where an activation was not, and how far off the mean was."""
+        """(2, sites): Σ x², not finite where an activation was not, and how far off the mean was."""
         return torch.stack([self.length, self.offset])
 
 

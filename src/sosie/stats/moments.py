@@ -171,7 +171,7 @@ class MomentSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): a number that is not finite where an activation was not, and no offset: rows are centred."""
+        """(2, sites): Σ x², not finite where an activation was not, and no offset: rows are centred."""
         return torch.stack([self.sums.length, torch.zeros_like(self.sums.length)])
 
 

@@ -119,8 +119,8 @@ class SampleSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): a number that is not finite where a kept activation was not; offsets do no harm here."""
-        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in self.rows])
+        """(2, sites): Σ x² of the kept rows, not finite where one of them was not; offsets do no harm here."""
+        sums = torch.stack([torch.linalg.vector_norm(rows, dtype=torch.float64) for rows in self.rows]).square()
         return torch.stack([sums, torch.zeros_like(sums)])
 
 

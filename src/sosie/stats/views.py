@@ -171,6 +171,11 @@ class Scatter:
         found, everywhere = whitening(self.correlation[varies][:, varies], self.tolerance)
         return found.new_zeros(len(found), len(varies)).index_copy(1, varies.nonzero()[:, 0], found), everywhere
 
+    @property
+    def present(self) -> int:
+        """How many directions the data are known to have, however small; 0: that is not known."""
+        return 0
+
     def loss(self, rounding: float) -> Loss:
         """Directions that scaling and whitening the neurons drops; smaller ones than `rounding` are none."""
         whitener, everywhere = self._whitening
@@ -178,7 +183,7 @@ class Scatter:
             return Loss(0, len(whitener), 1.0)
         tolerance = rank_tolerance(self.correlation.dtype) if self.tolerance is None else self.tolerance
         sizes = eigenvalues(self.correlation.detach()).clamp_min(0).sqrt()  # below 0 by rounding
-        return loss_of(sizes, tolerance**0.5, rounding)
+        return loss_of(sizes, tolerance**0.5, rounding, self.present)
 
     @once
     def amplified(self) -> float:

@@ -99,7 +99,7 @@ class CutModel(Network):
     def _no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
         # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
         mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
-        return None if mask is None else token_mask(mask, "positions", activation, site=site)
+        return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)
 
 
 class Stitched(nn.Module):

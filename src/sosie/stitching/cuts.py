@@ -68,7 +68,7 @@ class Cut:
         self._parameters = tuple(name for name, each in parameters.items() if each.kind in kinds)
         if not args and not kwargs:
             raise TypeError("a cut is tried on an example of what the model is called with: Cut(model, site, x)")
-        with torch.inference_mode(False), as_found(self._root), full_precision():
+        with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
             example = _few(CallArguments(args, kwargs, self._parameters))
             with watch(self._root, f"{self._name}@{self._call_number}") as seen:
                 seen.run(*example.args, **example.kwargs)
@@ -133,7 +133,7 @@ class Cut:
         Tried on two different inputs of this batch, with the padding mask and the positions of the first: these
         belong to both maps.
         """
-        with torch.inference_mode(False), as_found(self._root), full_precision():
+        with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
             call = CallArguments(args, kwargs, self._parameters).map(_copied)
             first, other = call.inputs(0, 1), other_content(call)
             activation = self.representation(*first.args, **first.kwargs)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture import Site, as_found, count_inputs, cut, to_rows, watch
+from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_rows, watch
 from ..checks import one_of
 from ..engine.network import number_duplicates
 from ..engine.provenance import provenance
@@ -232,7 +232,7 @@ def _look(model: CutModel, sites: Any, batch: Any) -> tuple[Site, ...]:
     def check(site: Site, activation: Tensor) -> None:
         to_rows(activation, "flatten", site=site, inputs=count)  # leaves out what gives no rows
 
-    with as_found(model.model), watch(model.model, sites, sink=check) as seen:
+    with as_found(model.model), kept_attributes(model.model), watch(model.model, sites, sink=check) as seen:
         seen.run(*args, **kwargs)
     return seen.sites
 

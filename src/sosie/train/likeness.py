@@ -142,7 +142,7 @@ def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
                 raise SiteError(f"pairs names {label!r}, which is none of the sites{nearest(label, known)}")
             ends.append(known.index(label))
         if a is b and ends[0] == ends[1]:
-            raise SiteError(f"pairs has {pair[0]!r} with itself, which is always the same")
+            raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
         found.append((ends[0], ends[1]))
     return found
 
@@ -494,7 +494,7 @@ def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Ten
             )
     if len(rows[0]) < least_rows(measure):
         raise ValueError(
-            f"{measure.name} of {len(rows[0])} rows is always the same: it needs {least_rows(measure)} at least"
+            f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}"
         )
 
 

@@ -62,7 +62,7 @@ def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: b
             raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
     elif rows is not None and rows < least_rows(measure):
         least = least_rows(measure)
-        raise ValueError(f"{measure.name} of {rows} rows is always the same: it needs {least} at least")
+        raise ValueError(f"{measure.name} of {rows} rows is constant: it needs at least {least}")
 
 
 # Layers of weights as columns of a penalty: no data and no hooks

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..capture import as_found
+from ..capture import as_found, kept_attributes
 from ..capture.structure import tensors_in
 from ..process_state import attention_in_parts
 
@@ -261,7 +261,7 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     or groups of a convolution are permuted within all alike.
     """
     weights = named_weights(model)
-    with as_found(model), attention_in_parts, _Reader(model) as reader:
+    with kept_attributes(model), as_found(model), attention_in_parts, _Reader(model) as reader:
         for tensor in weights.values():
             reader.set(tensor, [leaf(size) for size in tensor.shape])
         for tensor in tensors_in(inputs):

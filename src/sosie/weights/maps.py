@@ -27,8 +27,8 @@ from ..capture import (
     SiteError,
     as_found,
     check_linear,
+    kept_attributes,
     linearised,
-    restored_after_errors,
     select,
     weighted_layers,
 )
@@ -200,7 +200,7 @@ def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
 def _linear(network: Network, sink: Any) -> Iterator[Linearised]:
     sites = weighted_layers(network.model) if network.sites is None else network.sites
     with (
-        restored_after_errors(network.model),
+        kept_attributes(network.model),
         as_found(network.model, network.device),
         linearised(network.model, sites, sink, prepare=network.prepare) as run,
     ):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..capture import as_found, unwrap
+from ..capture import as_found, kept_attributes, unwrap
 from ..capture.arguments import example_input
 from ..capture.structure import tensors_in
 from ..checks import whole_number
@@ -265,7 +265,7 @@ def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Chan
 
 
 def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
-    with as_found(model), seeded(0):
+    with kept_attributes(model), as_found(model), seeded(0):
         return [tensor for tensor in tensors_in(model(example)) if tensor.is_floating_point()]
 
 

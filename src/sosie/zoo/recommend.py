@@ -88,7 +88,7 @@ def recommend(
     ties = f", equal ones by {MEAN_EMBEDDING}" if by == PROBE else ""
     notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
     if by != PROBE:
-        notes.append("Deeper networks have larger norms: hold models of one architecture against each other.")
+        notes.append("Deeper networks have larger norms: compare models of one architecture only.")
         notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
     return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
 
