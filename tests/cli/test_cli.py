@@ -176,7 +176,7 @@ def test_a_model_that_raises_is_told_with_where(tmp_path: Path) -> None:
     found = run("compare", "bad.py:Bad", "small_cnn", "--data", "demo", cwd=tmp_path)
     assert found.returncode == 1
     assert "ZeroDivisionError: by my model" in found.stderr
-    assert "while running bad:Bad on inputs 0 to 3" in found.stderr
+    assert "while running bad:Bad on inputs 60 to 63" in found.stderr
 
 
 def test_a_weights_file_that_is_a_pickle_is_refused(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_transfer(folder: Path, tmp_path: Path) -> None:
         (["compare", "A", "B", "--data", "demo", "--exact"], "--data, --exact"),
         (["compare", "A", "--unpaired"], "two sketches"),
         (["compare", "small_cnn", "small_cnn", "--unpaired"], "small_cnn"),
-        (["compare", "small_cnn", "small_cnn", "--data", "demo", "--kernel", "features"], "of sketches"),
+        (["compare", "small_cnn", "small_cnn", "--data", "demo", "--kernel", "features"], "sketches only"),
         (["transfer", "small_cnn"], "--data"),
         (["transfer", "A", "--beta", "0.3"], "leave data and the options"),
     ],
