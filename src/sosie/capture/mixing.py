@@ -102,22 +102,23 @@ def of_input(rows: Tensor, at: int, counts: Tensor | None = None) -> Tensor:
 def differ(model: nn.Module, one: dict[str, Tensor], other: dict[str, Tensor], at: tuple[int, int]) -> list[str]:
     """The sites where an input, which has these numbers in two runs, differs by more than rounding."""
     found = []
+    dtypes = {parameter.dtype for parameter in model.parameters()}
     for site, a, b in zip(one, _on_cpu(one), _on_cpu(other), strict=True):
         numbers = min(a.shape[1], b.shape[1])  # inputs of several lengths are padded to the longest
         own, neighbour = a[at[0]], a[at[0] + 1 if at[0] + 1 < len(a) else at[0] - 1]
         difference = (own[:numbers] - b[at[1], :numbers]).norm()
-        of_difference, of_size = _rounding(model, one[site])
+        of_difference, of_size = _rounding(dtypes, one[site])
         allowed = max(of_difference * (own - neighbour).norm(), of_size * own.norm())
         if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
             found.append(site)
     return found
 
 
-def _rounding(model: nn.Module, numbers: Tensor) -> tuple[float, float]:
+def _rounding(of_model: set[torch.dtype], numbers: Tensor) -> tuple[float, float]:
     device = numbers.device.type
     if torch.is_autocast_enabled(device):
         return COARSE_DIFFERENCE, 10 * COARSE_SIZE
-    dtypes = {numbers.dtype, *(each.dtype for each in model.parameters())} if numbers.is_floating_point() else set()
+    dtypes = {numbers.dtype, *of_model} if numbers.is_floating_point() else set()
     of_difference = max((OF_DIFFERENCE.get(dtype, COARSE_DIFFERENCE) for dtype in dtypes), default=COARSE_DIFFERENCE)
     return of_difference, max((OF_SIZE.get((device, dtype), COARSE_SIZE) for dtype in dtypes), default=COARSE_SIZE)
 

@@ -176,7 +176,9 @@ class Pass:
             if elsewhere or double:
                 rows = rows.to(device, torch.float64 if double else rows.dtype)
             is_wide = wide.get(site)
-            if is_wide is None or not (is_wide or rows.is_cuda):
+            # Gram matrices tell by themselves whether numbers grew since the first chunk.
+            later = is_wide is False and only_grams and not (rows.is_cuda or saved or elsewhere)
+            if is_wide is None or not (is_wide or rows.is_cuda or later):
                 # A GPU would have to be waited for: what the first few inputs gave decides, and `_inspect` looks on.
                 if not (rows.is_cuda and largest.get(site)):
                     largest[site] = max(largest.get(site, 0.0), largest_number(rows))
@@ -184,6 +186,11 @@ class Pass:
             if is_wide:
                 rows = rows.double()
             start = self._start
+            if later and not (part := makers[0].part(site, rows, start)).is_finite():
+                wide[site] = lacks_room(rows, f"{site} of {source.name}", largest_number(rows))
+                return [makers[0].part(site, rows.double(), start)]
+            if later:
+                return [part]
             if not (saved or elsewhere):
                 if not rows.is_cuda:
                     return [maker.part(site, rows, start) for maker in makers]

@@ -87,6 +87,10 @@ class GramPart:
     raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
     few: Tensor  # (n, C): a few columns of the rows, to see whether they come in an order
 
+    def is_finite(self) -> bool:
+        """Whether the products held all squares; asked on a CPU alone, where nothing waits for it."""
+        return all(bool(gram.diagonal(dim1=-2, dim2=-1).isfinite().all()) for gram in (*self.grams, *self.raw))
+
 
 class GramMaker:
     """Makes the parts of one model; remembers which sites have to be centred first.

@@ -493,9 +493,7 @@ def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Ten
                 "paired; take another rule, pairs of layers of one resolution, or the same inputs for all models"
             )
     if len(rows[0]) < least_rows(measure):
-        raise ValueError(
-            f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}"
-        )
+        raise ValueError(f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}")
 
 
 def _check_rows(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
