@@ -13,6 +13,7 @@ from paired import correlated_rows
 from torch import Tensor
 
 from sosie.linalg import FITS, Affine, JointMoments, explained, find_fit, fit
+from sosie.linalg.fits import define
 from sosie.stats import Moments
 
 EXAMPLES = {
@@ -470,3 +471,11 @@ def test_a_fit_says_its_options() -> None:
     assert find_fit(found) is found
     assert found.using(truncate=True).name == "reduced_rank(k=2, truncate=True)"
     assert all(entry.summary for entry in FITS.values())
+
+
+def test_a_fit_is_defined_once() -> None:
+    def ridge(m: JointMoments) -> Affine:
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="'ridge' is already defined"):
+        define(ridge)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sosie.models import build_model, list_models
+from sosie.models.registry import architecture
 from sosie.models.resnet import CifarResNet, ResNet
 
 
@@ -49,3 +50,11 @@ def test_hyphens_and_capitals() -> None:
 def test_errors_say_what_to_do(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name, options)
+
+
+def test_an_architecture_is_defined_once() -> None:
+    def tiny10() -> None:
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="'tiny10' is already defined"):
+        architecture(lambda state: {})(tiny10)

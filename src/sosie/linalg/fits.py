@@ -169,7 +169,10 @@ class Fit:
 
 def define(function: Callable[..., Affine]) -> Callable[..., Affine]:
     """Register a function of moments as a fit under its own name."""
-    FITS[function.__name__] = Fit(function.__name__, function)
+    name = function.__name__
+    if name in FITS:
+        raise ValueError(f"a fit named {name!r} is already defined")
+    FITS[name] = Fit(name, function)
     return function
 
 

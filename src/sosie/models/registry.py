@@ -36,6 +36,8 @@ def architecture(
     """Enter a factory into the registry under its own name."""
 
     def enter(build: Factory) -> Factory:
+        if build.__name__ in ARCHITECTURES:
+            raise ValueError(f"an architecture named {build.__name__!r} is already defined")
         ARCHITECTURES[build.__name__] = Architecture(build, read_options, ignore)
         return build
 

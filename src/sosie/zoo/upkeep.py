@@ -161,7 +161,7 @@ def _wrong(store: Store, row: Any, overlaps: bool) -> str:
 def _leftovers(store: Store) -> Iterator[dict[str, Any]]:
     """What a killed writer left."""
     for path, size, name in _sizes(store):
-        with contextlib.suppress(FileNotFoundError):  # whose rows it had is told above
+        with contextlib.suppress(FileNotFoundError):  # its lost rows are reported above
             if (extra := path.stat().st_size - size) > 0:
                 text = f"{name} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
                 yield problem("tail", text, file=name, harmless=True)

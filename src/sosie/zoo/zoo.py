@@ -572,7 +572,7 @@ def _tasks(
     options: Mapping[str, Any],
     again: bool,
 ) -> Iterator[Task]:
-    if isinstance(pairs, ItemsView):  # all names are known: one that will not do is told before anything is done
+    if isinstance(pairs, ItemsView):  # all names are known, so a bad one is refused before any work
         for name, _ in pairs:
             check_name(name)
         if strange := sorted({*facts} - {*dict(pairs)}):
