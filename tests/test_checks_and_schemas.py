@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sosie.checks import nearest, one_of, positive, whole_number
-from sosie.files import DamagedFile, check_schema
+from sosie.files import COUNT, DamagedFile, check_schema
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -73,6 +73,8 @@ SCHEMA = {
     "values": [float],
     "by_name": {str: [int]},
     "note?": str,
+    "closer?": ("up", "down"),
+    "n?": COUNT,
 }
 WHOLE: dict[str, Any] = {
     "name": "a", "count": 1, "share": 1, "same": None, "values": [0.5, 2], "by_name": {"x": [1]}, "more": object,
@@ -98,6 +100,10 @@ def test_content_of_the_schema_passes() -> None:
         ({"by_name": []}, "by_name must be an object"),
         ({"by_name": {"x": [1], "y": [None]}}, r"by_name\.y\[0\] must be a whole number"),
         ({"note": 1}, "note must be text"),
+        ({"closer": "left"}, "closer must be 'up' or 'down', got"),
+        ({"closer": None}, "closer must be 'up' or 'down', got null"),
+        ({"n": -1}, "n must be at least 0, got -1"),
+        ({"n": True}, "n must be a whole number, got true"),
     ],
 )
 def test_other_content_is_refused_with_its_place(change: dict[str, Any], message: str) -> None:

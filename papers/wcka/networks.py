@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -59,7 +59,7 @@ class Study:
         self.settings, self.name, self.device = settings, name, torch.device(device)
         self.scale: Scale = settings.scratch if name == SCRATCH else settings.heads
         self.images: Images = open_benchmark_images(self.scale, seed=settings.seed, device=self.device)
-        facts = {"scale": self.scale.facts(), "data": self.images.name, "seed": settings.seed}
+        facts = {"scale": asdict(self.scale), "data": self.images.name, "seed": settings.seed}
         self.store = Store(settings.cache / name, facts)
 
     @cached_property

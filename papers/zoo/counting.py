@@ -54,7 +54,7 @@ def kendall(x: Sequence[float] | Array, y: Sequence[float] | Array) -> float | N
     return found if math.isfinite(found) else None
 
 
-def bootstrapped(pairs: Sequence[tuple[Array, Array]], draws: int, seed: int) -> tuple[float, float] | None:
+def bootstrapped(pairs: Sequence[tuple[Array, Array]], draws: int, seed: int) -> list[float] | None:
     """The interval of the mean over several (x, y) of Spearman's ρ, things drawn anew, the same in all."""
     count = len(pairs[0][0])
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)

@@ -1,4 +1,4 @@
-"""What model and data specifications share: a user's own `file.py:factory`, and files found by name."""
+"""Shared by model and data specifications: a user's own `file.py:factory`, and files found by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FACTORY = re.compile(r"(?P<path>.+?\.py):(?P<call>.*)", re.DOTALL)
 
 
 def is_factory(spec: str) -> bool:
-    """Does the text name a function in a Python file?"""
+    """Whether the text names a function in a Python file."""
     return _FACTORY.fullmatch(spec) is not None or spec.endswith(".py")
 
 
@@ -103,7 +103,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def _parts(spec: str) -> tuple[Path, str, dict[str, Any]]:
-    """File, function and options."""
+    """The file, the function and the options that a specification names."""
     match = _FACTORY.fullmatch(spec)
     if match is None or not match["call"].strip():
         raise ValueError(f"{spec!r} names no function: write path/to/file.py:factory")

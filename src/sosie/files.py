@@ -111,7 +111,7 @@ def _has_ended(process: int) -> bool:
 
 @cache
 def _process_space() -> str:
-    """Where a process number means this process: one start of one machine, and in it one container."""
+    """An identifier of the scope in which process numbers are unique: one boot of one machine, or one container."""
     try:
         where = Path("/proc/sys/kernel/random/boot_id").read_text("ascii") + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -129,7 +129,7 @@ def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, inde
 
 
 def json_hash(content: Mapping[str, Any]) -> str:
-    """Of names and values, however they are written; ValueError for numbers that are not finite."""
+    """The checksum of names and values, independent of layout; ValueError for numbers that are not finite."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -273,7 +273,7 @@ def check_tensors(
 
 
 def check_hash(path: str | os.PathLike[str], text: Mapping[str, str]) -> None:
-    """That the content of a safetensors file fits its checksum, if its text has one."""
+    """Raise DamagedFile if the content of a safetensors file does not fit its checksum; do nothing if it has none."""
     if TENSORS_HASH not in text:
         return
     with open(path, "rb") as file:
@@ -308,7 +308,7 @@ def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
     try:
         about = json.loads(text["about"])
         if not isinstance(about, dict):
-            raise TypeError('its "about" is no JSON object')
+            raise TypeError('its "about" is not a JSON object')
         return about, _decode(json.loads(text["layout"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
@@ -361,9 +361,10 @@ def _decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
 def check_schema(path: str | os.PathLike[str], content: Any, schema: Any) -> None:
     """Raise DamagedFile, naming the place, where JSON content is not of a schema.
 
-    A schema is a type (`int` is no bool, `float` takes whole numbers too), None, a tuple of alternatives, `[schema]`
-    for a list, `{str: schema}` for an object with any names, or `{"name": schema, "other?": schema}` for one with
-    these names, those with a question mark optional.
+    A schema is a type (`int` is not a bool, `float` takes whole numbers too), None, a text that is meant literally,
+    `COUNT` for a whole number of at least 0, a tuple of alternatives, `[schema]` for a list, `{str: schema}` for an
+    object with any names, or `{"name": schema, "other?": schema}` for one with these names, those with a question mark
+    optional.
     """
     if wrong := _mismatch(content, schema, ""):
         raise DamagedFile(f"{path} is damaged: {wrong}")
@@ -371,6 +372,8 @@ def check_schema(path: str | os.PathLike[str], content: Any, schema: Any) -> Non
 
 def _mismatch(value: Any, schema: Any, place: str) -> str | None:
     if isinstance(schema, tuple):
+        if all(isinstance(each, str) for each in schema):
+            return None if value in schema else _wrong(value, " or ".join(map(repr, schema)), place)
         found = [_mismatch(value, each, place) for each in schema]
         return None if None in found else found[0]
     if isinstance(schema, list):
@@ -389,14 +392,18 @@ def _mismatch(value: Any, schema: Any, place: str) -> str | None:
             fields = {name.removesuffix("?"): each for name, each in schema.items()}
         below = ((name, f"{place}.{name}" if place else name) for name in fields if name in value)
         return next((w for name, inner in below if (w := _mismatch(value[name], fields[name], inner))), None)
-    if schema is None:
-        return None if value is None else _wrong(value, "null", place)
+    if schema is None or isinstance(schema, str):
+        return None if value == schema else _wrong(value, json.dumps(schema), place)
+    if schema is COUNT and isinstance(value, int) and value < 0:
+        return _wrong(value, "at least 0", place)
+    schema = int if schema is COUNT else schema
     right = isinstance(value, (int, float) if schema is float else schema)
     if isinstance(value, bool) and schema is not bool:
         right = False
     return None if right else _wrong(value, _WORDS[schema], place)
 
 
+COUNT = object()  # in a schema: a whole number of at least 0
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 

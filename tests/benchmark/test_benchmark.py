@@ -100,8 +100,8 @@ def test_a_leaderboard_comes_back_from_its_file(tiny: tuple[Leaderboard, Path]) 
     assert again["wcka"].manipulation == found["wcka"].manipulation
     with pytest.raises(KeyError, match="there are"):
         again["nothing"]
-    (folder / "other.json").write_text('{"format": "sosie-comparison"}')
-    with pytest.raises(ValueError, match="not a saved leaderboard"):
+    (folder / "other.json").write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="not a saved result"):
         Leaderboard.load(folder / "other.json")
 
 
@@ -121,7 +121,7 @@ def test_own_measures_join_the_others(tiny: tuple[Leaderboard, Path], tmp_path: 
         own, sosies = (np.array(found[name].grounding[kind]["values"], dtype=float) for name in ("cka", "linear_cka"))
         assert own == pytest.approx(sosies, abs=1e-9, nan_ok=True)
         assert np.isfinite(own).sum() > 5
-    assert any("found out" in note for note in found["cka"].notes)
+    assert any("found by comparing" in note for note in found["cka"].notes)
     assert found["cka"].closer == "up"
     assert found["distance"].closer == "down"
     assert "grounding-architecture" in found["distance"].failures  # these networks have no equal tensors

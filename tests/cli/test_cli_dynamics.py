@@ -76,7 +76,7 @@ def test_checkpoints_have_the_steps_that_were_given(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
     for words, match in [
-        ([run, "small_cnn"], "is a recorded run and small_cnn is none"),
+        ([run, "small_cnn"], "is a recorded run and small_cnn is not"),
         ([run, run, run], "one run, or two"),
         ([tmp_path], "has no run.json"),
         ([run, "--data", "demo"], "data= was settled"),

@@ -115,13 +115,13 @@ def test_transfer(folder: Path, tmp_path: Path) -> None:
         (["sketch", "--merge", "A", "--out", "k.safetensors"], "two sketches"),
         (["sketch", "--merge", "A", "B", "--first-row", "3", "--out", "k.safetensors"], "--first-row"),
         (["sketch", "--merge", "A", "B", "--out", "k.safetensors"], "one model"),
-        (["compare", "A", "small_cnn"], "small_cnn is none"),
+        (["compare", "A", "small_cnn"], "not with small_cnn"),
         (["compare", "A", "B", "--data", "demo", "--exact"], "--data, --exact"),
         (["compare", "A", "--unpaired"], "two sketches"),
         (["compare", "small_cnn", "small_cnn", "--unpaired"], "small_cnn"),
         (["compare", "small_cnn", "small_cnn", "--data", "demo", "--kernel", "features"], "sketches only"),
         (["transfer", "small_cnn"], "--data"),
-        (["transfer", "A", "--beta", "0.3"], "leave data and the options"),
+        (["transfer", "A", "--beta", "0.3"], "leave out data and the options"),
     ],
 )
 def test_what_does_not_go_together_is_told(

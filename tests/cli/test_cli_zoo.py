@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from sosie.cli.main import app
 from sosie.models import open_model
+from sosie.results import cell
 from sosie.zoo import Zoo
 
 MODELS = ["small_cnn(seed=0)", "two=small_cnn(seed=1)"]
@@ -229,7 +230,7 @@ def test_questions(folder: Path, tmp_path: Path, verb: str, arguments: list[str]
 def test_a_narrow_terminal_cuts_no_number(folder: Path, arguments: list[str], width: int) -> None:
     verb, *model = arguments
     rows = json.loads(zoo(verb, folder, *model, "--json").stdout)
-    full = {f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for row in rows for v in row.values() if is_number(v)}
+    full = {cell(v) for row in rows for v in row.values() if is_number(v)}
     found = CliRunner().invoke(app, ["zoo", verb, str(folder), *model], env={"COLUMNS": str(width)})
     table = found.stdout.partition("───")[2].splitlines()[1 : 1 + len(rows)]
     shown = {word for line in table for word in line.split() if word.lstrip("-")[0].isdigit()}

@@ -40,8 +40,8 @@ def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
     """The smoke run names its corruptions one by one, so it cannot tell."""
     code = (
         f"import sys, json; sys.path.insert(0, {str(PAPER)!r})\n"
-        "from pathlib import Path; from settings import Settings\n"
+        "from dataclasses import asdict; from pathlib import Path; from settings import Settings\n"
         "full = Settings('cpu', Path('r'), Path('c'), 0); hash(full)\n"
-        "print(len(json.loads(json.dumps([full.scratch.facts(), full.heads.facts()]))[0]['corruptions']))"
+        "print(len(json.loads(json.dumps([asdict(full.scratch), asdict(full.heads)]))[0]['corruptions']))"
     )
     assert run("-c", code).strip() == "15"

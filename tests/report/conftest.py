@@ -26,6 +26,8 @@ class Seen:
         """Where a reader of the axis labels would look for the cell of row i and column j."""
         drawing = self.page.locator("svg.heatmap").nth(which)
         drawing.scroll_into_view_if_needed()
+        # The scroll event, which hides the tip, comes with the next frame.
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         row = drawing.locator(f"line[data-row='{i}']").bounding_box()
         column = drawing.locator(f"line[data-column='{j}']").bounding_box()
         return column["x"] + column["width"] / 2, row["y"] + row["height"] / 2

@@ -103,7 +103,7 @@ def test_what_it_comes_to_in_words() -> None:
     assert "first says best what networks do: Spearman’s ρ of 0.70" in found[0]
     assert "seed and epoch" in found[0]
     assert "1 of the other 2 measures cannot be distinguished from it" in found[1]
-    assert "2 of 4 tell consecutive checkpoints" in found[2]
+    assert "2 of 4 separate consecutive checkpoints" in found[2]
     assert "1 of 3 could be moved" in found[3]
     assert "1 of 4 failed" in found[5]
     assert sentences(board(Entry("x", "models", None)))[0].startswith("No measure could be tested")

@@ -182,7 +182,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "comparison": (comparison, sosie.load),
     "dynamics": (dynamics, sosie.load),
     "costs": (costs, sosie.load),
-    "leaderboard": (leaderboard, Leaderboard.load),
+    "leaderboard": (leaderboard, sosie.load),
     "answer": (answer, sosie.load),
     "statistics": (statistics, Partial.load),
     "sketch": (sketch, Sketch.load),

@@ -161,8 +161,8 @@ def test_two_runs_have_no_settling() -> None:
 
 
 def test_a_site_twice_and_a_number_without_end_are_refused(tmp_path: Path) -> None:
-    found = towards([[0.5, 1.0], [0.7, 1.0]])
-    (tmp_path / "d.json").write_text(json.dumps(found.as_json() | {"hash": None, "sites": ["s", "s"]}))
+    path = towards([[0.5, 1.0], [0.7, 1.0]]).save(tmp_path / "d.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hash": None, "sites": ["s", "s"]}))
     with pytest.raises(DamagedFile, match="twice"):
         sosie.load(tmp_path / "d.json")
     (tmp_path / "d.json").write_text('{"format": "sosie-dynamics", "version": ' + "1" * 5000 + "}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from sosie.linalg import u_centred
 from sosie.results import Side
 from sosie.sketching import Sketch
-from sosie.sketching.site import SiteMaker, plan_forms
+from sosie.sketching.run import SiteMaker, plan_forms
 from sosie.sketching.sketches import Spans
 from sosie.stats import Buckets, Drawn, RowSampler
 

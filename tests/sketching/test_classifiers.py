@@ -274,7 +274,7 @@ def test_what_cannot_be_asked_is_said(fitted: Classifiers, model: nn.Module, tes
         fitted.evaluate(model, test, sites=["1", "2"])
     with pytest.raises(ValueError, match=r"of another output, 'logits, beta 0.5' and not 'logits, beta 0.25'"):
         fitted.evaluate(model, test, beta=0.25)
-    with pytest.raises(ValueError, match="have no labels to check answers with"):
+    with pytest.raises(ValueError, match="have no labels"):
         fitted.evaluate(model, [x for x, _ in test])
     with pytest.raises(ValueError, match="the 3 of the sketch do not include: 5"):
         fitted.evaluate(model, [(x, torch.full_like(y, 5)) for x, y in test])
@@ -285,7 +285,7 @@ def test_rows_by_a_function_are_asked_for_again(model: nn.Module, train: Any, te
         return activation[:, ::2]
 
     made = classify(sketched(model, train, rows=halves, kernels="features"), "features")
-    with pytest.raises(ValueError, match="by a function, halves: give it again"):
+    with pytest.raises(ValueError, match="by a function, halves"):
         made.evaluate(model, test)
     assert made.evaluate(model, test, rows=halves)["0"] > 0.7
 

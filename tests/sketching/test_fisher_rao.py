@@ -115,7 +115,7 @@ def test_the_model_is_left_as_found() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
-        (X, {}, "hold no labels"),
+        (X, {}, "have no labels"),
         ([(X, Y + 1)], {}, "there are 3 classes"),
         (X, {"under": "guess"}, "under must be one of"),
         (X, {"under": "drawn", "labels": Y}, "does not read them"),

@@ -70,7 +70,7 @@ def test_temperatures_that_are_none(beta: Any, output: str) -> None:
 
 
 def test_beta_one_has_no_gradient() -> None:
-    with pytest.raises(ValueError, match="beta=1 gives exactly zero gradients"):
+    with pytest.raises(ValueError, match="beta=1 gives gradients of exactly 0"):
         predictive_of("logits", 1.0)
     z = logits(3, 4)
     p = z.softmax(-1).detach()

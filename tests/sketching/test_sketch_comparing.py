@@ -154,7 +154,7 @@ def test_products_of_sketches_say_what_they_are(pair: tuple[Sketch, Sketch]) -> 
     found = sosie.compare(*pair, measures="linear_cka", kernel="hadamard_of_sketches")
     assert any("not the sketch of their product" in c.text for c in found["linear_cka"].caveats)
     assert (found.matrix() > sosie.compare(*pair, measures="linear_cka").matrix()).mean() > 0.5
-    with pytest.raises(ValueError, match="does not tell how much sketching adds"):
+    with pytest.raises(ValueError, match="not known how much sketching adds"):
         sosie.compare(*pair, measures="debiased_cka", kernel="hadamard_of_sketches")
     with pytest.raises(ValueError, match="no kernel is called 'product'"):
         sosie.compare(*pair, measures="linear_cka", kernel="product")
@@ -250,7 +250,7 @@ def test_one_seed_does_not_make_different_data_alike() -> None:
 
 
 def test_unpaired_needs_one_size_and_no_common_rows(pair: tuple[Sketch, Sketch]) -> None:
-    with pytest.raises(ValueError, match="same rows with one seed: compare"):
+    with pytest.raises(ValueError, match="same rows with one seed"):
         sosie.compare_unpaired(*pair)
     with pytest.raises(ValueError, match="one size can be compared, got 32 and 16"):
         sosie.compare_unpaired(pair[0], made(1, size=16))
@@ -293,7 +293,7 @@ def test_projected_sites_are_named() -> None:
     found = sosie.compare(a, b, measures="linear_cka", kernel="features")
     caveats = [c for c in found["linear_cka"].caveats if "projected to" in c.text]
     assert [(c.site_a, c.site_b) for c in caveats] == [("0", None)]
-    with pytest.raises(MemoryError, match=r"192,192 bytes, and [\d,]+ bytes .* over the budget of 100 bytes"):
+    with pytest.raises(MemoryError, match=r"187.7 KiB, and .* over the budget of 100.0 B"):
         sketch(wide, [x], memory=100, **options)
-    with pytest.raises(MemoryError, match="keeping every row would take 480,480 bytes, over the budget of 1,000 bytes"):
+    with pytest.raises(MemoryError, match=r"keeping every row would take 469.2 KiB, over the budget of 1000.0 B"):
         sketch(wide, [x], memory=1000, **{**options, "size": None})

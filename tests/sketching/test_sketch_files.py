@@ -131,7 +131,7 @@ def _renamed(*names: object) -> Callable[[dict[str, dict[str, object]]], object]
         ),
         (_layout(_renamed("a", "a")), "two sites have one name"),
         (_layout(_renamed(1, 2)), "have names"),
-        (_layout(lambda layout: layout.update(about={"value": {"models": 3}})), "models is no list"),
+        (_layout(lambda layout: layout.update(about={"value": {"models": 3}})), "record of models is not a list"),
         (_layout(lambda layout: layout.update(seed={"value": 2**80})), "seed"),
     ],
 )

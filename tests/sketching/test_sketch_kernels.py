@@ -19,7 +19,7 @@ from sosie.engine.uncertainty import by_jackknife
 from sosie.linalg import double_centred
 from sosie.measures import MEASURES
 from sosie.sketching.kernels import KERNELS, Kernel, SketchPair, kernel_of
-from sosie.sketching.site import Part, SiteSketch
+from sosie.sketching.sketches import Part, SiteSketch
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, Resketch
 
 N = 30

@@ -10,10 +10,10 @@ import torch
 from sketched import ALL, debiased, hadamard, matrix, random_rows, sketch_of, z_score
 
 from sosie.linalg import double_centred
-from sosie.sketching import site as making
+from sosie.sketching import run as making
 from sosie.sketching.kernels import SketchPair
-from sosie.sketching.site import TensorSketch
-from sosie.sketching.sketches import NotShared, parts_of
+from sosie.sketching.run import TensorSketch, parts_of
+from sosie.sketching.sketches import NotShared
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, Drawn, row_hash
 
 F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)
@@ -317,7 +317,7 @@ def test_wide_sites_are_projected_to_fit() -> None:
     assert small.site("a").folded == small.site("a").features.rows.shape[1] < 600
     assert small.site("a").features.squares == whole.site("a").features.squares
     assert sketch_of({"a": (wide, wide)}, 16, parts=("maps",), memory=700_000).site("a").folded
-    with pytest.raises(MemoryError, match=r"bytes with rows projected to \d+ columns, over the budget of 1,000 bytes"):
+    with pytest.raises(MemoryError, match=r"with rows projected to \d+ columns, over the budget of 1000.0 B"):
         sketch_of({"a": (wide, wide)}, 16, memory=1000)
     with pytest.raises(MemoryError, match="keeping every row would take"):
         sketch_of({"a": (wide, wide)}, None, memory=1000)

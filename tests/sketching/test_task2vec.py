@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,22 @@ def test_inference_mode_around_it_changes_nothing() -> None:
     expected = task2vec(model, x, exact=True)
     with torch.inference_mode():
         assert torch.equal(task2vec(model, x + 0, exact=True).vector, expected.vector)
+
+
+def test_no_activation_outlives_its_chunk() -> None:
+    """Hooks on the graph that led back to its end kept every layer's input of every chunk for good."""
+    model, x = mlp().double(), random(12, 8)
+    kept: list[weakref.ref[Any]] = []
+
+    def mark(layer: nn.Module, args: Any, output: Tensor) -> None:
+        token = nn.Identity()  # lives as long as the graph
+        output.register_hook(lambda gradient, token=token: None)
+        kept.append(weakref.ref(token))
+
+    model[1].register_forward_hook(mark)
+    task2vec(model, x.split(3))
+    assert len(kept) == 5  # two inputs to try the rules, then four chunks
+    assert not any(each() for each in kept)
 
 
 def test_float32_is_near_float64() -> None:

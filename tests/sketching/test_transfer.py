@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.results import TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
+from sosie.sketching.run import TensorSketch
 from sosie.sketching.scores import _ratio, scores_of
-from sosie.sketching.site import Pairs, Part, SiteSketch, TensorSketch
+from sosie.sketching.sketches import Pairs, Part, SiteSketch
 
 BETA = 0.5
 SITES = ["0", "3", "4"]
@@ -259,11 +260,11 @@ def test_sketches_of_one_model_on_several_data(net: nn.Module, tmp_path: Path) -
     [
         (lambda net, x: sosie.transfer(net), "data"),
         (lambda net, x: sosie.transfer([], [x]), "no models"),
-        (lambda net, x: sosie.transfer([net, mlp(1).double()], iter([x])), "gone through again"),
+        (lambda net, x: sosie.transfer([net, mlp(1).double()], iter([x])), "read again"),
         (lambda net, x: sosie.transfer([net, net], [x]), "given twice"),
         (lambda net, x: sosie.transfer(sosie.sketch(net, [x], kernels="features")), "no gradients"),
-        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), [x]), "hold what they need"),
-        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), seed=1), "hold what they need"),
+        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), [x]), "hold all that is needed"),
+        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), seed=1), "hold all that is needed"),
         (lambda net, x: sosie.transfer(sosie.sketch(wide(), [x], kernels="gradients", sites=["1"])), "hadamard"),
     ],
 )  # fmt: skip
@@ -277,7 +278,7 @@ def test_a_site_without_gradient_is_undefined_in_words(net: nn.Module) -> None:
     assert isinstance(found, Comparison)
     assert (found.matrix("mean_embedding") == 0).all()
     assert np.isnan(found.matrix("mean_over_norm")).all()
-    assert "no gradient but 0" in found["mean_over_norm"].caveats[-1].text
+    assert "all gradients at this site are 0" in found["mean_over_norm"].caveats[-1].text
 
 
 def test_intervals_of_ratios_join_both_errors() -> None:

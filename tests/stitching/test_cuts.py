@@ -488,9 +488,9 @@ def test_errors_say_what_to_do():
         Cut(model, ["layer1", "layer2"], x)
     with pytest.raises(TypeError, match=r"Cut\(model, site, x\)"):
         Cut(model, "layer2")
-    with pytest.raises(ValueError, match="two different inputs; these 2 are all the same"):
+    with pytest.raises(ValueError, match=r"two different inputs .* these 2 are all equal"):
         Cut(model, "layer2", x).check(x[:1].expand(2, -1, -1, -1))
-    with pytest.raises(ValueError, match="without inputs"):
+    with pytest.raises(ValueError, match="no inputs"):
         Cut(model, "layer2", x[:0])
     assert "layer2: task map by a graph" in repr(Cut(model, "layer2", x))
 

@@ -76,7 +76,7 @@ def test_to_a_vector_by_the_mean() -> None:
     ("source", "target", "message"),
     [
         (VECTOR, MAP, "a vector has no positions"),
-        (Form(3, (18,), tokens=True), MAP, "18 tokens are no square grid"),
+        (Form(3, (18,), tokens=True), MAP, "18 tokens are not a square grid"),
         (Form(3, (9,)), Form(3, (4,)), "only maps of two dimensions"),
     ],
 )

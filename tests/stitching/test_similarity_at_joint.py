@@ -47,9 +47,9 @@ def test_what_moments_cannot_give_is_refused_in_words() -> None:
     moments = Moments.of(a, b).joint()
     found = fit("least_squares", moments)
     for measure in ("debiased_cka", "mutual_knn"):
-        with pytest.raises(ValueError, match=f"{measure} reads .*do not give"):
+        with pytest.raises(ValueError, match=f"{measure} reads .*do not supply"):
             similarity_at_joint(moments, found, [measure])
-    with pytest.raises(ValueError, match="all of A to one point"):
+    with pytest.raises(ValueError, match="all of A to a single point"):
         similarity_at_joint(moments, Affine(torch.zeros(5, 7).double(), torch.zeros(5).double()), NAMES)
     with pytest.raises(ValueError, match="need a weight"):
         similarity_at_joint(moments, Affine(torch.zeros(7, 5).double(), torch.zeros(7).double()), NAMES)

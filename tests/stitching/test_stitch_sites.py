@@ -81,10 +81,10 @@ def test_both_precisions_on_rows_that_are_hard_to_invert(batch: int) -> None:
 def _in_float64(a: nn.Module, b: nn.Module, x: Tensor, batch: int, precision: str) -> tuple[Tensor, Tensor]:
     """The fit before it is rounded to the network's own precision."""
     from sosie.linalg import fit
-    from sosie.stitching.cut_models import CutModel, sums_of_pairs
-    from sosie.stitching.joint import Form, Joint
+    from sosie.stitching.cuts import CutModel
+    from sosie.stitching.joint import Form, Joint, sums_of_pairs
 
-    models = CutModel.open(a, None, None).cut_at("0", x), CutModel.open(b, None, None).cut_at("site", x)
+    models = CutModel.of(a).cut_at("0", x), CutModel.of(b).cut_at("site", x)
     sites = [models[0].cut.site], [models[1].cut.site]
     sums = sums_of_pairs(models, sites, {(0, 0): Joint(Form(8), Form(8))}, list(x.split(batch)), precision, None)  # type: ignore[arg-type]
     found = fit("least_squares", sums[0, 0].joint(0, 0))
@@ -167,6 +167,27 @@ class Residual(nn.Module):
         return self.head(self.mix(x + self.two(self.one(x).relu())).relu())
 
 
+class WithPlaces(nn.Module):
+    """One of its layers gives a table of positions, which has no row per input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.places, self.head = nn.Linear(6, 6), nn.Embedding(1, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.one(x) + self.places(torch.zeros(1, dtype=torch.long)))
+
+
+def test_sites_that_give_no_rows_are_named_in_a_caveat() -> None:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    model = WithPlaces()
+    c = sosie.stitch_sites(model, model, x, test=x, sites_a="*", sites_b=["one", "head"])
+    assert c.sites_a == ["one", "head"]
+    assert [site for site, _ in c.side_a.left_out] == ["places"]
+    for estimate in c.values.values():
+        assert any(caveat.text.startswith(f"left out of {c.side_a.name}: places") for caveat in estimate.caveats)
+
+
 def test_leaks_are_left_out_by_default_and_refused_when_named() -> None:
     a, b, x = Residual(0), Residual(1), torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     c = sosie.stitch_sites(a, b, x)
@@ -183,7 +204,7 @@ def test_what_does_not_fit_is_told() -> None:
     a, b, x = cnn(0), cnn(1), images(20)
     with pytest.raises(ValueError, match=r"3 of A \(0, 1, 3\) and 2 of B \(0, 1\).*pairs='all'"):
         sosie.stitch_sites(a, b, x, sites_a=["0", "1", "3"], sites_b=["0", "1"])
-    with pytest.raises(ValueError, match="debiased_cka reads more"):
+    with pytest.raises(ValueError, match="debiased_cka needs more"):
         sosie.stitch_sites(a, b, x, measures="debiased_cka")
     with pytest.raises(ValueError, match="closed forms are not trained"):
         sosie.stitch_sites(a, b, x, validation=x)

@@ -119,7 +119,32 @@ def test_what_cannot_be_stitched_is_refused() -> None:
         sosie.stitch(Residual(), "onne", Residual(), "head", x)
     with pytest.raises(ValueError, match="no fit is called"):
         sosie.stitch(Residual(), "one", Residual(), "head", x, fit="least_square")
-    with pytest.raises(TypeError, match="cannot stitch int"):
+    with pytest.raises(TypeError, match="int is not a model"):
         sosie.stitch(3, "one", Residual(), "head", x)
     with pytest.raises(ValueError, match="reduced_rank needs a value for k"):
         sosie.stitch(Residual(), "one", Residual(), "head", x, fit="reduced_rank")
+
+
+class Batchwise(nn.Module):
+    """Takes the mean of the batch off, so that an answer depends on the other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.one(x - x.mean(0)))
+
+
+def test_caveats_name_random_weights_and_inputs_that_are_mixed() -> None:
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    plain, mixing = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), Batchwise()
+    assert sosie.stitch(plain, "0", plain, "0", x).caveats == ()
+    for found in sosie.stitch(mixing, "one", plain, "0", x, fit=["least_squares", "identity"]):
+        (text,) = found.caveats
+        assert "Batchwise mixes the inputs of a batch, at first at 'one'" in text
+    spec = "small_cnn(seed=1)"
+    found = sosie.stitch(spec, "relu1", spec, "relu1", torch.rand(8, 1, 28, 28))
+    assert [text for text in found.caveats if "random weights" in text] == [
+        "small_cnn-seed1 has random weights (seed 1)"
+    ]

@@ -402,7 +402,7 @@ def test_bad_arguments() -> None:
         Penalty(model, "linear_ckaa")
     with pytest.raises(UnknownSite, match=r"one\.0"):
         Penalty(model, sites="one.9")
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="twice"):
         Penalty([model, model])
 
 

@@ -152,7 +152,7 @@ def test_calibration_measures_whole_images_and_leaves_the_model() -> None:
 
 def test_what_cannot_be_calibrated_is_refused() -> None:
     single = dynamic(patch=16, keep=1, stages=(1,))
-    with pytest.raises(ValueError, match="one patch, which has no others"):
+    with pytest.raises(ValueError, match="one patch"):
         calibrate_tokens(single, images())
     model, odd = dynamic(), images()
     odd[3, 0, 0, 0] = torch.nan

@@ -82,7 +82,7 @@ def test_what_lies_in_a_plane_is_mapped_as_it_lies(tmp_path: Path, landmarks: in
     assert Map.load(found.save(tmp_path / "map.json")) == found
     assert sosie.load(tmp_path / "map.json") == found
     assert zoo.map(landmarks=landmarks) == found
-    with pytest.raises(DamagedFile, match="kind 'map', not 'clusters'"):
+    with pytest.raises(DamagedFile, match="holds Map, not Clusters"):
         Clusters.load(tmp_path / "map.json")
 
 

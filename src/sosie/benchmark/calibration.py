@@ -21,7 +21,7 @@ REPEATS = 5  # timings, of which the median counts
 
 
 def auc(alike: np.ndarray, unlike: np.ndarray, closer: Closer) -> float:
-    """How often a pair that is alike has the closer value than one that is not; ties count half.
+    """How often a pair that is alike has a closer value than one that is not; ties count half.
 
     1: the two never overlap; ½: the measure cannot tell them apart.
     """
@@ -41,31 +41,31 @@ class Probes:
 
     @property
     def unlike(self) -> Pairs:
-        """A ring: every network that was not trained is in two pairs."""
+        """Pairs of untrained networks in a ring: each is in two pairs."""
         count = len(self.population.untrained)
         return [(k, (k + 1) % count) for k in range(count)]
 
     @property
     def alike(self) -> Pairs:
+        """Pairs of consecutive checkpoints of a converged run."""
         return [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
 
     def values(self, candidate: Candidate, kind: str, number: int) -> tuple[CandidateValues, CandidateValues]:
-        """Of pairs alike and unlike, probed by that many images of a kind."""
+        """Values of pairs alike and unlike, on that many images of a kind."""
         clock = Clock(self.scale.budget)
-        if candidate.of == "models":
-            unlike = values_of(candidate, self.population.untrained, self.unlike, clock=clock)
-            runs: Sequence[Any] = self.population.converged
-            return gather(values_of(candidate, run, self.alike, clock=clock) for run in runs), unlike
-        inputs, untrained, converged = self.activations(kind)
-        few = inputs[:number]
-        unlike = values_of(candidate, [x[:number] for x in untrained], self.unlike, inputs=few, clock=clock)
-        alike = gather(
-            values_of(candidate, [x[:number] for x in run], self.alike, inputs=few, clock=clock) for run in converged
-        )
+        untrained: Sequence[Any] = self.population.untrained
+        converged: Sequence[Sequence[Any]] = self.population.converged
+        inputs = None
+        if candidate.of == "activations":
+            every, untrained, converged = self.activations(kind)
+            inputs, untrained = every[:number], [x[:number] for x in untrained]
+            converged = [[x[:number] for x in run] for run in converged]
+        unlike = values_of(candidate, untrained, self.unlike, inputs=inputs, clock=clock)
+        alike = gather(values_of(candidate, run, self.alike, inputs=inputs, clock=clock) for run in converged)
         return alike, unlike
 
     def activations(self, kind: str) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
-        """What the networks were given, flattened; what untrained ones make of it; and each run's checkpoints."""
+        """The inputs, flattened; the activations of untrained networks, and of each run's checkpoints."""
         if kind not in self._kept:
             x = probing_images(kind, self.images, self.seed)
             untrained = [last_hidden(model, x) for model in self.population.untrained]
@@ -74,12 +74,12 @@ class Probes:
         return self._kept[kind]
 
     def seconds(self, candidate: Candidate, number: int) -> float:
-        """The median time for one pair, alone and with nothing known beforehand."""
+        """The median time for one pair alone, with nothing computed beforehand."""
         things: Sequence[nn.Module] | Sequence[Tensor] = self.population.converged[0][:2]
         inputs = None
         if candidate.of == "activations":
-            given, _, converged = self.activations(CLEAN)
-            things, inputs = [x[:number] for x in converged[0][:2]], given[:number]
+            every, _, converged = self.activations(CLEAN)
+            things, inputs = [x[:number] for x in converged[0][:2]], every[:number]
         times = []
         for _ in range(REPEATS):
             start = time.perf_counter()
@@ -113,14 +113,12 @@ def calibrate(candidate: Candidate, closer: Closer, probes: Probes) -> dict[str,
 
 
 def _summary(alike: CandidateValues, unlike: CandidateValues, closer: Closer) -> dict[str, Any]:
-    reasons = alike.reasons + unlike.reasons
-    both = [found.values[found.defined] for found in (alike, unlike)]
-    value = auc(both[0], both[1], closer) if all(map(len, both)) else None
+    near, far = (side.values[side.defined] for side in (alike, unlike))
     return {
-        "auc": value,
-        "alike": _distribution(both[0]),
-        "unlike": _distribution(both[1]),
-        "undefined": dict(reasons.most_common(3)),
+        "auc": auc(near, far, closer) if len(near) and len(far) else None,
+        "alike": _distribution(near),
+        "unlike": _distribution(far),
+        "undefined": dict((alike.reasons + unlike.reasons).most_common(3)),
     }
 
 

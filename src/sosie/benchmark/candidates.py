@@ -1,4 +1,4 @@
-"""What is put to the test (sosie's measures, functions in files, any callable), and its values over many pairs."""
+"""Measures under test (sosie's own, functions in files, any callable), and their values over many pairs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from ..engine.pairs import CONSTANT_IN_FLOAT32, check_widths, view_of
 from ..factory import is_factory, load_function
 from ..linalg import side_by_side
 from ..measures import MEASURES, Measure, find, snap_to_bounds
-from ..results import Closer, Comparisons
+from ..results import Closer, Comparison, Comparisons
 from ..stats import Alignment, Atoms, LinearMaps, PairedRows, Sample
+from ..weights import compare_weights
+from ..weights.tensors import ALL
 from .population import SLOW, Scale
 
 Of = Literal["activations", "models"]
@@ -30,29 +32,28 @@ Of = Literal["activations", "models"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measure under test: what it compares, which way is closer, how many images it gets."""
+    """A measure under test: what it compares, whether larger or smaller is closer, how many images it sees."""
 
     name: str
     of: Of
-    closer: Closer | None  # None: to be found out
+    closer: Closer | None  # None: not known yet
     run: Measure | Callable[[Any, Any], Any]
     made_of: str  # tells versions of a user's function apart
     rows: int | None = None  # images at most
     notes: tuple[str, ...] = ()
 
     def value(self, x: Any, y: Any) -> float:
-        """Of a user's function: one number for two (n, p) arrays, or for two networks."""
+        """One number from a user's function of two (n, p) arrays, or of two networks."""
         assert not isinstance(self.run, Measure)
         if isinstance(x, Tensor) and _declared(self.run, "takes") in (None, "numpy"):
             x, y = (side.cpu().numpy() for side in (x, y))
-        given = self.run(x, y)
-        found = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given, dtype=np.float64)
-        if found.size != 1:
-            raise ValueError(f"{self.name} gave an array of shape {found.shape}, not one number")
-        value = float(found.reshape(()))
-        if not np.isfinite(value):
-            raise ValueError(f"{self.name} gave {value}")
-        return value
+        output = self.run(x, y)
+        value = np.asarray(output.detach().cpu() if isinstance(output, Tensor) else output, dtype=np.float64)
+        if value.size != 1:
+            raise ValueError(f"{self.name} returned an array of shape {value.shape}, not one number")
+        if not np.isfinite(value).all():
+            raise ValueError(f"{self.name} returned {value.item()}")
+        return float(value.item())
 
 
 def open_candidates(
@@ -63,31 +64,30 @@ def open_candidates(
     closer: Closer | None = None,
     rows: int | None = None,
 ) -> list[Candidate]:
-    """All of sosie's measures of activations and of weights for None; else those named or given."""
+    """The measures to test; None: all of sosie's measures of activations and of weights."""
     if measures is None:
-        given: list[Any] = [m for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms]
-    else:
-        given = list(measures) if isinstance(measures, (list, tuple)) else [measures]
-    found = [_open(one, scale, of, closer, rows) for one in given]
-    names = [candidate.name for candidate in found]
+        measures = [m for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms]
+    several = measures if isinstance(measures, (list, tuple)) else [measures]
+    candidates = [_open(measure, scale, of, closer, rows) for measure in several]
+    names = [candidate.name for candidate in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{', '.join(twice)} given twice: two measures of one name cannot be told apart")
-    if not found:
+    if not candidates:
         raise ValueError("no measures to test")
-    return found
+    return candidates
 
 
-def _open(given: Any, scale: Scale, of: Of | None, closer: Closer | None, rows: int | None) -> Candidate:
-    if isinstance(given, str) and is_factory(given):
-        function, name = load_function(given), given.rpartition(":")[2]
-        path = Path(given[: given.index(".py:") + 3]).expanduser()
-        digest = hashlib.sha256(path.read_bytes() + given.encode()).hexdigest()
-    elif isinstance(given, (str, Measure)):
-        return _of_measure(find(given), scale, rows)
-    elif callable(given):
-        function, name, digest = given, getattr(given, "__name__", type(given).__name__), _source_digest(given)
+def _open(measure: Any, scale: Scale, of: Of | None, closer: Closer | None, rows: int | None) -> Candidate:
+    if isinstance(measure, str) and is_factory(measure):
+        function, name = load_function(measure), measure.rpartition(":")[2]
+        path = Path(measure[: measure.index(".py:") + 3]).expanduser()
+        digest = hashlib.sha256(path.read_bytes() + measure.encode()).hexdigest()
+    elif isinstance(measure, (str, Measure)):
+        return _of_measure(find(measure), scale, rows)
+    elif callable(measure):
+        function, name, digest = measure, getattr(measure, "__name__", type(measure).__name__), _source_digest(measure)
     else:
-        raise TypeError(f"a measure is a name, file.py:function or a callable f(x, y), not {given!r}")
+        raise TypeError(f"a measure is a name, file.py:function or a callable f(x, y), not {measure!r}")
     kind = of or _declared(function, "of") or "activations"
     if kind not in ("activations", "models"):
         raise ValueError(f"a measure is of 'activations' or of 'models', not of {kind!r}")
@@ -99,7 +99,7 @@ def _open(given: Any, scale: Scale, of: Of | None, closer: Closer | None, rows: 
 
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.reads_outputs:
-        raise ValueError(f"{measure.name} compares what models answer, which is what measures are held against here")
+        raise ValueError(f"{measure.name} compares what models answer: that is what measures are held against here")
     if measure.reads is Atoms:
         raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"
@@ -109,26 +109,26 @@ def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.base in SLOW and SLOW[measure.base][0] < most:
         most, why = SLOW[measure.base]
     if rows is not None:
-        most, why = min(rows, scale.test), "as asked for"
+        most, why = min(rows, scale.test), "rows= says so"
     limited = of == "activations" and most < scale.test
     notes = (f"sees at most {most} of {scale.test} images: {why}",) if limited else ()
     return Candidate(measure.name, of, measure.closer, measure, "sosie", most, notes)
 
 
 def _declared(function: Callable[..., Any], name: str) -> Any:
-    """What a function says of itself: `f.of`, `f.closer`, `f.takes`."""
+    """What a function declares: `f.of`, `f.closer`, `f.takes`."""
     return getattr(function.func if isinstance(function, functools.partial) else function, name, None)
 
 
 def _source_digest(function: Callable[..., Any]) -> str:
-    """Of the source where it can be read; else of the name: without resume it is tried again."""
+    """A digest of the function's source where it can be read; else its name."""
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
 
 
-# A measure's values over many pairs of networks; what belongs to one network is worked out once
+# A measure's values over many pairs of networks; what belongs to one network is computed once
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -168,9 +168,9 @@ def values_of(
     inputs: Tensor | None = None,
     clock: Clock | None = None,
 ) -> CandidateValues:
-    """The measure on pairs of (n, p) activations, or of networks; a pair that has no value says why.
+    """The values of pairs of (n, p) activations, or of networks; NaN, with the reason, where there is none.
 
-    `inputs` are what the networks were given, flattened, for measures that need it.
+    `inputs` are those of the networks, flattened, for measures that need them.
     """
     if not isinstance(candidate.run, Measure):
         return _one_by_one(lambda i, j: candidate.value(things[i], things[j]), pairs, clock)
@@ -209,7 +209,7 @@ def _finite(value: Tensor, varies: Sequence[bool], i: int, j: int) -> float:
 def _one_by_one(
     value: Callable[[int, int], float], pairs: Pairs, clock: Clock | None, *, threads: bool = False
 ) -> CandidateValues:
-    """A failure on some pairs leaves those undefined; one on all pairs is the measure's own."""
+    """The values of all pairs. One that fails is undefined; if all fail, the measure itself is at fault: an error."""
     reasons: Counter[str] = Counter()
     errors: list[Exception] = []
 
@@ -236,19 +236,17 @@ def _one_by_one(
 
 def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> CandidateValues:
     """From end to end where the measure reads maps; else the mean over layers, which both networks must have."""
-    from ..weights import compare_weights
-    from ..weights.tensors import ALL
-
     whole = issubclass(measure.reads, LinearMaps)
-    sites = {"sites_a": "output"} if whole else {}
-    found = compare_weights(list(models), measures=measure, **sites) if whole and len(models) > 2 else None  # type: ignore[arg-type]
+    together = compare_weights(list(models), None, measure, sites_a="output") if whole and len(models) > 2 else None
 
     def value(i: int, j: int) -> float:
-        if isinstance(found, Comparisons) and i != j:
-            pair = found.pairs[min(i, j), max(i, j)]
+        if isinstance(together, Comparisons) and i != j:
+            pair = together.pairs[min(i, j), max(i, j)]
         else:
-            own = {"sites_a": "output", "sites_b": "output"} if whole else {}
-            pair = compare_weights(models[i], models[j], measures=measure, **own)  # type: ignore[arg-type,assignment]
+            site = "output" if whole else None
+            alone = compare_weights(models[i], models[j], measure, sites_a=site, sites_b=site)
+            assert isinstance(alone, Comparison)
+            pair = alone
         values = pair[measure.name].value
         if values.shape[0] != values.shape[1]:
             raise ValueError("the networks do not have the same tensors")
@@ -256,15 +254,15 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
         layers = [k for k, site in enumerate(pair.sites_a) if whole or site != ALL]
         mean = float(np.mean(np.diagonal(values)[layers]))
         if not np.isfinite(mean):
-            told = [c.text for c in pair[measure.name].caveats if whole or ALL not in (c.site_a, c.site_b)]
-            raise ValueError(next(iter(told), "undefined"))
+            caveats = [c.text for c in pair[measure.name].caveats if whole or ALL not in (c.site_a, c.site_b)]
+            raise ValueError(next(iter(caveats), "undefined"))
         return mean
 
     return _one_by_one(value, pairs, None)
 
 
 def gather(parts: Iterable[CandidateValues]) -> CandidateValues:
-    """Several lots, one after the other."""
+    """The values of several lots in a row."""
     lots = list(parts)
-    values = np.concatenate([lot.values for lot in lots]) if lots else np.zeros(0)
+    values = np.concatenate([np.zeros(0), *(lot.values for lot in lots)])
     return CandidateValues(values, sum((lot.reasons for lot in lots), Counter()))

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ..capture import Chunk, Rule, borrowed, cut, recut
+from ..capture import Chunk, Rule, borrowed, recut
 from ..capture.arguments import example_input
 from ..checks import whole_number
 from ..data import open_data
@@ -31,7 +31,7 @@ from ..engine.plan import MEMORY, Request, make_plan, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..linalg import all_by_torch
 from ..measures import Measure, find
-from ..models import atom_layers, open_model, recompose, weights_of, with_name
+from ..models import atom_layers, open_model, recompose
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..results import Comparison, Cost, Costs
@@ -64,22 +64,36 @@ def cost(
 ) -> Costs:
     """Operations, seconds and bytes of measures for one pair of models, for each number of inputs.
 
-    Without `model_b` the model meets itself, run twice. `measures`: None takes cca_r2, linear_cka and wcka, and
-    atom_cosine where both models have layers of atoms. Measures of activations compare each site with the same site of
-    the other model; `sites`: None takes the layers of atoms where both models have such, else layers or blocks as
-    `compare` does. `data`: anything that `compare` takes; None makes random inputs of `input_shape`, or of a shape that
-    the first layer takes. Measures of weights need no input and have one row. `memory`: the budget for statistics.
+    Without `model_b` the model is compared with itself, and run twice. `measures`: None takes cca_r2, linear_cka and
+    wcka, and atom_cosine where both models have layers of atoms. Measures of activations compare each site with the
+    same site of the other model; `sites`: None takes the layers of atoms where both models have some, else layers or
+    blocks as `compare` does. `data`: anything that `compare` takes; None makes random inputs of `input_shape`, or of a
+    shape that fits the first layer. Measures of weights need no input and have one row. `memory`: the budget for
+    statistics.
 
     Operations: `FORMULAS` and torch's own. Seconds: the median of runs, at least one and up to 0.2 s of them,
-    after the run that counts. Bytes, beyond models and inputs: on a GPU the most that torch's allocator gave out; else
-    the most bytes of tensors that were alive at a time.
+    after the run that is counted. Bytes, beyond models and inputs: on a GPU the peak of torch's allocator; else the
+    most bytes of tensors that were alive at a time.
     """
-    a, b = _opened(model_a, seed), _opened(model_a if model_b is None else model_b, seed)
+    a, b = (
+        Network.of(open_model(thing, seed=seed) if isinstance(thing, str) else thing)
+        for thing in (model_a, model_a if model_b is None else model_b)
+    )
     common = _common_layers(a.model, b.model)
     if measures is None:
         measures = DEFAULT if common else DEFAULT[1:]
     chosen = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
-    _check(chosen, probes)
+    if not chosen:
+        raise ValueError("no measures asked for; `sosie measures` lists them")
+    for measure in chosen:
+        if measure.reads_outputs:
+            raise ValueError(
+                f"{measure.name} reads answers: it costs the forward passes, which every row lists by themselves"
+            )
+        if measure.needs:
+            raise ValueError(f"{measure.name} also reads {', '.join(measure.needs)}, which is not accounted for")
+    for number in probes or [0]:
+        whole_number(number, "probes", least=4, why="numbers of inputs")
     if a.model is b.model:
         b.model = copy.deepcopy(b.model)  # hooks of one model would fire for both
     place = None if device is None else torch.device(device)
@@ -87,21 +101,30 @@ def cost(
         network.sites, network.rows, network.device = sites if sites is not None else common or None, rows, place
         network.prepare = None if data is None else network.prepare
     streamed = [measure for measure in chosen if not measure.reads_weights]
-    chunks = _inputs(a.model, data, max(probes), batch, input_shape, seed, place) if streamed else []
-    found: list[Cost] = []
+    batches: list[Any] = []  # all inputs are made or read before anything is timed
+    if streamed:
+        most = max(probes)
+        inputs: Any = open_data(data, batch=batch) if isinstance(data, str) else data
+        if data is None:
+            inputs = _random_inputs(a.model, input_shape, most, batch, seed, place)
+        chunks = list(recut(inputs, block=1, max_rows=most, largest=batch))
+        if (there := sum(chunk.count for chunk in chunks)) < most:
+            raise ValueError(f"the data have {there} inputs, but {most} are needed: fewer probes, or more data")
+        batches = [chunk.batch for chunk in chunks]
+    costs: list[Cost] = []
     with Progress("costs", len(streamed) * len(probes) + len(chosen) - len(streamed), "rows") as bar:
         for measure in chosen:
             for count in [None] if measure.reads_weights else probes:
                 run: Run
                 if count is not None:
-                    few, budget = _first(chunks, count), parse_size(memory) or MEMORY
-                    run = functools.partial(from_activations, measure, a, b, few, budget)
+                    few = list(recut(batches, block=1, max_rows=count, largest=batch))
+                    run = functools.partial(from_activations, measure, a, b, few, parse_size(memory) or MEMORY)
                 elif issubclass(measure.reads, Atoms):
                     run = functools.partial(from_atoms, measure, _atoms(a.model, b.model))
                 else:
                     options = {"input_shape": input_shape, "device": place}
                     run = functools.partial(from_weights, measure, _plain(a.model), _plain(b.model), options)
-                found.append(_measured(measure, count, run, place))
+                costs.append(_measured(measure, count, run, place))
                 bar.advance()
     at = a.sites if a.sites is None or isinstance(a.sites, str) else [str(site) for site in a.sites]
     about = provenance(
@@ -111,7 +134,7 @@ def cost(
     )
     kind = "allocated on the GPU" if _on_gpu(place) else "bytes of tensors"
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
-    return Costs((a.name, b.name), tuple(found), "cpu" if place is None else str(place), kind, rule, about)
+    return Costs((a.name, b.name), tuple(costs), "cpu" if place is None else str(place), kind, rule, about)
 
 
 def _measured(measure: Measure, count: int | None, run: Run, device: torch.device | None) -> Cost:
@@ -147,71 +170,24 @@ def _measured(measure: Measure, count: int | None, run: Run, device: torch.devic
     )
 
 
-def _check(measures: Sequence[Measure], probes: Sequence[int]) -> None:
-    if not measures:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
-    for measure in measures:
-        if measure.reads_outputs:
-            raise ValueError(
-                f"{measure.name} reads answers: it costs the forward passes, which every row lists by themselves"
-            )
-        if measure.needs:
-            raise ValueError(f"{measure.name} also reads {', '.join(measure.needs)}, which is not accounted for")
-    for count in probes or [0]:
-        whole_number(count, "probes", least=4, why="numbers of inputs")
-
-
-def _opened(thing: Any, seed: int) -> Network:
-    thing = open_model(thing, seed=seed) if isinstance(thing, str) else thing
-    model, name, prepare = with_name(thing)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"need a torch.nn.Module or a specification like 'alexnet(atoms=9)', got {name}")
-    return Network(model, name, prepare=prepare, weights=weights_of(thing))
-
-
-def _inputs(
-    model: nn.Module,
-    data: Any,
-    count: int,
-    batch: int,
-    shape: Sequence[int] | None,
-    seed: int,
-    device: torch.device | None,
-) -> list[Chunk]:
-    """All inputs, made or read before anything is timed."""
-    if data is None:
-        few = example_input(_plain(model), shape, seed=seed)
-        sizes = [min(batch, count - start) for start in range(0, count, batch)]
-        data = [_like(few, size, seed + k, device) for k, size in enumerate(sizes)]
-    elif isinstance(data, str):
-        data = open_data(data, batch=batch)
-    chunks = list(recut(data, block=1, max_rows=count, largest=batch))
-    if (there := sum(chunk.count for chunk in chunks)) < count:
-        raise ValueError(f"the data have {there} inputs, but {count} were asked for: fewer probes, or more data")
-    return chunks
-
-
-def _like(few: Tensor, count: int, seed: int, device: torch.device | None) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if not few.is_floating_point():
-        return few[:1].expand(count, *few.shape[1:]).contiguous()
-    return torch.randn(count, *few.shape[1:], generator=generator).to(device or few.device, few.dtype)
-
-
-def _first(chunks: Sequence[Chunk], count: int) -> list[Chunk]:
-    """Those that hold the first so many inputs."""
-    found = []
-    for chunk in chunks:
-        size = min(chunk.count, count - chunk.start)
-        if size > 0:
-            whole = size == chunk.count
-            found.append(chunk if whole else Chunk(cut(chunk.batch, 0, size), chunk.start, size))
-    return found
+def _random_inputs(
+    model: nn.Module, shape: Sequence[int] | None, count: int, batch: int, seed: int, device: torch.device | None
+) -> list[Tensor]:
+    few = example_input(_plain(model), shape, seed=seed)
+    batches = []
+    for k, start in enumerate(range(0, count, batch)):
+        size = min(batch, count - start), *few.shape[1:]
+        if few.is_floating_point():
+            made = torch.randn(size, generator=torch.Generator().manual_seed(seed + k))
+            batches.append(made.to(device or few.device, few.dtype))
+        else:
+            batches.append(few[:1].expand(size).contiguous())
+    return batches
 
 
 def _plain(model: nn.Module) -> nn.Module:
     """A copy with whole kernels in place of atoms."""
-    with kept_random_state():  # a new layer draws numbers before it is given its own
+    with kept_random_state():  # a new layer draws random weights before it gets its own
         return recompose(model)
 
 
@@ -222,16 +198,19 @@ def _common_layers(a: nn.Module, b: nn.Module) -> list[str]:
 
 
 def _atoms(a: nn.Module, b: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The atoms (m, height × width) of each layer of both models, on the CPU."""
     layers = _common_layers(a, b)
     if not layers:
         raise ValueError(
-            "the models do not have the same layers of atoms: alexnet(atoms=9) has such, decompose(model, m) makes them"
+            "the models do not have the same layers of atoms: alexnet(atoms=9) has some, decompose(model, m) makes them"
         )
-    both = [(atom_layers(a)[name].atoms, atom_layers(b)[name].atoms) for name in layers]
-    for name, (x, y) in zip(layers, both, strict=True):
+    pairs = []
+    for name in layers:
+        x, y = (atom_layers(model)[name].atoms.detach().cpu() for model in (a, b))
         if x.shape != y.shape:
             raise ValueError(f"{name}: atoms of {tuple(x.shape)} and {tuple(y.shape)} cannot be compared")
-    return [(x.detach().cpu().flatten(1), y.detach().cpu().flatten(1)) for x, y in both]
+        pairs.append((x.flatten(1), y.flatten(1)))
+    return pairs
 
 
 def _on_gpu(device: torch.device | None) -> bool:
@@ -268,7 +247,7 @@ def from_activations(
 
 
 class _Pair:
-    """The statistic of one pair of sites as it grows, as `compare` would choose it for so many rows."""
+    """The growing statistic of one pair of sites: the one that `compare` would choose for so many rows."""
 
     def __init__(self, measure: Measure, x: Tensor, y: Tensor, rows: int, memory: int) -> None:
         check_widths(measure, x.shape[1], y.shape[1])
@@ -302,7 +281,7 @@ class _Pair:
 
 @torch.no_grad()
 def from_atoms(measure: Measure, pairs: Sequence[tuple[Tensor, Tensor]], part: Part) -> tuple[Tensor, str]:
-    """The atoms (m, height × width) of each layer, on the CPU: no input, no forward."""
+    """The atoms of each layer: no input, no forward."""
     with part(MEASURE):
         return torch.cat([measure(Atoms(x[None], y[None])).flatten() for x, y in pairs]), "atoms"
 
@@ -312,21 +291,21 @@ def from_weights(
 ) -> tuple[Tensor, str]:
     """Other measures of weights, as `compare_weights` has them: all pairs of layers."""
     with part(MEASURE):
-        found = compare_weights(a, b, measures=[measure], **options)
-    assert isinstance(found, Comparison)
-    return torch.as_tensor(found.matrix(measure.name)), "weights"
+        result = compare_weights(a, b, measures=[measure], **options)
+    assert isinstance(result, Comparison)
+    return torch.as_tensor(result.matrix(measure.name)), "weights"
 
 
 # Operations and memory, counted as torch runs them
 
 aten = torch.ops.aten
-# Functions that ask for no vectors; while operations are watched torch computes them all the same.
+# Functions that do not need vectors; while operations are watched torch computes them all the same.
 _WITHOUT_VECTORS = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.matrix_norm, torch.linalg.matrix_rank)
 _VALUES_ONLY: ContextVar[bool] = ContextVar("sosie_values_only", default=False)
 
 
 def _matrices(flops: Callable[..., float]) -> Callable[..., int]:
-    """A formula of the longer and the shorter side of each matrix, and of what else the operation is given."""
+    """A formula of the longer and the shorter side of each matrix, and of the operation's other arguments."""
 
     def formula(shape: Sequence[int], *args: Any, **options: Any) -> int:
         *many, rows, columns = shape
@@ -359,10 +338,11 @@ def _twice(which: int) -> Callable[..., int]:
     return lambda *shapes, **_: 2 * math.prod(shapes[which])
 
 
-# What torch's counter does not know, a multiplication and an addition being two. Factorisations by the leading terms of
-# Golub and Van Loan, Matrix Computations (4th edition): singular values 2mn² + 2n³, with vectors 6mn² + 20n³ (8.6.3);
-# eigenvalues of symmetric matrices 4n³/3, with vectors 9n³ (8.3); Householder's R 2mn² − 2n³/3, as much again for Q
-# (5.2); Cholesky n³/3 (4.2); elimination 2n³/3, an inverse 2n³ (3.2); each triangle of a solution n² a column (3.1).
+# Operations that torch's counter does not know; a multiplication and an addition are two. Factorisations by the leading
+# terms of Golub and Van Loan, Matrix Computations (4th edition): singular values 2mn² + 2n³, with vectors 6mn² + 20n³
+# (8.6.3); eigenvalues of symmetric matrices 4n³/3, with vectors 9n³ (8.3); Householder's R 2mn² − 2n³/3, as much again
+# for Q (5.2); Cholesky n³/3 (4.2); elimination 2n³/3, an inverse 2n³ (3.2); each triangle of a solution n² per column
+# (3.1).
 FORMULAS: dict[Any, Callable[..., int]] = {
     aten._linalg_svd: _matrices(_svd),
     aten._linalg_eigh: _matrices(_eigh),
@@ -386,7 +366,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 
 @dataclass
 class Count:
-    """What a run took: operations by part, the most bytes of tensors alive at a time, and what had no formula."""
+    """What a run took: operations by part, the most bytes of tensors alive at a time, operations without a formula."""
 
     flops: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
@@ -394,7 +374,7 @@ class Count:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What runs inside belongs to this part."""
+        """Count what runs inside as this part."""
         counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
         with counter:
             yield
@@ -403,7 +383,7 @@ class Count:
 
 @contextmanager
 def counted() -> Iterator[Count]:
-    """Count what runs inside, `count.part("…")` by part; everything is done by torch, so that it is seen.
+    """Count what runs inside, `count.part("…")` by part; everything is done by torch, where it can be counted.
 
     Elementwise operations, sums and comparisons are not counted, as in torch's own counter.
     """
@@ -413,7 +393,7 @@ def counted() -> Iterator[Count]:
 
 
 class _ValuesOnly(TorchFunctionMode):
-    """Notices functions that ask for no vectors, before torch takes them apart."""
+    """Notices functions that do not need vectors, before torch takes them apart."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _WITHOUT_VECTORS:
@@ -426,7 +406,7 @@ class _ValuesOnly(TorchFunctionMode):
 
 
 class _Memory(TorchDispatchMode):
-    """Follows the memory of tensors made inside the block until it is given back."""
+    """Follows the memory of tensors made inside the block until it is freed."""
 
     def __init__(self, count: Count) -> None:
         super().__init__()
@@ -438,15 +418,15 @@ class _Memory(TorchDispatchMode):
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             self._meet(tensor, 0)
-        found = func(*args, **kwargs)
-        for tensor in _tensors(found):
+        outputs = func(*args, **kwargs)
+        for tensor in _tensors(outputs):
             self._meet(tensor, tensor.untyped_storage().nbytes())
         self._count.peak_bytes = max(self._count.peak_bytes, self._bytes)
         packet = getattr(func, "_overloadpacket", func)
         known = packet in FORMULAS or packet in flop_registry or packet is aten._linalg_check_errors
         if "linalg" in str(packet) and not known:
             self._count.unknown.add(str(packet).removeprefix("aten."))
-        return found
+        return outputs
 
     def _meet(self, tensor: Tensor, size: int) -> None:
         storage = tensor.untyped_storage()
@@ -461,5 +441,5 @@ class _Memory(TorchDispatchMode):
         self._bytes -= size
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]

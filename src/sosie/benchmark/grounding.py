@@ -1,4 +1,4 @@
-"""Grounding: does the measure say what the networks do? Correlations with the share of images they agree on."""
+"""Grounding: does a measure agree with how networks behave? Correlations with the share of images they agree on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..results import Closer
 from .candidates import Candidate, CandidateValues, Clock, values_of
 from .population import GROUPS, Agreement, Block, Population, Scale, last_hidden, pairs_of
 
-# Correlations between a measure and what models do: intervals, and tests of the difference between two of them
+# Correlations: intervals, and tests of the difference between two of them
 
 Array = np.ndarray
 LEVEL = 0.95
@@ -25,7 +25,7 @@ DRAWS_AT_ONCE = 256  # of the bootstrap: (draws, pairs) arrays are held
 
 @dataclass(frozen=True)
 class Correlation:
-    """A coefficient over n pairs, with Fisher's interval and p-value, which take pairs for independent."""
+    """A coefficient over n pairs, with Fisher's interval and p-value, which assume independent pairs."""
 
     value: float
     low: float
@@ -57,31 +57,30 @@ def bootstrap(
     """The coefficient in each draw of a bootstrap over units (training runs), since pairs share them.
 
     `units` are the numbers of the two units that each pair is made of. A pair counts as often as both of its units
-    were drawn, in a product (Snijders and Borgatti 1999); a pair within one unit as often as that one. Draws with
-    the same seed and units draw the same, so that differences of two measures are had draw by draw. A draw in which
-    nothing varies is NaN.
+    were drawn, in a product (Snijders and Borgatti 1999); a pair within one unit as often as that one. The same seed
+    and units give the same draws, so that two measures can be compared draw by draw. A draw in which nothing varies is
+    NaN.
     """
     x, y = _checked(x, y)
     a, b = (np.asarray(side) for side in units)
     _, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     a, b, count = numbers[: len(a)], numbers[len(a) :], int(numbers.max()) + 1
     random = np.random.default_rng(seed)
-    found = []
+    coefficients = []
     for start in range(0, draws, DRAWS_AT_ONCE):
         size = min(DRAWS_AT_ONCE, draws - start)
         drawn = random.multinomial(count, np.full(count, 1 / count), size=size)
         weights = np.where(a == b, drawn[:, a], drawn[:, a] * drawn[:, b]).astype(np.float64)
-        found.append(weighted_spearman(x, y, weights) if ranks else weighted_pearson(x, y, weights))
-    return np.concatenate(found)
+        coefficients.append(weighted_spearman(x, y, weights) if ranks else weighted_pearson(x, y, weights))
+    return np.concatenate(coefficients)
 
 
-def percentile_interval(draws: Array) -> tuple[float, float] | None:
-    """The middle 95 % of draws; None where more than a tenth of them were undefined."""
+def percentile_interval(draws: Array) -> list[float] | None:
+    """[low, high] of the middle 95 % of draws; None where more than a tenth of them were undefined."""
     defined = draws[np.isfinite(draws)]
     if len(defined) < 0.9 * len(draws):
         return None
-    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
 
 
 def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
@@ -91,10 +90,10 @@ def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         dx, dy = (v - (weights * v).sum(1, keepdims=True) / total for v in (x, y))
         xx, yy, xy = ((weights * one * other).sum(1) for one, other in ((dx, dx), (dy, dy), (dx, dy)))
-        # What rounding leaves of a side that is constant in this draw is no variation.
+        # A side that is constant in this draw does not vary, though rounding leaves something.
         rounding = [1e-24 * (weights * v * v).sum(1) for v in (x, y)]
-        found = np.clip(xy / np.sqrt(xx * yy), -1, 1)  # Cauchy and Schwarz: beyond is rounding
-        return np.where((xx > rounding[0]) & (yy > rounding[1]), found, np.nan)
+        r = np.clip(xy / np.sqrt(xx * yy), -1, 1)  # Cauchy and Schwarz: beyond is rounding
+        return np.where((xx > rounding[0]) & (yy > rounding[1]), r, np.nan)
 
 
 def weighted_spearman(x: Array, y: Array, weights: Array) -> Array:
@@ -103,7 +102,7 @@ def weighted_spearman(x: Array, y: Array, weights: Array) -> Array:
 
 
 def _weighted_ranks(x: Array, weights: Array) -> Array:
-    """Mean ranks (draws, pairs) among values each of which is there `weights` times."""
+    """Mean ranks (draws, pairs) among values each of which counts `weights` times."""
     values, group = np.unique(x, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(len(values)))
@@ -116,8 +115,8 @@ def meng(first: float, second: float, between: float, n: int) -> tuple[float, fl
     """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, and its p.
 
     `between` is the correlation of the two variables, all of one sample. The test rests on Fisher's z, as the intervals
-    do, and its two-sided p is what the leaderboard quotes. Pairs are taken for independent: the bootstrap over models
-    says what sharing them does.
+    do, and its two-sided p is what the leaderboard quotes. It assumes independent pairs; the bootstrap over models
+    shows the effect of sharing them.
     """
     if n < 4:
         raise ValueError(f"comparing two correlations needs at least 4 pairs, got {n}")
@@ -151,7 +150,7 @@ COEFFICIENTS = {"pearson": pearson, "spearman": spearman}
 
 
 class Undefined(ValueError):
-    """The measure has no value for any pair of a kind: that is how it is defined, and no failure."""
+    """The measure has no value for any pair of a kind, by its definition: this is not a failure."""
 
 
 class Ground:
@@ -169,7 +168,7 @@ class Ground:
         return np.array([pair for block in self.population.blocks[kind] for pair in pairs_of(block)]).reshape(-1, 2)
 
     def values(self, candidate: Candidate, kind: str) -> CandidateValues:
-        """In lots of blocks, in a seeded order: what a budget that runs out leaves done is a fair share."""
+        """The values of all pairs, by blocks in a seeded order: if the budget runs out, a fair share is done."""
         blocks, clock = self.population.blocks[kind], Clock(self.scale.budget)
         ends = np.cumsum([len(pairs_of(block)) for block in blocks])
         values = np.full(len(self.pairs(kind)), np.nan)
@@ -178,27 +177,27 @@ class Ground:
             members = [member for k in lot for member in blocks[k]]
             place = {member: number for number, member in enumerate(members)}
             pairs = [(place[a], place[b]) for k in lot for a, b in pairs_of(blocks[k])]
-            if candidate.of == "models":
-                found = values_of(candidate, [self.population.models[m] for m in members], pairs, clock=clock)
-            else:
-                things, inputs = [self.activations[m][: candidate.rows] for m in members], self.inputs[: candidate.rows]
-                found = values_of(candidate, things, pairs, inputs=inputs, clock=clock)
-            values[np.concatenate([np.arange(ends[k] - len(pairs_of(blocks[k])), ends[k]) for k in lot])] = found.values
-            reasons += found.reasons
+            things: Any = [self.population.models[m] for m in members]
+            if candidate.of == "activations":
+                things = [self.activations[m][: candidate.rows] for m in members]
+            own = values_of(candidate, things, pairs, inputs=self.inputs[: candidate.rows], clock=clock)
+            values[np.concatenate([np.arange(ends[k] - len(pairs_of(blocks[k])), ends[k]) for k in lot])] = own.values
+            reasons += own.reasons
         return CandidateValues(values, reasons)
 
     def runs(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """The training runs that the networks of each pair are from: what the bootstrap draws."""
+        """The training runs of the two networks of each pair: the bootstrap draws them."""
         runs, pairs = np.array(self.population.runs), self.pairs(kind)
         return runs[pairs[:, 0]], runs[pairs[:, 1]]
 
     def agreed(self, kind: str, condition: str) -> np.ndarray:
+        """The share of images that the networks of each pair agree on."""
         pairs = self.pairs(kind)
         return self.agreement[condition][pairs[:, 0], pairs[:, 1]]
 
 
 def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
-    """Blocks in this order, together as long as they are few networks: what is kept of each takes memory."""
+    """Blocks in this order, in lots of at most `TOGETHER` networks, which bounds the memory."""
     lot: list[int] = []
     for k in order:
         if lot and sum(len(blocks[one]) for one in lot) + len(blocks[k]) > TOGETHER:
@@ -210,39 +209,38 @@ def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
 
 
 def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[str, Any]:
-    """Correlations over the pairs of one kind: with intervals for groups of conditions, plain ones for each alone."""
-    found = at.values(candidate, kind)
-    kept = found.defined
+    """Correlations over the pairs of one kind: with intervals for groups of conditions, plain for each alone."""
+    every = at.values(candidate, kind)
+    kept = every.defined
     if not kept.any():
-        why = found.reasons.most_common(1)[0][0] if found.reasons else "there are no pairs"
-        if Clock(at.scale.budget).reason in found.reasons:
+        why = every.reasons.most_common(1)[0][0] if every.reasons else "there are no pairs"
+        if Clock(at.scale.budget).reason in every.reasons:
             raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
         raise Undefined(f"not defined for networks that differ in {kind}: {why}")
-    oriented = found.values[kept] * (1 if closer == "up" else -1)
-    units = tuple(side[kept] for side in at.runs(kind))
+    oriented = every.values[kept] * (1 if closer == "up" else -1)
+    units_a, units_b = (side[kept] for side in at.runs(kind))
     agreed = {name: at.agreed(kind, name)[kept] for name in at.agreement}
-    groups = {n: _correlations(oriented, agreed[n], (units[0], units[1]), at) for n in GROUPS if n in agreed}
+    groups = {n: _correlations(oriented, agreed[n], (units_a, units_b), at) for n in GROUPS if n in agreed}
     alone = {name: _plain(oriented, y) for name, y in agreed.items() if name not in GROUPS}
     return {
-        "values": found.values,
+        "values": every.values,
         "pairs": len(kept),
         "defined": int(kept.sum()),
-        "undefined": dict(found.reasons.most_common(3)),
+        "undefined": dict(every.reasons.most_common(3)),
         "groups": groups,
         "conditions": alone,
     }
 
 
 def _correlations(x: np.ndarray, y: np.ndarray, units: tuple[np.ndarray, np.ndarray], at: Ground) -> dict[str, Any]:
+    correlations: dict[str, Any] = {}
     try:
-        found: dict[str, Any] = {}
         for name, coefficient in COEFFICIENTS.items():
             draws = bootstrap(x, y, units, ranks=name == "spearman", draws=at.scale.draws, seed=at.seed)
-            reach = percentile_interval(draws)
-            found[name] = asdict(coefficient(x, y)) | {"over_models": None if reach is None else list(reach)}
-        return found
+            correlations[name] = asdict(coefficient(x, y)) | {"over_models": percentile_interval(draws)}
     except ValueError as error:
         return {"why": str(error)}
+    return correlations
 
 
 def _plain(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
@@ -257,7 +255,7 @@ def difference(
 ) -> dict[str, Any]:
     """Whether one measure's correlation exceeds another's, on the pairs where both are defined; values oriented.
 
-    The p-value is that of Meng, Rosenthal and Rubin, for pairs as if independent; the interval is of the bootstrap
+    The p-value is that of Meng, Rosenthal and Rubin, which assumes independent pairs; the interval is of the bootstrap
     over training runs.
     """
     kept = np.isfinite(first) & np.isfinite(second)
@@ -269,8 +267,7 @@ def difference(
         drawn = [
             bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed) for v in (x, other)
         ]
-        reach = percentile_interval(drawn[0] - drawn[1])
         p = 1.0 if own == against else meng(own, against, between, len(x))[1]
     except ValueError as error:
         return {"why": str(error)}
-    return {"value": own - against, "p": p, "over_models": None if reach is None else list(reach), "n": len(x)}
+    return {"value": own - against, "p": p, "over_models": percentile_interval(drawn[0] - drawn[1]), "n": len(x)}

@@ -11,7 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import one_of
-from ..data import CORRUPTIONS, ImageData, ImageFolder, attack, corrupt, open_images
+from ..data import CORRUPTIONS, attack, corrupt, open_images
 from ..files import DamagedFile, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
 from ..train import Recipe, fit_together
@@ -34,7 +34,7 @@ Block = tuple[int, ...]  # numbers of networks, every two of which differ in one
 
 @dataclass(frozen=True)
 class Scale:
-    """What one scale trains, shows and counts."""
+    """The size of a benchmark: what is trained, which images are shown, how much is counted."""
 
     name: str
     data: tuple[str, ...]  # the first of these that is found
@@ -58,9 +58,6 @@ class Scale:
     batch: int = 64
     rate: float = 1e-3
     classes: tuple[int, ...] = (0, 1, 2)
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 SCALES = {
@@ -110,7 +107,7 @@ MEASURES_FOLDER = "measures"
 
 
 class Store:
-    """Units by name. A folder belongs to one benchmark: its settings say which."""
+    """Units of work by name, in a folder of one benchmark; its settings say which."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any], *, resume: bool = True) -> None:
         self.folder = Path(folder)
@@ -121,16 +118,15 @@ class Store:
         path = self.folder / SETTINGS
         wanted = json.loads(json.dumps(_plain(settings)))
         if path.exists():
-            found = _read(path)["settings"]
-            different = [key for key in wanted if found.get(key) != wanted[key]]
-            if different:
+            there = _read(path)["settings"]
+            if different := [key for key in wanted if there.get(key) != wanted[key]]:
                 raise ValueError(
                     f"{self.folder} holds another benchmark ({', '.join(different)} differ): name another folder"
                 )
         _write(path, {"settings": wanted})
 
     def json(self, name: str, make: Callable[[], dict[str, Any]], *, made_of: str = "") -> dict[str, Any]:
-        """What `make` finds, from the file where it was found before; `made_of` tells versions of a measure apart."""
+        """What `make` returns, read from its file if that exists; `made_of` tells versions of a measure apart."""
         path = self.folder / f"{name}.json"
         if self._is_there(path):
             kept = _read(path)
@@ -138,15 +134,15 @@ class Store:
                 return kept["found"]
         return self.write(name, make(), made_of=made_of)
 
-    def write(self, name: str, found: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
-        """Whatever was there before."""
-        path, plain = self.folder / f"{name}.json", _plain(found)
+    def write(self, name: str, content: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
+        """Write a unit, also over an older one, and return it as it would be read again."""
+        path, plain = self.folder / f"{name}.json", _plain(content)
         _write(path, {"made_of": made_of, "found": plain})
         self._made.add(path)
         return json.loads(json.dumps(plain))
 
     def tensors(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The same for tensors, which are on the CPU when they come back."""
+        """What `make` returns, read from its file if that exists; tensors, on the CPU."""
         path = self.folder / f"{name}.safetensors"
         if not self._is_there(path):
             write_tensors(path, KIND, VERSION, make(), {})
@@ -154,7 +150,7 @@ class Store:
         return read_tensors(path, KIND, VERSION)[1]
 
     def of_measures(self) -> list[dict[str, Any]]:
-        """What is kept about every measure that was tried here."""
+        """The entry of every measure that was tested here."""
         paths = sorted((self.folder / MEASURES_FOLDER).glob("*/about.json"))
         return [_read(path)["found"] for path in paths if self._is_there(path)]
 
@@ -163,21 +159,20 @@ class Store:
 
 
 def measure_folder(name: str) -> str:
-    """Where the units of a measure are, below the folder: readable, and one for each name."""
+    """The subfolder of a measure's units: readable, and one for each name."""
     readable = re.sub(r"[^\w.=-]+", "-", name).strip("-")[:60]
     return f"{MEASURES_FOLDER}/{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _plain(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {str(key): _plain(value) for key, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_plain(value) for value in found]
-    if hasattr(found, "tolist"):  # arrays and numbers of NumPy
-        return _plain(found.tolist())
-    if isinstance(found, float) and not math.isfinite(found):
-        return None
-    return found
+def _plain(content: Any) -> Any:
+    """As JSON can hold it: NumPy's arrays as lists, numbers that are not finite as None."""
+    if isinstance(content, dict):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if hasattr(content, "tolist"):
+        return _plain(content.tolist())
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -192,7 +187,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 KINDS = ("seed", "epoch", "architecture", "strategy")
-UNTRAINED_SEED = 10_000  # seeds of networks that are not trained, and of those for calibration, begin beyond others
+UNTRAINED_SEED = 10_000  # seeds of untrained networks, and of those for calibration, begin beyond the others
 CONVERGED_SEED = 20_000
 
 
@@ -213,35 +208,29 @@ class Images:
 
 
 def open_benchmark_images(scale: Scale, *, seed: int, device: torch.device) -> Images:
-    """The first of the scale's data sets that is found."""
+    """Images of the first of the scale's data sets that is found."""
     for name in scale.data:
         try:
             parts = [open_images(name, split=split) for split in ("train", "test")]
+            break
         except FileNotFoundError:
             if name == scale.data[-1]:
                 raise
-            continue
-        break
-    train, test = (
-        _of_classes(part, scale.classes, most, seed, device)
-        for part, most in zip(parts, (scale.train, scale.test), strict=True)
-    )
-    return Images(name, *train, *test, classes=len(scale.classes))
-
-
-def _of_classes(
-    data: ImageData | ImageFolder, classes: Sequence[int], most: int, seed: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    images, labels = data.read(0, len(data))
-    chosen = torch.isin(labels, torch.tensor(classes)).nonzero().flatten()
-    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
-    chosen = chosen[order[:most]]
-    numbered = (labels[chosen][:, None] == torch.tensor(classes)).int().argmax(1)
-    return images[chosen].to(device), numbered.to(device)
+    tensors: list[Tensor] = []
+    classes = torch.tensor(scale.classes)
+    for part, most in zip(parts, (scale.train, scale.test), strict=True):
+        images, labels = part.read(0, len(part))
+        chosen = torch.isin(labels, classes).nonzero().flatten()
+        order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+        chosen = chosen[order[:most]]
+        numbered = (labels[chosen][:, None] == classes).int().argmax(1)
+        tensors += [images[chosen].to(device), numbered.to(device)]
+    train, train_labels, test, test_labels = tensors
+    return Images(name, train, train_labels, test, test_labels, len(classes))
 
 
 def perceptron(architecture: Architecture, inputs: int, classes: int) -> nn.Sequential:
-    """Fully connected, with ReLUs; all but the last module give the last hidden layer."""
+    """A fully connected network with ReLUs; all but the last module give the last hidden layer."""
     layers, width = architecture
     widths = [inputs, *[width] * layers]
     hidden = [part for p, q in itertools.pairwise(widths) for part in (nn.Linear(p, q), nn.ReLU())]
@@ -250,13 +239,13 @@ def perceptron(architecture: Architecture, inputs: int, classes: int) -> nn.Sequ
 
 @torch.no_grad()
 def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
-    """(n, p) activations of the last hidden layer, float64."""
+    """The activations (n, p) of the last hidden layer, in float64."""
     return nn.Sequential(*list(model.children())[:-1])(images).double()
 
 
 @dataclass(frozen=True)
 class Member:
-    """One network of the population: how it came about."""
+    """How one network of the population was trained."""
 
     architecture: Architecture
     strategy: str
@@ -265,7 +254,7 @@ class Member:
 
     @property
     def run(self) -> Hashable:
-        """Checkpoints of one training run are no independent networks."""
+        """The training run; its checkpoints are not independent networks."""
         return self.architecture, self.strategy, self.seed
 
 
@@ -311,7 +300,7 @@ def make_population(
 ) -> Population:
     """Train what is not in the folder yet: one file for each architecture and strategy.
 
-    `make`: a network of an architecture, whose last module reads the last hidden layer; None: a perceptron.
+    `make` returns a network of an architecture, whose last module reads the last hidden layer; None: a perceptron.
     """
     device = images.train.device
     members: list[Member] = []
@@ -321,13 +310,13 @@ def make_population(
     for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
         own_make = functools.partial(of, architecture)
         seeds = [seed + k for k in range(scale.seeds)]
-        found = store.tensors(
+        states = store.tensors(
             f"networks/{architecture[0]}x{architecture[1]}-{strategy.partition('(')[0]}",
             functools.partial(_trained, own_make, images, scale, seeds, scale.epochs, strategy),
         )
         for epoch, own in itertools.product(scale.epochs, range(scale.seeds)):
             members.append(Member(architecture, strategy, seeds[own], epoch))
-            models.append(_restored(own_make, found, epoch, own, device))
+            models.append(_restored(own_make, states, epoch, own, device))
     calibrated = functools.partial(of, scale.calibrated)
     untrained = []
     with torch.random.fork_rng(devices=[]):
@@ -353,24 +342,24 @@ def _trained(
 ) -> dict[str, Tensor]:
     attack = None if strategy == "standard" else strategy
     recipe = Recipe(max(epochs), scale.batch, scale.rate, schedule="constant", attack=attack)
-    found = fit_together(
+    checkpoints = fit_together(
         make, len(seeds), images.train, images.train_labels, recipe=recipe, seeds=seeds, keep=epochs,
         task=f"training {len(seeds)} networks, {strategy}",
     )  # fmt: skip
-    return {f"{checkpoint.epoch}/{key}": value for checkpoint in found for key, value in checkpoint.state.items()}
+    return {f"{checkpoint.epoch}/{key}": value for checkpoint in checkpoints for key, value in checkpoint.state.items()}
 
 
 def _restored(
-    make: Callable[[], nn.Sequential], found: dict[str, Tensor], epoch: int, k: int, device: torch.device
+    make: Callable[[], nn.Sequential], states: dict[str, Tensor], epoch: int, k: int, device: torch.device
 ) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         model = make()
     start = f"{epoch}/"
-    model.load_state_dict({key.removeprefix(start): v[k] for key, v in found.items() if key.startswith(start)})
+    model.load_state_dict({key.removeprefix(start): v[k] for key, v in states.items() if key.startswith(start)})
     return model.to(device).eval().requires_grad_(False)
 
 
-# What networks do: the share of images on which two of them agree, under each condition
+# How networks behave: the share of images on which two of them agree, under each condition
 
 CLEAN, CORRUPTED, ATTACKED, ALL = "clean", "corrupted", "attacked", "all"
 GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)  # those that have conditions
@@ -378,8 +367,8 @@ Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two 
 
 
 def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
-    """For each condition how far two networks agree; the mean of a group of conditions under the group's name."""
-    found: Agreement = {}
+    """How far two networks agree under each condition; the mean of a group of conditions under the group's name."""
+    agreement: Agreement = {}
     pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in pairs_of(block)})
     conditions = [CLEAN, *scale.corruptions, *(f"attack: {a}" for a in scale.attacks)]
     for condition in track(conditions, "agreement of networks", len(conditions), "conditions"):
@@ -387,19 +376,19 @@ def agreements(scale: Scale, images: Images, population: Population, store: Stor
             f"agreement/{condition.replace('attack: ', 'attack-').partition('(')[0]}",
             lambda c=condition: {"values": _agreement(c, images, population, pairs, seed)},  # type: ignore[misc]
         )["values"]
-        found[condition] = matrix = np.full((len(population.models),) * 2, np.nan)
+        agreement[condition] = matrix = np.full((len(population.models),) * 2, np.nan)
         for (a, b), value in zip(pairs, values, strict=True):
             matrix[a, b] = matrix[b, a] = value
     for group, names in groups(scale).items():
-        found[group] = np.mean([found[name] for name in names], axis=0)
-    return found
+        agreement[group] = np.mean([agreement[name] for name in names], axis=0)
+    return agreement
 
 
 def groups(scale: Scale) -> dict[str, list[str]]:
-    """Which conditions a group is the mean of."""
+    """The conditions that each group is the mean of."""
     corrupted, attacked = list(scale.corruptions), [f"attack: {a}" for a in scale.attacks]
-    found = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
-    return {group: names for group, names in found.items() if names}
+    every = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    return {group: names for group, names in every.items() if names}
 
 
 def _agreement(
@@ -410,7 +399,7 @@ def _agreement(
         x = probing_images(condition, images, seed)
         answers = [predictions(model, x) for model in models]
         return [float((answers[a] == answers[b]).double().mean()) for a, b in pairs]
-    # Attack A and ask both, attack B and ask both; the mean.
+    # The mean of two agreements: on images that attack A, and on images that attack B.
     kind = condition.removeprefix("attack: ")
     partners: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:

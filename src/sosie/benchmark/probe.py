@@ -1,4 +1,4 @@
-"""A linear probe: multinomial logistic regression on what a site gives, to hold sketched classifiers against."""
+"""A linear probe: multinomial logistic regression on a site's features, to compare sketched classifiers with."""
 
 from __future__ import annotations
 
@@ -38,31 +38,21 @@ def linear_probe(
 
     The model runs once over the data and once over the test set, and its rows are kept (`memory`: the budget). Their
     columns are brought to mean 0 and variance 1, by the training rows; weights begin at 0.
-    `recipe`: how it is trained, in batches whose order comes from `seed`; None: until the gradient is nil, by L-BFGS
+    `recipe`: how it is trained, in batches whose order comes from `seed`; None: until the gradient vanishes, by L-BFGS
     over all rows, of the summed loss plus penalty ‖W‖²/2 (without a penalty, classes that a plane separates have no
-    optimum; a recipe has none).
+    optimum; a recipe has no penalty).
     A ridge probe, in closed form: `classify(sketch(model, data, size=None, kernels="features"), "features")`.
     """
     positive(penalty, "penalty")
+    options = {"rows": rows, "prepare": prepare, "inputs": inputs, "device": device, "memory": memory}
     seen, new = (
-        sketch(
-            model,
-            lot,
-            sites=sites,
-            size=None,
-            kernels="features",
-            rows=rows,
-            prepare=prepare,
-            inputs=inputs,
-            device=device,
-            memory=memory,
-        )
-        for lot in (data, test)
+        sketch(model, part, sites=sites, size=None, kernels="features", **options)  # type: ignore[arg-type]
+        for part in (data, test)
     )
     labels, asked = _labels(seen, "data"), _labels(new, "test")
     if unknown := sorted(set(asked.tolist()) - set(labels.tolist())):
         raise ValueError(f"the test set has classes that the data do not: {', '.join(map(str, unknown[:5]))}")
-    found = {}
+    accuracies = {}
     with products():
         for site in seen.side.sites:
             train, held = _standard(_rows(seen, site), _rows(new, site), site)
@@ -75,8 +65,8 @@ def linear_probe(
                 _converge(head.double(), train, labels, penalty, site)
             else:
                 fit(head, train, labels, recipe=recipe, seed=seed, task=f"probing {site}")
-            found[site] = accuracy(head, held, asked)
-    return found
+            accuracies[site] = accuracy(head, held, asked)
+    return accuracies
 
 
 def _rows(of: Sketch, site: str) -> Tensor:
@@ -99,8 +89,10 @@ def _standard(train: Tensor, held: Tensor, site: str) -> tuple[Tensor, Tensor]:
     varied = spread > torch.finfo(train.dtype).eps * mean.abs()
     if not bool(varied.any()):
         raise ValueError(f"all {len(train)} rows of {site} are the same: a probe has nothing to learn from them")
-    made = [((rows[:, varied].double() - mean[varied]) / spread[varied]).to(train.dtype) for rows in (train, held)]
-    return made[0], made[1]
+    train, held = (
+        ((rows[:, varied].double() - mean[varied]) / spread[varied]).to(train.dtype) for rows in (train, held)
+    )
+    return train, held
 
 
 def _converge(head: nn.Linear, rows: Tensor, labels: Tensor, penalty: float, site: str) -> None:

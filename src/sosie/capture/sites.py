@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -11,7 +11,7 @@ from inspect import getattr_static
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..checks import nearest
 
@@ -33,6 +33,14 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def named_parameters(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by name, of a model or a state dict."""
+    if isinstance(model, nn.Module):
+        return {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
+    statistics = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
+    return {name: tensor.detach() for name, tensor in model.items() if not name.endswith(statistics)}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -1,1 +1,1 @@
-"""The command line: one file a verb; it parses, calls and prints."""
+"""The command line: one file for each verb; it parses, calls and prints."""

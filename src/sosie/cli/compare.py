@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .options import (
+    MODELS,
     Batch,
     Data,
     Device,
@@ -31,8 +32,7 @@ def compare(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, "
-            "timm:…, hf:folder), saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
+            help=f"{MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
         ),
     ],
     data: Data = None,
@@ -50,7 +50,7 @@ def compare(
     max_rows: MaxRows = None,
     batch: Batch = 256,
     exact: Annotated[bool, typer.Option("--exact", help="Whole Gram matrices or covariances, not blocks.")] = False,
-    block: Annotated[int, typer.Option(min=4, help="Rows a block of Gram matrices.")] = 64,
+    block: Annotated[int, typer.Option(min=4, help="Rows per block of Gram matrices.")] = 64,
     device: Device = None,
     precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
@@ -59,7 +59,7 @@ def compare(
     draws: Annotated[int, typer.Option(min=1, help="Shuffles that p-values rest on.")] = 200,
     interval: Annotated[bool, typer.Option("--interval", help="A 95 % interval for every measure.")] = False,
     kernel: Annotated[
-        str | None, typer.Option(help="Of sketches: hadamard, features, gradients, sum, maps, midpoint.")
+        str | None, typer.Option(help="For sketches: hadamard, features, gradients, sum, maps, midpoint.")
     ] = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Two sketches that share no rows.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
@@ -77,7 +77,7 @@ def compare(
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
         if others := [thing for thing in models if not sketching.is_sketch(thing)]:
             raise ValueError(
-                f"sketches are compared with sketches: {', '.join(others)} is none; `sosie sketch` makes them"
+                f"sketches are only compared with sketches, not with {', '.join(others)}; `sosie sketch` makes one"
             )
         settled: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
         settled |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}

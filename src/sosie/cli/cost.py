@@ -25,7 +25,7 @@ def cost(
         str | None, typer.Option(help="Sites of both models; else layers of atoms, or what `sosie compare` takes.")
     ] = None,
     rows: Rows = "positions",
-    batch: Annotated[int, typer.Option(min=1, help="Inputs a forward pass.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Inputs per forward pass.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of models without weights.")] = 0,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,

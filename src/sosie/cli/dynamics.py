@@ -49,14 +49,14 @@ def dynamics(
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)
-        raise ValueError(f"{recorded[0]} is a recorded run and {other} is none: give one or two runs, or checkpoints")
+        raise ValueError(f"{recorded[0]} is a recorded run and {other} is not: name one or two runs, or checkpoints")
     if len(recorded) > 2:
         raise ValueError(f"one run, or two against each other; got {len(recorded)}")
     if not recorded and len(runs) == 1 and not Path(runs[0]).exists():
         raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder; of checkpoints name two or more")
     folders = [text for text in runs if Path(text).is_dir()]
     if not recorded and folders:
-        raise FileNotFoundError(f"{folders[0]} is no recorded run: it has no run.json")
+        raise FileNotFoundError(f"{folders[0]} is not a recorded run: it has no run.json")
     if steps is not None and recorded:
         raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run, which knows its own")
     checkpoints = runs if steps is None else _at_steps(runs, steps)

@@ -1,4 +1,4 @@
-"""`sosie VERB …`: the verbs, and how errors are told."""
+"""`sosie VERB …`: the verbs, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _options(version: bool = typer.Option(False, "--version", callback=_version,
 
 
 def run() -> None:
-    """Run the command line; a mistake is told in one sentence, a traceback on request."""
+    """Run the command line; an error is printed as one sentence, with SOSIE_DEBUG=1 as a traceback."""
     try:
         app()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does

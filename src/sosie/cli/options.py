@@ -1,7 +1,8 @@
-"""What verbs share: their options, comma-separated lists, how a result is written and shown, processes of torchrun."""
+"""Shared by the verbs: options, comma-separated lists, how a result is written and shown, processes of torchrun."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+MODELS = (
+    "Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder)"
+)
 Data = Annotated[
     str | None,
     typer.Option(help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."),
@@ -20,7 +24,7 @@ SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
 SiteNames = Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
-Batch = Annotated[int, typer.Option(min=1, help="Inputs a forward pass; does not change values.")]
+Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at.")]
@@ -76,24 +80,38 @@ def check_outputs(*paths: Path | None) -> None:
         check_writable(path)
 
 
-def tell(found: Any, out: Path | None = None, html: Path | None = None, *, full: bool = False) -> None:
+def tell(
+    result: Any,
+    out: Path | None = None,
+    html: Path | None = None,
+    *,
+    plot: Path | None = None,
+    full: bool = False,
+    as_json: bool = False,
+) -> None:
     """Write a result, then print it: a reader that goes away, as `| head` does, must not cost the files."""
-    from ..report import write_report
+    from ..report import write_plots, write_report
 
-    written = [found.save(out)] if out is not None else []
-    written += [write_report(found, html)] if html is not None else []
-    show(found, full=full)
+    written = [result.save(out)] if out is not None else []
+    written += [write_report(result, html)] if html is not None else []
+    written += write_plots(result, plot) if plot is not None else []
+    if as_json:
+        typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
+    else:
+        _show(result, full)
     for path in written:
-        typer.echo(f"wrote {path}")
+        typer.echo(f"wrote {path}", err=as_json)
 
 
-def show(found: Any, *, full: bool = False) -> None:
+def _show(found: Any, full: bool) -> None:
     """Print a result of any kind."""
-    from ..report import print_answer, print_comparison, print_costs, print_dynamics
-    from ..results import Answer, Costs, Dynamics
+    from ..report import print_answer, print_comparison, print_costs, print_dynamics, print_leaderboard
+    from ..results import Answer, Costs, Dynamics, Leaderboard
 
     if isinstance(found, Costs):
         print_costs(found)
+    elif isinstance(found, Leaderboard):
+        print_leaderboard(found)
     elif isinstance(found, Answer):
         print_answer(found)
     elif isinstance(found, Dynamics):
@@ -110,7 +128,7 @@ PATIENCE = timedelta(hours=24)  # for one that is slower; one that fails says so
 
 @contextmanager
 def working_together() -> Iterator[bool]:
-    """Whether this process is the one to write and print: where it is alone, or the first of several."""
+    """True in the one process that writes and prints: the only one, or the first of several."""
     if any(name not in os.environ for name in STARTED_WITH) or int(os.environ["WORLD_SIZE"]) < 2:
         yield True
         return
@@ -124,5 +142,5 @@ def working_together() -> Iterator[bool]:
 
 
 def own_device(device: str | None) -> str | None:
-    """Of several processes of one machine each has a GPU of its own."""
+    """The device, with each of several processes on one machine on a GPU of its own."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .options import (
+    MODELS,
     Batch,
     Data,
     Device,
@@ -24,10 +25,7 @@ from .options import (
 def outputs(
     models: Annotated[
         list[str],
-        typer.Argument(
-            help="Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, "
-            "timm:…, hf:folder), or predictions (.npz or .safetensors with one array)."
-        ),
+        typer.Argument(help=f"{MODELS}, or predictions (.npz or .safetensors with one array)."),
     ],
     data: Data = None,
     measures: Annotated[

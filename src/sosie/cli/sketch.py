@@ -33,7 +33,7 @@ def sketch(
         int | None, typer.Option(min=0, help="Index of the first input, where the data are one part of more.")
     ] = None,
     max_rows: MaxRows = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Inputs a pass (256); does not change values.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Inputs per pass (256); does not change values.")] = None,
     device: Device = None,
 ) -> None:
     """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""

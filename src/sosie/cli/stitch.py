@@ -72,5 +72,7 @@ def stitch(
     written = None if save is None else found.save(save)
     numbers = {f"fit: {key}": value for key, value in found.report.items()} | found.evaluate(held_out)
     print_numbers(f"{found.fit} from {site} of A to {site_b or site} of B", numbers)
+    for caveat in found.caveats:
+        typer.echo(f"note: {caveat}")
     if written is not None:
         typer.echo(f"wrote {written}")

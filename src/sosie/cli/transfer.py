@@ -19,7 +19,7 @@ def transfer(
     beta: Annotated[float | None, typer.Option(help="Tempers the prediction that gradients are of (0.5).")] = None,
     output: Annotated[str | None, typer.Option(help="What the models answer: logits or gaussian.")] = None,
     max_rows: MaxRows = None,
-    batch: Annotated[int, typer.Option(min=1, help="Inputs a pass; does not change values.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Inputs per pass; does not change values.")] = 256,
     device: Device = None,
     out: Out = None,
     html: Html = None,

@@ -6,17 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Device, Full, Html, Out, SitesA, SitesB, check_outputs, parse_shape, split, tell
+from .options import MODELS, Device, Full, Html, Out, SitesA, SitesB, check_outputs, parse_shape, split, tell
 
 
 def weights(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            help="Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, "
-            "timm:…, hf:folder)."
-        ),
-    ],
+    models: Annotated[list[str], typer.Argument(help=f"{MODELS}.")],
     measures: Annotated[str | None, typer.Option(help="Measures, separated by commas; else wcka.")] = None,
     sites: Annotated[
         str | None,

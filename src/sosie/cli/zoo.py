@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Device, Html, SiteNames, given, show, split
+from .options import Device, Html, SiteNames, given, split, tell
 
 if TYPE_CHECKING:
-    from ..results import Answer
     from ..zoo import Zoo
 
 
@@ -60,6 +59,7 @@ def add(
     wait: Wait = 10.0,
 ) -> None:
     """Add models; one that fails is recorded, and the rest goes on."""
+    from ..report import print_table
     from ..zoo import Added
     from ..zoo.tasks import dask_cluster
 
@@ -75,7 +75,7 @@ def add(
             **given(sites=split(sites), device=device),
         )  # fmt: skip
     assert isinstance(found, Added)
-    _print(found.rows(), ("name", "outcome"))
+    print_table(found.rows(), ("name", "outcome"))
     for name, reason in found.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
     typer.echo(f"{folder}: {_models(zoo)}")
@@ -108,6 +108,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
 ) -> None:
     """List the models."""
+    from ..report import print_table
     from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
@@ -119,7 +120,7 @@ def list_(
         for row in found:
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
     elif len(found):
-        _print(found.rows(), LISTED)
+        print_table(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
     filters = check_filters(tag or None, architecture, task)
     if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
@@ -245,12 +246,6 @@ def _split_name(text: str) -> tuple[str | None, str]:
     return (None, text) if at is None else (text[:at].strip(), text[at + 1 :])
 
 
-def _print(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    from ..report import print_table
-
-    print_table(rows, columns)
-
-
 def _safe(text: str) -> str:
     from ..report.words import visible
 
@@ -284,7 +279,7 @@ def search(
         model, count, kind, site=split(sites), tag=tag or None, architecture=architecture, task=task, exact=not quick,
         symmetric=symmetric, **given(device=device),
     )  # fmt: skip
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
 
 
 def layers(
@@ -297,7 +292,7 @@ def layers(
         model, count, kind, "layer", site=split(sites), tag=tag or None, architecture=architecture, task=task,
         exact=not quick, **given(device=device),
     )  # fmt: skip
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
 
 
 def map_(
@@ -307,7 +302,7 @@ def map_(
 ) -> None:  # fmt: skip
     """All models as points in the plane: alike ones near each other."""
     found = open_zoo(folder).map(kind, tag=tag or None, architecture=architecture, task=task, seed=seed)
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
 
 
 def clusters(
@@ -318,7 +313,7 @@ def clusters(
 ) -> None:  # fmt: skip
     """Models in groups that are alike."""
     found = open_zoo(folder).clusters(count, kind, tag=tag or None, architecture=architecture, task=task)
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
 
 
 def duplicates(
@@ -331,7 +326,7 @@ def duplicates(
     found = open_zoo(folder).duplicates(
         kind=kind, tag=tag or None, architecture=architecture, task=task, **given(threshold=threshold)
     )
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
 
 
 def family(
@@ -339,7 +334,7 @@ def family(
     html: Html = None,
 ) -> None:  # fmt: skip
     """Find the models that a model comes from, and those that come from it."""
-    _tell(open_zoo(folder).family(model, count, **given(device=device)), as_json, out, html)
+    tell(open_zoo(folder).family(model, count, **given(device=device)), out, html, as_json=as_json)
 
 
 def recommend(
@@ -361,7 +356,7 @@ def recommend(
         data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **given(device=device),
     )  # fmt: skip
-    _tell(found, as_json, out, html)
+    tell(found, out, html, as_json=as_json)
     if not found.models:
         raise typer.Exit(1)
 
@@ -378,17 +373,3 @@ QUESTIONS: dict[str, Callable[..., None]] = {
     "search": search, "layers": layers, "map": map_, "clusters": clusters, "duplicates": duplicates, "family": family,
     "recommend": recommend, "index": index,
 }  # fmt: skip
-
-
-def _tell(found: Answer, as_json: bool, out: Path | None, html: Path | None) -> None:
-    """Files first: a reader of the output that goes away, as `| head` does, must not cost the answer."""
-    from ..report import write_report
-
-    written = [found.save(out)] if out is not None else []
-    written += [write_report(found, html)] if html is not None else []
-    if as_json:
-        typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
-    else:
-        show(found)
-    for path in written:
-        typer.echo(f"wrote {path}", err=as_json)

@@ -29,7 +29,7 @@ class Attack:
     `kind`: "fgsm" (Goodfellow et al. 2014) goes ε along the sign of the gradient; "fast_fgsm" (Wong et al. 2020)
     starts at random in the ball, goes 1.25 ε and comes back to the ball; "pgd" (Madry et al. 2017) takes `steps`;
     "trades" (Zhang et al. 2019) does so to raise KL(model(x) ‖ model(x′)), without labels; "gaussian" is noise of
-    standard deviation `epsilon`, no attack, and kept neither in ball nor box. `norm`: of the ball of radius `epsilon`
+    standard deviation `epsilon`, not an attack, in no ball or box. `norm`: of the ball of radius `epsilon`
     (None: 8/255 for "inf", 0.5 for "2", 0.1 for noise). `step_size` None: ε, 1.25 ε, or 2.5 ε / steps.
     `bounds`: the box of valid inputs, or None.
     """
@@ -95,10 +95,10 @@ class Attack:
         seed: int | Tensor = 0,
         index: Tensor | None = None,
     ) -> Tensor:
-        """The changed inputs, as `attack` gives them.
+        """The changed inputs (see `attack`).
 
-        `index`: the numbers of the inputs, (n,), on which with the seed the random start depends; (m, n) where `model`
-        is m networks that answer (m, n, …) with (m, n, classes).
+        `index`: the numbers of the inputs, (n,), which decide the random start together with the seed; (m, n) where
+        `model` is m networks that answer (m, n, …) with (m, n, classes).
         """
         index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
         self._check_inputs(x, y if self.needs_labels else None, index)
@@ -152,7 +152,7 @@ class Attack:
         return draw(seed, index, math.prod(x.shape[index.ndim :]), x.dtype).reshape(x.shape)
 
     def _direction(self, model: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
-        """Where the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
+        """The direction in which the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
         x = x.detach().requires_grad_()
         scores = model(x.clone()).log_softmax(-1)
         if self.needs_labels:
@@ -166,7 +166,7 @@ class Attack:
         return torch.where(length > 0, gradient / length, torch.zeros_like(gradient))
 
     def _keep(self, x: Tensor, lead: int) -> Keep:
-        """What brings changed inputs back to the ball around x and to the box, in place."""
+        """A function that brings changed inputs back to the ball around x and to the box, in place."""
         low, high = (-float("inf"), float("inf")) if self.bounds is None else self.bounds
         if self.norm == "inf":
             lows, highs = (x - self.radius).clamp_(min=low), (x + self.radius).clamp_(max=high)
@@ -194,17 +194,17 @@ def attack(
     seed: int = 0,
     **options: Any,
 ) -> Tensor:
-    """Inputs x changed to mislead a model that answers logits (n, classes): a new tensor, the model left as found.
+    """Change inputs x to mislead a model that answers logits (n, classes); returns a new tensor.
 
     `kind` and the options (epsilon, steps, step_size, norm, random_start, bounds): see `Attack`. `y`: labels (n,);
-    None takes what the model itself answers. A module is put into evaluation mode meanwhile. What is random depends on
-    the seed and the position of the input alone.
+    None takes the model's own answers. A module is put into evaluation mode meanwhile, and left as found. Random
+    numbers depend on the seed and the position of the input alone.
     """
     return replace(open_attack(kind), **options)(model, x, y, seed=seed)
 
 
 def open_attack(given: str | Attack) -> Attack:
-    """From "pgd" or "pgd(epsilon=0.1, steps=20)"."""
+    """The attack that a text such as "pgd" or "pgd(epsilon=0.1, steps=20)" names."""
     if isinstance(given, Attack):
         return given
     kind, options = parse_call(given)

@@ -59,7 +59,7 @@ class Corruption:
     def __call__(
         self, images: Tensor, *, severity: int = DEFAULT, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """The images changed, as `corrupt` gives them; `index`: the numbers of the images, from 0 on if None."""
+        """The corrupted images (see `corrupt`); `index`: the numbers of the images, from 0 on if None."""
         severity = whole_number(severity, f"{self.name}: severity", least=1, most=5)
         x = _floats(images, self.name)
         index = torch.arange(len(images), device=images.device) if index is None else index.to(images.device)
@@ -76,7 +76,7 @@ CORRUPTIONS: dict[str, Corruption] = {}
 
 
 def define(*strengths: Any) -> Callable[[Change], Change]:
-    """Enter a change under its own name, with its five strengths."""
+    """Register a change under its own name, with its five strengths."""
     assert len(strengths) == 5
 
     def enter(change: Change) -> Change:
@@ -93,16 +93,16 @@ def find_corruption(name: str) -> Corruption:
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = DEFAULT, seed: int = 0) -> Tensor:
-    """Images (n, channels, height, width) corrupted: uint8 stay uint8, floats in [0, 1] stay floats.
+    """Corrupt images (n, channels, height, width): uint8 stay uint8, floats in [0, 1] stay floats.
 
     `severity` 1 to 5; 3 is as strong as in MNIST-C (Mu and Gilmer 2019), lengths being in 28ths of the shorter side.
-    What is random in image i depends on `seed` and i alone.
+    Random numbers of image i depend on `seed` and i alone.
     """
     return find_corruption(name)(images, severity=severity, seed=seed)
 
 
 def unit(x: Tensor) -> float:
-    """The length that is a pixel of a 28 × 28 image."""
+    """The length of a pixel of a 28 × 28 image."""
     return min(x.shape[-2:]) / 28
 
 
@@ -124,7 +124,7 @@ def _floats(images: Tensor, name: str) -> Tensor:
 
 
 def smoothed(x: Tensor, sigma: float) -> Tensor:
-    """Convolved with a Gaussian of that standard deviation in pixels; beyond the edge the edge goes on."""
+    """Convolve with a Gaussian of that standard deviation in pixels; edges are replicated."""
     reach = math.ceil(4 * sigma)
     weights = torch.exp(-(torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device) ** 2) / (2 * sigma**2))
     weights = weights / weights.sum()
@@ -141,7 +141,7 @@ def places(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_at(x: Tensor, rows: Tensor, columns: Tensor, beyond: Literal["zeros", "border"] = "zeros") -> Tensor:
-    """What lies at these places (n, height, width) of each image, linearly between pixels."""
+    """The values at these places (n, height, width) of each image, interpolated linearly."""
     height, width = x.shape[-2:]
     rows, columns = torch.broadcast_tensors((2 * rows + 1) / height - 1, (2 * columns + 1) / width - 1)
     grid = torch.stack([columns, rows], -1).to(x.dtype).expand(len(x), -1, -1, -1)
@@ -159,7 +159,7 @@ def shot_noise(x: Tensor, photons: float, draws: Draws) -> Tensor:
 
 @define(0.05, 0.1, 0.17, 0.27, 0.4)
 def impulse_noise(x: Tensor, share: float, draws: Draws) -> Tensor:
-    """A share of the values is set to black or to white, as often the one as the other."""
+    """A share of the values is set to black or to white, equally often."""
     u = draws.uniforms(*x.shape[1:])
     return torch.where(u < share / 2, torch.zeros_like(x), torch.where(u >= 1 - share / 2, torch.ones_like(x), x))
 
@@ -371,7 +371,7 @@ def _is_ridge(steepness: Tensor, down: Tensor, across: Tensor) -> Tensor:
 
 
 def _connected(kept: Tensor, strong: Tensor) -> Tensor:
-    """Those that touch, through others that are kept, a strong one."""
+    """The kept pixels that are connected, through kept pixels, to a strong one."""
     while True:
         grown = kept & (functional.max_pool2d(strong.float(), 3, stride=1, padding=1) > 0)
         if torch.equal(grown, strong):

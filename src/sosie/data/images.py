@@ -30,7 +30,7 @@ class Batches:
 
     @property
     def total(self) -> int:
-        """How many inputs one pass gives, without reading any."""
+        """The number of inputs of one pass, without reading any."""
         return len(self.source)
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Batches:
             yield self.read(start, min(start + self.size, self.total))
 
     def read(self, start: int, stop: int) -> Batch:
-        """The inputs from `start` to `stop`, whichever batches they are of."""
+        """The inputs from `start` to `stop`, whichever batches they belong to."""
         return self.source.read(start, stop)
 
 
@@ -49,8 +49,8 @@ class Batches:
 class ImageData:
     """Images (N, channels, height, width) with labels (N,), if there are any.
 
-    Kept as they are stored, uint8 or floating point in [0, 1], and turned to float32 batch by batch. `note`
-    is what a reader of a result should know about the set.
+    Kept as they are stored, uint8 or floating point in [0, 1], and turned into float32 batch by batch. `note`
+    says what a reader of a result should know about the set.
     """
 
     images: Tensor
@@ -93,7 +93,7 @@ class ImageData:
         return len(self.images)
 
     def __getitem__(self, part: slice) -> ImageData:
-        """The same set, with only these images."""
+        """A set of these images alone."""
         if not isinstance(part, slice):
             raise TypeError(f"take a part as data[10:20], not data[{part!r}]")
         indices = range(len(self))[part]

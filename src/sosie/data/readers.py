@@ -204,7 +204,7 @@ class _Arrays:
 
 
 def _read_images(arrays: _Arrays, split: str, limit: int | None) -> tuple[Tensor, int]:
-    """The images, as many as asked for, and how many the file holds."""
+    """The first `limit` images, and how many the file holds."""
     if "planes" in arrays.names:
         planes = arrays["planes"]
         return torch.from_numpy(unpack_planes(planes, limit, arrays.path)), planes.shape[1]
@@ -259,7 +259,7 @@ def unpack_planes(planes: Array, limit: int | None, path: Path) -> Array:
 
 
 def _unpack_jpeg(arrays: _Arrays, limit: int | None) -> Array:
-    """RGB images (N, 3, H, W) from JPEG files laid end to end; only as many as asked for are decoded."""
+    """RGB images (N, 3, H, W) from JPEG files laid end to end; only the first `limit` are decoded."""
     stored, offsets = arrays["jpeg"], arrays["offsets"]
     whole = stored.ndim == 1 and stored.dtype == np.uint8 and offsets.ndim == 1 and offsets.dtype.kind in "iu"
     fits = whole and len(offsets) > 1 and offsets[0] >= 0 and offsets[-1] <= len(stored)

@@ -17,7 +17,7 @@ CLEAN = "clean"
 
 @dataclass(frozen=True)
 class Shift:
-    """What happens to inputs before models see them; neither corruption nor attack: nothing."""
+    """A change to inputs before models see them: a corruption, an attack, or none."""
 
     label: str
     corruption: Corruption | None = None
@@ -26,18 +26,18 @@ class Shift:
 
     @property
     def is_against_a_model(self) -> bool:
-        """Do the changed inputs depend on the model that they are to mislead?"""
+        """Whether the changed inputs depend on the model that they are to mislead."""
         return self.attack is not None and self.attack.kind != "gaussian"
 
     def of_any_model(self, images: Tensor, *, seed: int, index: Tensor) -> Tensor:
-        """The changed images, where that depends on no model."""
+        """The changed images, where they do not depend on a model."""
         if self.corruption is not None:
             return self.corruption(images, severity=self.severity, seed=seed, index=index)
         return images if self.attack is None else self.attack(_no_model, images, seed=seed, index=index)
 
 
 def open_shift(text: str) -> Shift:
-    """From "clean", "fog", "fog(severity=5)", "pgd(epsilon=0.1)" or "gaussian"."""
+    """The shift that a text names: "clean", "fog", "fog(severity=5)", "pgd(epsilon=0.1)" or "gaussian"."""
     name, options = parse_call(text)
     if name in ATTACKS:
         return Shift(text.strip(), attack=open_attack(text))
@@ -53,7 +53,7 @@ def open_shift(text: str) -> Shift:
 
 
 def open_shifts(texts: str | Sequence[str]) -> tuple[Shift, ...]:
-    """In the order given; "corruptions" and "attacks" stand for all of those."""
+    """The shifts that texts name, in order; "corruptions" and "attacks" stand for all of those."""
     groups = {"corruptions": list(CORRUPTIONS), "attacks": list(ATTACKS)}
     given = [texts] if isinstance(texts, str) else list(texts)
     found = tuple(open_shift(name) for text in given for name in groups.get(text, [text]))

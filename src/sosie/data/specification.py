@@ -38,7 +38,7 @@ def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | 
       (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
     - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
     - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
-    - `path/to/file.py:factory`: what your own function returns; `split` and `batch` are its affair
+    - `path/to/file.py:factory`: what your own function returns, which chooses split and batch itself
 
     Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
     """
@@ -62,15 +62,11 @@ def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> 
         split = one_of(rest.strip() or split, "the split", SPLITS)
         return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
     forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
-    near = _as_path(spec.strip()) or get_close_matches(name, forms, n=3, cutoff=0.5) or forms
+    near = get_close_matches(name, forms, n=3, cutoff=0.5) or forms
+    path = Path(spec.strip())
+    if path.suffix == ".npz" or path.is_dir():
+        near = [f"{'npz' if path.suffix == '.npz' else 'folder'}:{spec.strip()}"]
     raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
-
-
-def _as_path(spec: str) -> list[str]:
-    """What was meant by a path alone: data in a file or a folder are named with their kind."""
-    if Path(spec).suffix == ".npz":
-        return [f"npz:{spec}"]
-    return [f"folder:{spec}"] if Path(spec).is_dir() else []
 
 
 def _from_folder(text: str) -> ImageFolder:
@@ -96,7 +92,7 @@ def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
 
 
 class FirstInputs:
-    """The first inputs of any iterable of batches; the batch that passes the limit is cut."""
+    """The first inputs of any iterable of batches; the last batch is cut to the limit."""
 
     def __init__(self, batches: Iterable[Any], limit: int) -> None:
         self.batches, self.limit = batches, limit

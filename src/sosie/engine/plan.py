@@ -24,14 +24,14 @@ NARROWEST = 2048  # columns below which rows are not projected; fewer rows are k
 PRECISIONS = ("tf32", "float32", "float64")  # of our own matrix products on a GPU
 _COPIES = 3  # moments are held as the total, the part and their sum while they merge
 _ELSEWHERE = {
-    "layers": "of layers, not of what models answer; use compare",
+    "layers": "of layers, which needs data; use compare",
     "outputs": "of what models answer, not of their layers; use compare_outputs",
     "weights": "of weights, without data; use compare_weights",
 }
 
 
 def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str) -> tuple[Measure, ...]:
-    """The measures by name, which must read "layers" or "outputs"; the error says where others belong."""
+    """The measures by name, which must read "layers", "outputs" or "weights"; the error says where others belong."""
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")

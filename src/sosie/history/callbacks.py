@@ -1,4 +1,4 @@
-"""A recorder inside somebody else's training loop: Lightning and Hugging Face, each imported when asked for."""
+"""A recorder as a callback of Lightning's or Hugging Face's trainer, each imported on first use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ At = Literal["epoch", "step"]
 def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
 
-    Give the recorder the module that is trained. Its `every` thins steps out. A fit that goes on from a checkpoint
-    takes records of later steps off first; one that starts anew in a folder with records is refused.
+    Give the recorder the module that is trained; its `every` thins out the steps. A fit that goes on from a checkpoint
+    first removes records of later steps; one that starts anew in a folder with records is an error.
     """
     try:
         from lightning.pytorch import Callback
@@ -33,7 +33,6 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
             if trainer.is_global_zero:
-                # Validation before training has no part in this: the first epoch is not done yet.
                 _start(recorder, trainer.current_epoch if at == "epoch" else trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
@@ -93,6 +92,6 @@ def _start(recorder: Recorder, step: int) -> None:
 
 
 def _record(recorder: Recorder, step: int) -> None:
-    """Once per step: with accumulated gradients several batches end in the same one."""
+    """Record once per step: with accumulated gradients several batches end in the same one."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)

@@ -33,7 +33,7 @@ from .recorder import Probe, Recorder
 from .run_folder import Run, choose_sites, differ, is_run, open_run
 
 DEFAULTS = {"atoms": "atom_cosine", "weights": "weight_cosine", "activations": "debiased_cka"}
-MAX_ROWS = 1024  # inputs that checkpoints are probed with, unless said otherwise
+MAX_ROWS = 1024  # inputs that checkpoints are probed with by default
 MEMORY = 2**31  # bytes of states that are held at a time
 SHOWN = 6  # steps that are named
 SORTED = (
@@ -60,14 +60,14 @@ def dynamics(
     """How alike a network is at one time and at another, for each site: which layer settles when.
 
     `run`: a folder that `sosie.history.Recorder` wrote, a list of checkpoints, or {step: checkpoint}; a checkpoint is a
-    model, a model specification, a state dict or a file of weights. `other`: a second such thing, for time of A × time
-    of B at sites of the same name. `measures`: None takes atom_cosine of recorded atoms, weight_cosine of weights and
-    debiased_cka of activations; other measures of the same kind of thing do too.
+    model, a model specification, a state dict or a file of weights. `other`: a second run, for time of A × time of B at
+    sites of the same name. `measures`: None takes atom_cosine of recorded atoms, weight_cosine of weights and
+    debiased_cka of activations; other measures of the same kind of thing can be named.
 
-    Checkpoints with `data` are compared by their activations on the first `max_rows` inputs (1024 unless said
-    otherwise; `rows`, `prepare` and `inputs` as for `compare`), one pass each; without data by their weights, or by
-    their atoms if the measures are of atoms. What is read of them is kept in a temporary folder, or in `folder`, which
-    is a recorded run then. `sites`: names and globs. `memory`: of what is held at a time ("2GiB").
+    Checkpoints with `data` are compared by their activations on the first `max_rows` inputs (1024 by default; `rows`,
+    `prepare` and `inputs` as for `compare`), one pass each; without data by their weights, or by their atoms if the
+    measures are of atoms. Their states are kept in a temporary folder, or in `folder`, which then is a recorded run.
+    `sites`: names and globs. `memory`: the budget for states that are held at a time ("2GiB").
     """
     chosen: list[Measure] | None = None
     if measures is not None:
@@ -78,21 +78,18 @@ def dynamics(
         raise ValueError("folder= keeps the checkpoints of one run; leave it out where there are two")
     options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
     runs: list[Run] = []
-    weights: list[str] = []  # what is known of those of checkpoints
+    weights: list[str] = []  # where those of checkpoints come from
     with ExitStack() as stack:
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
                 asked = {**options, "rows": None if rows == "flatten" else rows}
-                if given := [key for key, value in asked.items() if value is not None]:
-                    raise ValueError(f"{thing} is a recorded run: {given[0]}= was settled when it was recorded")
+                if settled := [key for key, value in asked.items() if value is not None]:
+                    raise ValueError(f"{thing} is a recorded run: {settled[0]}= was settled when it was recorded")
                 runs.append(open_run(thing))
-            elif _is_checkpoints(thing):
-                kind = _kind(chosen, data)
-                place = folder
-                if place is None:
-                    place = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "checkpoints"
+            elif isinstance(thing, (list, tuple, Mapping)) and not _is_state(thing):
+                place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "checkpoints"
                 probing = options | {"max_rows": max_rows or MAX_ROWS}
-                weights += _record(thing, kind, place, sites, device, probing)
+                weights += _record(thing, _kind(chosen, data), place, sites, device, probing)
                 runs.append(open_run(place))
             else:
                 named = repr(str(thing)) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
@@ -104,7 +101,7 @@ def dynamics(
 
 
 def _kind(measures: list[Measure] | None, data: Any) -> str:
-    """What of checkpoints is compared."""
+    """Whether atoms, weights or activations of checkpoints are compared."""
     if measures is None:
         return "weights" if data is None else "activations"
     kinds = {_reads(measure) for measure in measures}
@@ -114,7 +111,7 @@ def _kind(measures: list[Measure] | None, data: Any) -> str:
     kind = kinds.pop()
     if (kind == "activations") == (data is None):
         need = "give data=" if data is None else "leave data out"
-        raise ValueError(f"{', '.join(m.name for m in measures)}: compared are {kind}, so {need}")
+        raise ValueError(f"{', '.join(m.name for m in measures)} compare {kind}: {need}")
     return kind
 
 
@@ -135,24 +132,20 @@ def _reads(measure: Measure) -> str:
 # Checkpoints as a recorded run: read one after the other, and only what is compared is kept
 
 
-def _is_checkpoints(thing: Any) -> bool:
-    return isinstance(thing, (list, tuple, Mapping)) and not isinstance(thing, nn.Module) and not _is_state(thing)
-
-
 def _is_state(thing: Any) -> bool:
     return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
 
 
 def _record(
-    given: Any, kind: str, folder: str | os.PathLike[str], sites: Any, device: Any, options: dict[str, Any]
+    checkpoints: Any, kind: str, folder: str | os.PathLike[str], sites: Any, device: Any, options: dict[str, Any]
 ) -> list[str]:
-    """Record all checkpoints in a folder; what is known of their weights, in words."""
-    steps = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
+    """Record all checkpoints in a folder; returns where their weights come from, in words."""
+    steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
     for step in steps:
         whole_number(step, "the step of a checkpoint", least=0)
     if len(steps) < 2:
         raise ValueError(f"need at least two checkpoints to see anything change, got {len(steps)}")
-    # Read without a model from safetensors, which sorts by name, nothing tells the order of depth.
+    # Safetensors files are sorted by name: without a model, the order of depth is not known.
     alone = [thing for thing in steps.values() if _is_weights_alone(thing, kind)]
     by_depth = not any(Path(thing).suffix == ".safetensors" for thing in alone)
     probe: Probe | None = None
@@ -187,7 +180,7 @@ def _is_weights_alone(thing: Any, kind: str) -> bool:
 
 
 def _open(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
-    """A model or a state dict, how its inputs are prepared, and what is known of its weights."""
+    """A model or a state dict, how its inputs are prepared, and where its weights come from."""
     if _is_weights_alone(thing, kind):
         return masked_weights(read_weights(thing)[0]), None, ""
     if isinstance(thing, (str, os.PathLike)):
@@ -264,7 +257,7 @@ def _common_sites(a: Run, b: Run, sites: Any) -> list[str]:
 
 
 def _of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> Iterator[Caveat]:
-    """Atoms belong to each other only as far as the coefficients stay the same."""
+    """Atoms correspond only as long as the coefficients stay the same."""
     for run in dict.fromkeys((a, b)):
         text = (
             f"{run.name}: the coefficients were trained as well, so the atoms tell of a part of the change only; "
@@ -283,7 +276,7 @@ NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding, once its diagonal i
 
 
 class _Undefined(ValueError):
-    """A state that has no value with anything, and why."""
+    """A state that cannot be compared with any other; the message says why."""
 
 
 def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]) -> Estimate:
@@ -304,20 +297,14 @@ def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: in
     if len(refused) == len(sites):
         raise ValueError(f"{measure.name} is undefined at every site; {sites[0]}: {refused[0]}") from refused[0]
     what, shape = a.about.what, a.shape(sites[0])
-    low, high = (None if bound is None else float(bound) for bound in measure.bounds)
-    return Estimate(
-        values,
-        n=shape[0] if what == "activations" else sum(math.prod(a.shape(site)) for site in sites),
-        statistic=f"all {shape[0]} rows" if what == "activations" else f"the {what} themselves",
-        closer=measure.closer,
-        bounds=(low, high),
-        same=None if measure.same is None else float(measure.same),
-        caveats=tuple(caveats),
-    )
+    n, statistic = shape[0], f"all {shape[0]} rows"
+    if what != "activations":
+        n, statistic = sum(math.prod(a.shape(site)) for site in sites), f"the {what} themselves"
+    return Estimate.of(measure, values, n=n, statistic=statistic, caveats=caveats)
 
 
 def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[Tensor, list[Caveat]]:
-    """All times of A against all times of B at one site, and what is to be said about them."""
+    """All times of A against all times of B at one site, and the caveats of these values."""
     n = a.shape(site)[0]
     entries = n**2 if issubclass(measure.reads, Alignment) else max(math.prod(run.shape(site)) for run in (a, b))
     count = max(1, budget // (2 * 8 * entries))  # states of each side that are held at a time
@@ -358,9 +345,9 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
     return values, doubts
 
 
-def _state(measure: Measure, given: Tensor) -> Tensor:
+def _state(measure: Measure, state: Tensor) -> Tensor:
     """What a measure reads of one state, in float64."""
-    state = given.double()
+    state = state.double()
     if bad := int((~torch.isfinite(state)).sum()):
         raise _Undefined(f"{bad} of {state.numel()} numbers are NaN or infinite")
     if issubclass(measure.reads, Atoms) or _is_weight_cosine(measure):
@@ -415,5 +402,5 @@ def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int,
 
 
 def _is_weight_cosine(measure: Measure) -> bool:
-    """The one measure of pairs of tensors that is a product of what is known of each alone."""
+    """Whether it is the measure of pairs of tensors that is one product for all pairs."""
     return measure.base == "weight_cosine"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..capture import Batches, Chunk, Rule, check_rule, count_inputs, cut, recut, unwrap, without_labels
 from ..capture.arguments import explain_types
+from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..models import AtomConv2d
@@ -26,22 +27,21 @@ from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 What = Literal["atoms", "weights", "activations"]
-RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # in a state dict, but no parameters
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Keeps what a model is at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
+    """Records a model at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
 
     `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
-    made rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers with a
-    matrix of weights, or for activations blocks or layers as `compare` does. Of the steps, every `every`-th is kept.
+    which become rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers
+    with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded.
     Numbers are stored as `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False` says that sites are not
     in order of depth, as in a state dict that is sorted by name; then nothing is concluded from their order.
 
-    The folder holds run.json and records, to which only whole records are added: a run that is killed loses at most the
-    record it was writing. Opened again for the same model, sites and probe it goes on, after the last step; a step that
-    is not after it is refused, and `resume(step)` takes off records that a run which goes back to a checkpoint makes
-    again. Nothing else of the model changes: mode, gradients and random state stay as found.
+    The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
+    it was writing. Opened again for the same model, sites and probe it goes on after the last step; an earlier step is
+    an error, and `resume(step)` removes the records that a run which goes back to a checkpoint will make again. The
+    model's mode, gradients and random state stay as found.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.about.save(self.folder)
         self._head, _, self._size = self.about.layout()
         self._writer = FrameWriter(self.folder / RECORDS)
-        self.note = self._writer.torn  # what an interruption cost, in words
+        self.note = self._writer.torn  # what an interruption lost, in words
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
 
@@ -104,7 +104,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     @torch.no_grad()
     def record(self, step: int) -> None:
-        """Keep the model as it is now; a step that `every` leaves out costs nothing."""
+        """Record the model as it is now; a step that `every` leaves out costs nothing."""
         step = whole_number(step, "step", least=0, most=2**63 - 1)
         if self._writer.closed:
             raise ValueError(f"the recorder of {self.folder} is closed; open it again to go on")
@@ -118,7 +118,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._writer.append(step, self._payload())
 
     def resume(self, step: int) -> list[int]:
-        """Training goes on from its state at `step`: records of later steps are taken off, and returned by number."""
+        """Go on from the state at `step`: removes the records of later steps, and returns those steps."""
         if step <= 0 and self.steps:
             raise ValueError(
                 f"{self.folder} has records up to step {self.steps[-1]}, and this run starts at step {step}: name "
@@ -139,12 +139,12 @@ class Recorder(AbstractContextManager["Recorder"]):
         probe, rows, left_out = None, None, {}
         if self._probe is not None:
             assert isinstance(self.model, nn.Module)
-            shapes = self._probe.look(self.model, self._sites)
+            shapes = self._probe.shapes(self.model, self._sites)
             probe = {"inputs": self._probe.inputs, "digest": self._probe.digest()}
             rows, left_out = self._probe.rule, self._probe.left_out
         else:
             shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors()[0].items()}
-        own = _parameters(self.model)
+        own = named_parameters(self.model)
         kind = type(unwrap(self.model)).__name__ if isinstance(self.model, nn.Module) else "state dict"
         model = f"{kind}, {sum(tensor.numel() for tensor in own.values()):,} parameters"
         parameters = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -152,7 +152,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         return About(self.what, *kept, CODES[self._dtype], model, parameters, rows, probe, by_depth, left_out)
 
     def _tensors(self) -> tuple[dict[str, Tensor], bytes]:
-        """What is kept of each site; and beside atoms, two sums of each layer's coefficients."""
+        """The tensor of each site; and, for atoms, two sums of each layer's coefficients."""
         if self._probe is not None:
             assert isinstance(self.model, nn.Module)
             return self._probe.take(self.model, self._sites), b""
@@ -179,14 +179,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-# What is kept of a model at one moment: its atoms, its weights, or its activations on a probe set
-
-
-def _parameters(model: Model) -> dict[str, Tensor]:
-    """Parameters by name, of a model or a state dict."""
-    if isinstance(model, nn.Module):
-        return {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
-    return {name: tensor.detach() for name, tensor in model.items() if not name.endswith(RUNNING)}
+# What is recorded of a model: its atoms, its weights, or its activations on a probe set
 
 
 def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
@@ -213,7 +206,7 @@ def _weights(model: Model, sites: Any) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = {}
     modules: dict[str, nn.Module] = {}
-    parameters = _parameters(model)
+    parameters = named_parameters(model)
     if isinstance(model, nn.Module):
         for name, module in unwrap(model).named_modules():
             weight = getattr(module, "weight", None)
@@ -261,29 +254,26 @@ class Probe:
 
     def prepared(self, prepare: Callable[[Any], Any] | None) -> Probe:
         """The same inputs for a model with a normalisation of its own."""
-        made = copy.copy(self)
-        made._prepare = prepare
-        return made
+        probe = copy.copy(self)
+        probe._prepare = prepare
+        return probe
 
     def digest(self) -> str:
-        """Of the inputs, their labels aside; however they are cut into batches."""
+        """A digest of the inputs without their labels, the same however they are cut into batches."""
         parts: dict[str, Any] = {}
         for batch in self.batches:
             _feed(parts, "", without_labels(batch))
         whole = "".join(f"{name}:{part.hexdigest()}" for name, part in sorted(parts.items()))
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
-    def look(self, model: nn.Module, sites: Any) -> dict[str, tuple[int, ...]]:
-        """The sites in execution order with the shape of their rows, learnt from two inputs."""
+    def shapes(self, model: nn.Module, sites: Any) -> dict[str, tuple[int, ...]]:
+        """The sites in execution order with the shape of their rows, found by running two inputs."""
         count = min(2, count_inputs(self.batches[0]))
-        few = self._run(model, sites, [cut(self.batches[0], 0, count)])
+        few = self.take(model, sites, [cut(self.batches[0], 0, count)])
         return {site: (round(len(rows) / count * self.inputs), rows.shape[1]) for site, rows in few.items()}
 
-    def take(self, model: nn.Module, sites: Any) -> dict[str, Tensor]:
-        """The rows (n, p) of each site, on the model's device."""
-        return self._run(model, sites, self.batches)
-
-    def _run(self, model: nn.Module, sites: Any, batches: list[Any]) -> dict[str, Tensor]:
+    def take(self, model: nn.Module, sites: Any, batches: list[Any] | None = None) -> dict[str, Tensor]:
+        """The rows (n, p) of each site, on the model's device; of all batches by default."""
         network = Network(model, type(model).__name__, sites, self.rows, self._prepare, self._inputs)
         parts: dict[str, list[Tensor]] = {}
         start = 0
@@ -292,7 +282,7 @@ class Probe:
             parts.setdefault(site, []).append(rows.clone())  # a later operation of the model may write into them
 
         with network.opened():
-            for batch in batches:
+            for batch in self.batches if batches is None else batches:
                 count = count_inputs(batch)
                 try:
                     network.read(Chunk(batch, start, count), keep)
@@ -305,7 +295,7 @@ class Probe:
 
 
 def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
-    """Every tensor and list of a structure to a digest of its own."""
+    """Add every tensor and list of a structure to a digest of its own."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _feed(parts, f"{name}.{key}", item)

@@ -63,7 +63,7 @@ def framed(step: int, payload: bytes) -> bytes:
 
 @contextlib.contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, read as they are asked for."""
+    """The bytes of a file, read on demand."""
     if not path.exists() or not path.stat().st_size:
         yield memoryview(b"")
         return
@@ -78,9 +78,8 @@ def mapped(path: Path) -> Iterator[memoryview]:
 def scan(path: Path) -> tuple[list[Frame], int, str | None]:
     """The whole frames of a file by their heads, where they end, and in words what was left out after them.
 
-    Only the last one's payload is read. A last frame that ends early is what a kill leaves: it is left out. Anything
-    else that is wrong is no interruption, and refused: a frame of full length with a wrong checksum, a head that is
-    none, damage with whole frames after it.
+    Only the last one's payload is read. A last frame that ends early comes from a kill, and is left out. Any other
+    damage is an error: a frame of full length with a wrong checksum, a broken head, damage with whole frames after it.
     """
     frames: list[Frame] = []
     with mapped(path) as whole:
@@ -102,12 +101,12 @@ def scan(path: Path) -> tuple[list[Frame], int, str | None]:
         if (later := _later_frame(whole, doubtful + 1)) is not None:
             raise DamagedFile(
                 f"{path} is damaged at byte {doubtful}: {fault}, and the frame of step {later.step} after it is whole, "
-                "so this is no interrupted run"
+                "so the run was not merely interrupted"
             )
         if not last_is_whole or (size - place >= HEAD and frame is None):
             raise DamagedFile(
-                f"{path} is damaged at byte {doubtful}: {fault}, and it is no record that a kill cut off. Restore it "
-                f"from a copy, or cut the file there (truncate -s {doubtful}) to go on without what follows"
+                f"{path} is damaged at byte {doubtful}: {fault}, which is not what a kill leaves. Restore it from a "
+                f"copy, or cut the file there (truncate -s {doubtful}) to go on without what follows"
             )
     torn = None
     if place < size:
@@ -147,18 +146,17 @@ class FrameWriter:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            if fcntl is not None:  # there is none on Windows
-                try:
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed, by a kill too
-                except OSError as error:
-                    message = f"{path.parent}: another recorder is writing here; close it, or name another"
-                    raise BlockingIOError(message) from error
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed, by a kill too
             self.frames, self._end, self.torn = scan(path)
             if self.torn is not None:
                 os.ftruncate(self._file, self._end)
-        except BaseException:
+        except BaseException as error:
             os.close(self._file)
             self._file = -1
+            if isinstance(error, BlockingIOError):
+                message = f"{path.parent}: another recorder is writing here; close it, or name another folder"
+                raise BlockingIOError(message) from error
             raise
 
     def append(self, step: int, payload: bytes) -> None:
@@ -174,7 +172,7 @@ class FrameWriter:
         self._end += len(content)
 
     def drop_after(self, step: int) -> list[int]:
-        """Take off the records of later steps, and say which they were."""
+        """Remove the records of later steps, and return those steps."""
         later = [frame for frame in self.frames if frame.step > step]
         if later:
             os.ftruncate(self._file, later[0].begins)
@@ -189,7 +187,7 @@ class FrameWriter:
             self._file = -1
 
     def __del__(self) -> None:
-        # One that was forgotten, in a notebook say, must not keep its folder locked.
+        # A writer that nobody closed, in a notebook say, must not keep its folder locked.
         if getattr(self, "_file", -1) >= 0:
             os.close(self._file)
 
@@ -254,10 +252,10 @@ class About:
             return None
         content = read_json(path, FORMAT, VERSION, "recorded run")
         check_schema(path, content, SCHEMA)
-        said = {key: content[key] for name in SCHEMA if (key := name.removesuffix("?")) in content}
-        said["sites"], said["shapes"] = tuple(said["sites"]), tuple(map(tuple, said["shapes"]))
-        said["parameters"] = {name: tuple(shape) for name, shape in said["parameters"].items()}
-        about = cls(**said)
+        fields = {key: content[key] for name in SCHEMA if (key := name.removesuffix("?")) in content}
+        fields["sites"], fields["shapes"] = tuple(fields["sites"]), tuple(map(tuple, fields["shapes"]))
+        fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
+        about = cls(**fields)
         if about.what not in KINDS or about.dtype not in DTYPES:
             raise DamagedFile(f"{path} is damaged: what {about.what!r}, dtype {about.dtype!r}")
         if not about.sites or len(set(about.sites)) != len(about.sites) or len(about.sites) != len(about.shapes):
@@ -267,7 +265,7 @@ class About:
         return about
 
     def layout(self) -> tuple[bytes, dict[str, tuple[int, Shape, torch.dtype]], int]:
-        """The head that each record starts with, as safetensors has it; where each tensor is in a record; its size."""
+        """The head of each record (that of safetensors), where each tensor is in a record, and the record's size."""
         tensors = [(site, shape, self.dtype) for site, shape in zip(self.sites, self.shapes, strict=True)]
         tensors += [(SUMS, (len(self.sites), 2), "F32")] if self.what == "atoms" else []
         entries: dict[str, Any] = {}
@@ -275,19 +273,17 @@ class About:
         for name, shape, code in tensors:
             start, end = end, end + math.prod(shape) * DTYPES[code].itemsize
             entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
-        if self.run:
-            entries["__metadata__"] = {"run": self.run}
-        text = json.dumps(entries, ensure_ascii=True, separators=(",", ":")).encode()
+        metadata = {"__metadata__": {"run": self.run}} if self.run else {}
+        text = json.dumps(entries | metadata, ensure_ascii=True, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         head = len(text).to_bytes(8, "little") + text
-        starts = [len(head) + entries[name]["data_offsets"][0] for name, _, _ in tensors]
         places = {
-            name: (start, shape, DTYPES[code]) for start, (name, shape, code) in zip(starts, tensors, strict=True)
+            name: (len(head) + entries[name]["data_offsets"][0], shape, DTYPES[code]) for name, shape, code in tensors
         }
         return head, places, len(head) + end
 
     def check_same(self, new: About, folder: Path) -> None:
-        """Raise where a recorder would go on with a run of something else; the error says of what."""
+        """Raise if a recorder would go on with a run of something else; the error says what differs."""
         then, now = self._facts(), new._facts()
         if self.what != new.what:
             then, now = ({"it holds": about.what} for about in (self, new))
@@ -321,7 +317,7 @@ class Run:
     folder: Path
     about: About
     frames: list[Frame]
-    note: str | None  # what an interruption cost, in words
+    note: str | None  # what an interruption lost, in words
 
     def __post_init__(self) -> None:
         self._head, self._places, self._size = self.about.layout()
@@ -356,7 +352,7 @@ class Run:
         return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
     def _check(self, frame: Frame, whole: memoryview) -> None:
-        """That a record is whole and laid out as run.json says, before anything in it is believed."""
+        """Raise unless a record is whole and laid out as run.json says."""
         if frame.size != self._size:
             fault = f"has {frame.size} bytes where {ABOUT} makes it {self._size}"
         elif not frame.is_whole(whole):
@@ -372,13 +368,13 @@ class Run:
         return torch.stack([self.tensor(k, SUMS) for k in range(len(self.frames))])
 
     def coefficients_moved(self) -> list[str]:
-        """Beside atoms: the layers whose coefficients changed on the way."""
+        """Layers of atoms whose coefficients changed during the run."""
         sums = self.coefficient_sums()
         return [site for site, moved in zip(self.sites, differ(sums, sums[:1]), strict=True) if moved]
 
 
 def differ(one: Tensor, other: Tensor) -> list[bool]:
-    """Of sums (steps, layers, 2): whether the coefficients of each layer are ever others; not NaN, not rounding."""
+    """For each layer, whether sums (steps, layers, 2) of its coefficients ever differ by more than rounding."""
     return (~torch.isclose(one, other, rtol=1e-5, atol=0)).any(2).any(0).tolist()
 
 
@@ -387,11 +383,11 @@ def is_run(thing: Any) -> bool:
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
-    """A folder that a `Recorder` wrote. A record that was cut off by a kill is left out, and `note` says so."""
+    """Open a folder that a `Recorder` wrote. A record that a kill cut off is left out, and `note` says so."""
     folder = Path(folder)
     about = About.read(folder)
     if about is None:
-        raise FileNotFoundError(f"{folder} is no recorded run: it has no {ABOUT}")
+        raise FileNotFoundError(f"{folder} is not a recorded run: it has no {ABOUT}")
     frames, _, torn = scan(folder / RECORDS)
     return Run(folder, about, frames, torn)
 
@@ -399,7 +395,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 def choose_sites(
     known: Mapping[str, Any] | tuple[str, ...], sites: Any, word: str, modules: Mapping[str, nn.Module] | None = None
 ) -> list[str]:
-    """The names that sites ask for (names, globs, types of modules), in the order they are known in; None: all."""
+    """The known names that `sites` (names, globs, types of modules) select, in their known order; None: all."""
     if sites is None:
         return list(known)
     wanted: set[str] = set()

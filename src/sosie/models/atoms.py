@@ -24,7 +24,7 @@ from ..checks import one_of, whole_number
 
 Part = Literal["atoms", "coefficients"]
 SHARED = 1e-6  # of the norm of coefficients: more is not the rounding of a copy
-# What torch keeps of hooks on what a module computes. Those on its state dict speak of parameters that are gone.
+# The hooks on a module's computation. Those on its state dict refer to parameters that are gone.
 HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
@@ -89,7 +89,7 @@ class AtomConv2d(_ConvNd):
 
     @classmethod
     def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
-        """A layer of the same shape with parameters of its own, drawn afresh or (`empty`) yet to be set."""
+        """A layer of the same shape with parameters of its own, random or (`empty`) not yet set."""
         device = "meta" if empty else layer.weight.device
         made = cls(
             layer.in_channels,
@@ -119,7 +119,7 @@ class AtomConv2d(_ConvNd):
         return nn.functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def _both_sides(self) -> list[int]:
-        """How much is padded left, right, above and below."""
+        """The padding left, right, above and below."""
         sides: list[int] = []
         for axis in (1, 0):
             whole = self.dilation[axis] * (self.kernel_size[axis] - 1)
@@ -154,7 +154,7 @@ class AtomConv2d(_ConvNd):
 
 
 def _options(layer: _ConvNd) -> dict[str, Any]:
-    """What a convolution has beside its size, as the arguments that make it."""
+    """The arguments of a convolution besides its size."""
     names = ("stride", "padding", "dilation", "groups", "padding_mode")
     return {**{name: getattr(layer, name) for name in names}, "bias": layer.bias is not None}
 
@@ -164,7 +164,7 @@ def _options(layer: _ConvNd) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Decomposed:
-    """A model in atom form, and what that cost."""
+    """A model in atom form, with the error of each layer."""
 
     model: nn.Module
     atoms: dict[str, int]  # of each layer that was decomposed: how many
@@ -211,7 +211,8 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
     result, left = replace_convolutions(model, replaced)
     if not counts:
-        raise ValueError(f"nothing to decompose: {_told(left)}")
+        reasons = "; ".join(f"{name or 'the model'} {why}" for name, why in left.items())
+        raise ValueError(f"nothing to decompose: {reasons or 'the model has no convolution'}")
     return Decomposed(result, counts, errors, left)
 
 
@@ -235,7 +236,7 @@ def recompose(model: nn.Module) -> nn.Module:
 def replace_convolutions(
     model: nn.Module, make: Callable[[str, nn.Conv2d], nn.Module]
 ) -> tuple[nn.Module, dict[str, str]]:
-    """A copy with `make(name, layer)` for every convolution that atoms can stand for; others, and why not."""
+    """A copy with `make(name, layer)` for every convolution that atoms can replace; and why the others stay."""
     left: dict[str, str] = {}
     tied: dict[Tensor, AtomConv2d] = {}
 
@@ -257,7 +258,7 @@ def replace_convolutions(
 
 
 def why_not(layer: nn.Module) -> str | None:
-    """None: atoms can stand for this layer; "": it has no weights to speak of; else why they cannot."""
+    """Why atoms cannot replace this layer; None: they can, "": it has no weight matrix."""
     if isinstance(layer, AtomConv2d):
         return "is made of atoms already"
     if isinstance(layer, nn.Conv2d):
@@ -281,7 +282,7 @@ def check_weight(name: str, weight: Tensor) -> None:
 
 
 def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """A deep copy with some modules replaced; one that is used in two places is replaced by one."""
+    """A deep copy with some modules replaced; one that is used in two places is replaced once."""
     made = copy.deepcopy(model)
     done: dict[nn.Module, nn.Module] = {}
     for name, module in list(made.named_modules()):
@@ -296,17 +297,13 @@ def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> 
     return made
 
 
-def _told(left: dict[str, str]) -> str:
-    return "; ".join(f"{name or 'the model'} {why}" for name, why in left.items()) or "the model has no convolution"
-
-
 # The two parts of models in atom form: atoms of one's own, coefficients to share
 
 
 def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
-    """A copy whose convolutions are made of at most `atoms` atoms each, drawn afresh: a network to train.
+    """A copy whose convolutions are made of at most `atoms` random atoms each: a network to train.
 
-    As `decompose` counts them: no layer has more than its kernels have entries, or than there are kernels.
+    No layer has more atoms than its kernels have entries, or than it has kernels.
     """
     check_count(atoms)
 
@@ -316,7 +313,7 @@ def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
 
     made, _ = replace_convolutions(model, fresh)
     if not atom_layers(made):
-        raise ValueError("the model has no convolution that atoms could stand for")
+        raise ValueError("the model has no convolution that atoms could replace")
     return made
 
 
@@ -326,9 +323,9 @@ def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
 
 
 def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
-    """Hold one part of every layer as it is while the model is trained; `frozen=False` lets it go again."""
+    """Freeze one part of every layer of atoms (requires_grad); `frozen=False` trains it again."""
     one_of(part, "part", ("atoms", "coefficients"))
-    for layer in _layers(model).values():
+    for layer in some_atom_layers(model).values():
         (layer.atoms if part == "atoms" else layer.coefficients).requires_grad_(not frozen)
     return model
 
@@ -338,9 +335,9 @@ def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
 
     One tensor has one type and one device, so models of another are refused.
     """
-    ours = _layers(source)
+    ours = some_atom_layers(source)
     for k, model in enumerate(others):
-        theirs = _layers(model)
+        theirs = some_atom_layers(model)
         if missing := sorted(set(ours) ^ set(theirs)):
             raise ValueError(f"model {k} and the source do not both have a layer of atoms called {missing[0]!r}")
         for name, layer in theirs.items():
@@ -362,7 +359,7 @@ def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
 
 def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
     """Set the atoms of layers by name; the coefficients stay."""
-    layers = _layers(model)
+    layers = some_atom_layers(model)
     for name, tensor in atoms.items():
         if name not in layers:
             raise ValueError(f"no layer of atoms is called {name!r}; there are {', '.join(layers)}")
@@ -374,7 +371,8 @@ def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _layers(model: nn.Module) -> dict[str, AtomConv2d]:
+def some_atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
+    """Every layer made of atoms, by name; an error where there is none."""
     layers = atom_layers(model)
     if not layers:
         raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")

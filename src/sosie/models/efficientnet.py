@@ -101,10 +101,7 @@ def _round_to_eight(channels: float) -> int:
 
 
 def _read_options(state: State) -> dict[str, Any]:
-    return {
-        "classes": dimension(state, "_fc.weight", 0),
-        "channels": dimension(state, "_conv_stem.weight", 1),
-    }
+    return {"classes": dimension(state, "_fc.weight", 0), "channels": dimension(state, "_conv_stem.weight", 1)}
 
 
 @architecture(_read_options)

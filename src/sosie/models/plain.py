@@ -58,16 +58,7 @@ def small_cnn(
 # Tiny-10: eight un-padded convolutions for 32 × 32 images
 
 # output channels at width 1, kernel, stride
-CONVOLUTIONS = (
-    (16, 3, 1),
-    (16, 3, 1),
-    (32, 3, 2),
-    (32, 3, 1),
-    (32, 3, 1),
-    (64, 3, 2),
-    (64, 3, 1),
-    (64, 1, 1),
-)
+CONVOLUTIONS = ((16, 3, 1), (16, 3, 1), (32, 3, 2), (32, 3, 1), (32, 3, 1), (64, 3, 2), (64, 3, 1), (64, 1, 1))
 
 
 class Tiny10(nn.Module):
@@ -163,7 +154,7 @@ class VGG(nn.Module):
     """Eight convolutions (`features.N`) and three linear layers (`classifier.N`)."""
 
     def __init__(
-        self, *, classes: int, size: int, hidden: int, batch_norm: bool, channels: int, dropout: float
+        self, classes: int, size: int, hidden: int, channels: int, dropout: float, *, batch_norm: bool = False
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -215,7 +206,7 @@ def vgg11(
     `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network. `atoms`: convolutions are made
     of at most so many filter atoms each (`AtomConv2d`).
     """
-    model = VGG(batch_norm=False, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
+    model = VGG(classes, size, hidden, channels, dropout)
     return model if atoms is None else with_atoms(model, atoms)
 
 
@@ -229,5 +220,5 @@ def vgg11_bn(
     atoms: int | None = None,
 ) -> nn.Module:
     """VGG-11 with a batch norm after each convolution; options as for `vgg11`."""
-    model = VGG(batch_norm=True, classes=classes, size=size, hidden=hidden, channels=channels, dropout=dropout)
+    model = VGG(classes, size, hidden, channels, dropout, batch_norm=True)
     return model if atoms is None else with_atoms(model, atoms)

@@ -24,7 +24,7 @@ class Architecture:
 
     build: Callable[..., nn.Module]
     read_options: Callable[[State], dict[str, Any]]
-    ignore: tuple[str, ...] = ()  # names in a file that start so are of no use here (training-only heads)
+    ignore: tuple[str, ...] = ()  # prefixes of names in a file that are not needed (training-only heads)
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -45,7 +45,7 @@ def architecture(
 
 
 def list_models() -> list[str]:
-    """Names that `build_model` and `open_model` know; any `resnet<6n+2>` is known besides those listed."""
+    """Names that `build_model` and `open_model` know; besides those listed, any `resnet<6n+2>` is known."""
     return sorted({*ARCHITECTURES, *(f"resnet{depth}" for depth in CIFAR_DEPTHS)}, key=_natural)
 
 
@@ -67,7 +67,7 @@ def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
 
 
 def build_model(name: str, options: Mapping[str, Any] | None = None, state: State | None = None) -> nn.Module:
-    """A network by name; where a state dict is given, what the options leave open is read from it."""
+    """A network by name; options that are not given are read from the state dict, if there is one."""
     entry, fixed = find_architecture(name)
     given = {**fixed, **(options or {})}
     accepted = inspect.signature(entry.build).parameters
@@ -83,13 +83,13 @@ def build_model(name: str, options: Mapping[str, Any] | None = None, state: Stat
 
 
 def dimension(state: State, name: str, axis: int) -> int | None:
-    """The size of a tensor in a state dict, or None if it is not there: loading says what is missing."""
+    """The size of a tensor in a state dict along an axis, or None if it is missing (loading reports that)."""
     tensor = state.get(name)
     return int(tensor.shape[axis]) if tensor is not None and tensor.dim() > axis else None
 
 
 def count_atoms(state: State) -> int | None:
-    """How many atoms convolutions are made of at most, or None if they are plain."""
+    """The largest number of atoms of a convolution, or None if all are plain."""
     return max((len(tensor) for name, tensor in state.items() if name.endswith(".atoms")), default=None)
 
 

@@ -154,7 +154,7 @@ class CifarBlock(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
         self.stride, self.extra = stride, after - before
-        # None is no child: the leaves stay conv, bn and head.
+        # None is not registered as a child: the leaves stay conv, bn and head.
         self.downsample = projection(before, after, stride) if shortcut == "B" else None
 
     def forward(self, x: Tensor) -> Tensor:

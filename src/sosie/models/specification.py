@@ -106,23 +106,13 @@ class Tokenise:
         return f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size} tokens"
 
 
-# Models of other libraries, imported only when asked for
+# Models of other libraries, imported only when needed
 
 LIBRARY_WEIGHTS = "DEFAULT"  # `torchvision:resnet18@DEFAULT`: the library's own weights, downloaded by it
 
 
-@dataclass(frozen=True)
-class LibraryModel:
-    """A model of a library's, with the normalisation that the library has for it."""
-
-    model: nn.Module
-    prepare: Normalise | None
-    given: str | None = None  # the option that asked for a part of the weights
-    new_head: bool = False  # for another number of classes than its weights have
-
-
-def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> LibraryModel:
-    """A torchvision model: random, or with torchvision's default weights."""
+def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None, str]:
+    """A torchvision model, random or with torchvision's default weights; its normalisation; an exception to that."""
     models = import_library("torchvision", f"torchvision:{name}", part="models")
     _refuse_weights(f"torchvision:{name}", options, ("weights", "pretrained"))
     try:
@@ -131,23 +121,18 @@ def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> Li
         model = models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"torchvision:{name}: {error}") from error
-    backbone = options.get("weights_backbone")
-    given = None if backbone is None else f"weights_backbone={backbone!r}"
-    return LibraryModel(model, _torchvision_normalisation(models, name), given)
-
-
-def _torchvision_normalisation(models: ModuleType, name: str) -> Normalise | None:
-    """That of the default weights; none for a model that has no weights."""
     try:
         transform = models.get_model_weights(name).DEFAULT.transforms()
-    except (ValueError, AttributeError):
-        return None
+    except (ValueError, AttributeError):  # a model without weights
+        transform = None
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
-    return Normalise(tuple(mean), tuple(std)) if mean and std else None
+    backbone = options.get("weights_backbone")
+    exception = "" if backbone is None or pretrained else f" except weights_backbone={backbone!r}"
+    return model, Normalise(tuple(mean), tuple(std)) if mean and std else None, exception
 
 
-def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> LibraryModel:
-    """A timm model: random, or with timm's weights."""
+def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None, str]:
+    """A timm model, random or with timm's weights; its normalisation; an exception to that."""
     timm = import_library("timm", f"timm:{name}")
     _refuse_weights(f"timm:{name}", options, ("pretrained", "checkpoint_path"))
     try:
@@ -156,11 +141,9 @@ def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> LibraryMo
         raise ValueError(f"timm:{name}: {error}") from error
     facts = getattr(model, "pretrained_cfg", None) or {}
     known = "mean" in facts and "std" in facts and options.get("in_chans", len(facts["mean"])) == len(facts["mean"])
-    return LibraryModel(
-        model,
-        Normalise(tuple(facts["mean"]), tuple(facts["std"])) if known else None,
-        new_head=options.get("num_classes", facts.get("num_classes")) != facts.get("num_classes"),
-    )
+    new_head = options.get("num_classes", facts.get("num_classes")) != facts.get("num_classes")
+    exception = " with a random head" if new_head and pretrained else ""
+    return model, Normalise(tuple(facts["mean"]), tuple(facts["std"])) if known else None, exception
 
 
 def _refuse_weights(wanted: str, options: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -177,7 +160,13 @@ def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | No
     path = find_file(folder, "SOSIE_WEIGHTS")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: hf: wants a folder written by save_pretrained")
-    _refuse_pickles(path)
+    if not any(path.glob("*.safetensors")):
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in (*PICKLE_SUFFIXES, *TORCH_SUFFIXES))
+        found = f"only {', '.join(pickles)}, which sosie does not unpickle" if pickles else "no weights at all"
+        raise ValueError(
+            f"{path} has no .safetensors file but {found}. Where you trust it, write it anew: "
+            f"AutoModel.from_pretrained({str(path)!r}).save_pretrained(folder)"
+        )
     transformers = import_library("transformers", f"hf:{folder}", extra="hf")
     safely = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -201,17 +190,6 @@ def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | No
     return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer))
 
 
-def _refuse_pickles(path: Path) -> None:
-    if any(path.glob("*.safetensors")):
-        return
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in (*PICKLE_SUFFIXES, *TORCH_SUFFIXES))
-    found = f"only {', '.join(pickles)}, which sosie does not unpickle" if pickles else "no weights at all"
-    raise ValueError(
-        f"{path} has no .safetensors file but {found}. Where you trust it, write it anew: "
-        f"AutoModel.from_pretrained({str(path)!r}).save_pretrained(folder)"
-    )
-
-
 def import_library(name: str, wanted_by: str, *, part: str = "", extra: str = "") -> ModuleType:
     """The library, or an error that says how to get it: by its own name, or as an extra of sosie's."""
     try:
@@ -231,7 +209,7 @@ def import_library(name: str, wanted_by: str, *, part: str = "", extra: str = ""
 
 
 def _image_normalisation(path: Path) -> Normalise | None:
-    """What an image model's own processor does to images in [0, 1]; None for text models."""
+    """The normalisation of an image model's own processor; None for text models."""
     if not path.is_file():
         return None
     try:
@@ -266,14 +244,14 @@ class NamedModel:
 
 
 def with_name(thing: Any, prepare: Any = None) -> tuple[Any, str, Any]:
-    """What is to be run, its name, and how its inputs are prepared: a named model brings the last two."""
+    """The model, its name, and how its inputs are prepared; a `NamedModel` brings the last two."""
     if isinstance(thing, NamedModel):
         return thing.model, thing.name, prepare or thing.prepare
     return thing, type(thing).__name__, prepare
 
 
 def weights_of(thing: Any) -> str:
-    """Where the weights are from, as "random weights (seed 0)"; "" where that is not known, or no longer true."""
+    """Where the weights come from, as "random weights (seed 0)"; "" if that is unknown or no longer true."""
     untouched = isinstance(thing, NamedModel) and thing.versions == _versions(thing.model)
     return thing.weights if untouched else ""
 
@@ -311,7 +289,11 @@ def open_model(spec: str, *, seed: int = 0) -> NamedModel:
 
 def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     call, weights = _split(spec)
-    _refuse_bare_file(call)
+    suffix = Path(call).suffix.lower()
+    if suffix == ".py":
+        raise ValueError(f"{call!r} names no function: write {call}:factory")
+    if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
+        raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
     name, options = parse_call(call)
     entry, _ = find_architecture(name)
     seed = options.pop("seed", seed)
@@ -321,7 +303,7 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
         with seeded(seed):
             model = build_model(name, options)
         prepare = parse_normalisation(str(stated)) if stated else None
-        return model, f"{label}-seed{seed}", prepare, _random(seed)
+        return model, f"{label}-seed{seed}", prepare, f"random weights (seed {seed})"
     path = find_file(weights, "SOSIE_WEIGHTS")
     state, metadata = read_weights(path)
     state = masked_weights(state)
@@ -359,28 +341,24 @@ def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, P
     stated = options.pop("normalise", None)
     pretrained = weights == LIBRARY_WEIGHTS
     with seeded(seed):
-        found = (open_torchvision if library == "torchvision" else open_timm)(name, options, pretrained)
+        open_library = open_torchvision if library == "torchvision" else open_timm
+        model, own, exception = open_library(name, options, pretrained)
     label = f"{library}-{_label(name, options)}"
     if weights is None:
-        partly = "" if found.given is None else f" except {found.given}"
         prepare = parse_normalisation(str(stated)) if stated else None
-        return found.model, f"{label}-seed{seed}", prepare, _random(seed) + partly
+        return model, f"{label}-seed{seed}", prepare, f"random weights (seed {seed}){exception}"
     if pretrained:
-        partly = f" with a random head (seed {seed})" if found.new_head else ""
-        prepare = parse_normalisation(str(stated)) if stated else found.prepare
-        return found.model, label, prepare, f"{library}'s own weights{partly}"
+        random_part = f"{exception} (seed {seed})" if exception else ""
+        prepare = parse_normalisation(str(stated)) if stated else own
+        return model, label, prepare, f"{library}'s own weights{random_part}"
     path = find_file(weights, "SOSIE_WEIGHTS")
-    metadata = load_weights(found.model, path)
+    metadata = load_weights(model, path)
     known = stated or metadata.get("normalise")
-    return found.model, _short_name(name, path), _parse(known, path) if known else found.prepare, _from(path)
+    return model, _short_name(name, path), _parse(known, path) if known else own, _from(path)
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
     return name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
-
-
-def _random(seed: int) -> str:
-    return f"random weights (seed {seed})"
 
 
 def _from(path: Path) -> str:
@@ -393,14 +371,6 @@ def _split(text: str) -> tuple[str, str | None]:
     if match is None:
         raise ValueError(f"cannot read {text!r}: write name, name@weights or name(width=2)@weights.safetensors")
     return match["call"].strip(), match["weights"]
-
-
-def _refuse_bare_file(call: str) -> None:
-    suffix = Path(call).suffix.lower()
-    if suffix == ".py":
-        raise ValueError(f"{call!r} names no function: write {call}:factory")
-    if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
-        raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
 
 
 def _parse(text: Any, path: Path) -> Prepare | None:
@@ -419,9 +389,9 @@ def _short_name(call: str, path: Path) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """What this thread would draw from torch's global generators comes from its own, with this seed: the same numbers.
+    """Draw what this thread takes from torch's global generators from its own, with this seed: the same numbers.
 
-    The global ones are not touched, from which another thread may draw meanwhile.
+    The global generators are not touched: another thread may draw from them meanwhile.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
@@ -455,10 +425,10 @@ _SEEDING = threading.RLock()
 
 @contextmanager
 def _globally_seeded(seed: int) -> Iterator[None]:
-    """The same for a user's own function, which may draw from NumPy and Python too, and set a seed itself.
+    """Seed a user's own function, which may draw from NumPy and Python too, and set a seed itself.
 
-    So the global states are set, one model after the other, and put back; another thread's draws meanwhile, if any,
-    are of this seed.
+    So the global states are set, for one model at a time, and restored; what another thread draws meanwhile comes from
+    this seed.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with _SEEDING, torch.random.fork_rng(devices=devices):

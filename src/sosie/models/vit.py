@@ -169,7 +169,7 @@ def vit(
 def sizes(
     classes: int, size: int, patch: int, depth: int, width: int, *, heads: int | None, hidden: int | None, channels: int
 ) -> dict[str, int]:
-    """What a VisionTransformer is built from, checked, with what was left open."""
+    """The arguments of a VisionTransformer, checked, with defaults filled in."""
     heads = heads or max(1, width // HEAD_WIDTH)
     if width % heads:
         raise ValueError(f"width {width} cannot be split into {heads} heads")
@@ -188,12 +188,12 @@ NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is
 
 
 class TokenGates(nn.Module):
-    """What becomes of each token (batch, tokens) at a stage, from its own features and the mean of those still there.
+    """Whether each token stays (batch, tokens) at a stage, from its own features and the mean of those still there.
 
-    The predictor of DynamicViT (Rao et al. 2021), one a stage: log π, π the probability to keep the token, or
-    with `drawing` 1 or 0, whether it stays, drawn from π and multiplied by the decisions before it, `kept`. The mean is
-    over kept tokens, and 0 where none is left. All stages are one module, called once a stage: what is compared by
-    default, or penalised, are the blocks.
+    The predictors of DynamicViT (Rao et al. 2021), one per stage. They return log π, π being the probability to keep
+    the token, or with `drawing` 1 or 0, drawn from π and multiplied by the earlier decisions `kept`. The mean is over
+    kept tokens, and 0 where none is left. All stages are one module, called once per stage, so that the sites that are
+    compared or penalised by default are the blocks.
     """
 
     def __init__(self, width: int, stages: Sequence[int]) -> None:
@@ -214,9 +214,8 @@ class TokenGates(nn.Module):
             count = kept.sum(1)[:, None, None]
             mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
         both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
-        log_probabilities = functional.log_softmax(
-            widened(self.decide[str(stage)](both)), -1
-        )  # of dropping and of keeping
+        # Of dropping and of keeping.
+        log_probabilities = functional.log_softmax(widened(self.decide[str(stage)](both)), -1)
         return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
 
 
@@ -257,23 +256,23 @@ def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
     if not bool(varies.all()):
         still = (~varies).nonzero().flatten().tolist()
         raise ValueError(
-            f"tokens {still[:5]} are the same for all {images} images, so that they are like nothing: choose a later "
-            "stage (after a block, every token has seen the others) or other images"
+            f"tokens {still[:5]} are the same for all {images} images, so that they have no CKA: choose a later stage "
+            "(after a block, every token has seen the others) or other images"
         )
     flat = functional.normalize(grams.flatten(1), dim=1)
     return flat @ flat.T
 
 
 def mean_of_others(likeness: Tensor) -> Tensor:
-    """(tokens,): how alike each token is to the others on average, itself left out."""
+    """The mean likeness (tokens,) of each token to the others, itself left out."""
     return (likeness.sum(1) - likeness.diagonal()) / (len(likeness) - 1)
 
 
 def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
     """π − Σ_{j≠i} CKA(Xᵢ, Xⱼ) as printed: (batch, tokens) from (batch, tokens) and (batch, tokens, width).
 
-    No probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and it is a
-    property of the batch, so that what is dropped from an image depends on the images beside it.
+    It is not a probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and
+    it depends on the batch, so that what is dropped from an image depends on the images beside it.
     """
     likeness = token_cka(tokens, debiased=False)
     return probability - (likeness.sum(1) - likeness.diagonal()).to(probability.dtype)
@@ -350,7 +349,6 @@ class DynamicViT(VisionTransformer):
         return tokens
 
     def _drops_at(self, number: int) -> bool:
-        """A gate that would let everything pass is not asked."""
         return number in self.stages and self.keep < 1
 
     def _scores(self, stage: int, patches: Tensor, positions: Tensor) -> Tensor:
@@ -361,13 +359,12 @@ class DynamicViT(VisionTransformer):
             return eq13(log_probability.exp(), patches)
         if not self.calibrated_on:
             raise ValueError(
-                "rule='cka' weighs how alike tokens are, which was not measured yet: "
-                "sosie.train.calibrate_tokens(model, images)"
+                "rule='cka' needs to know how alike tokens are: call sosie.train.calibrate_tokens(model, images)"
             )
         alike = self.likeness[self.stages.index(stage)]
         return log_probability.exp() - self.gamma * alike[positions]
 
-    # What a file has to say of the network besides its weights. Options that were stated when it was built stay.
+    # Options that a file of weights keeps; those that were stated when the network was built win.
 
     def get_extra_state(self) -> Tensor:
         options = [self.keep, self.gamma, RULES.index(self.rule), self.heads, self.calibrated_on]
@@ -391,7 +388,7 @@ def _check(model: DynamicViT) -> None:
 
 
 def _check_extra(state: Tensor) -> None:
-    """Refuse what no DynamicViT wrote, before it is read as options."""
+    """Raise for an extra state that no DynamicViT wrote."""
     if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
         raise ValueError(
             f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "

@@ -49,7 +49,7 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
 
 
 def masked_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a sparse model as it computes with them: masks are applied, and gone.
+    """The weights of a sparse model with its masks applied and removed.
 
     `weight_mask` beside `weight` is how sosie and beside `weight_orig` how torch.nn.utils.prune saves a mask.
     """
@@ -77,9 +77,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, st
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -> None:
-    """Fill the model from a state dict, or raise one error that says all that does not fit.
+    """Fill the model from a state dict, or raise one error that lists everything that does not fit.
 
-    Of names that share one tensor (tied weights) a file may have any: `safetensors.torch.save_model` keeps one.
+    Of names that share one tensor (tied weights) one is enough: `safetensors.torch.save_model` keeps one.
     """
     own = {name: value for name, value in model.state_dict().items() if _matters(name)}
     state = {name: value for name, value in state.items() if _matters(name)}
@@ -115,7 +115,7 @@ def _matters(name: str) -> bool:
 
 
 def _place(value: Any) -> object:
-    """The same for names of one tensor only."""
+    """A key that names of one tensor have in common."""
     if not isinstance(value, Tensor) or is_lazy(value):
         return id(value)
     return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride()
@@ -180,7 +180,7 @@ def _unwrap(found: Any, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds {type(found).__name__}, not a state dict: save model.state_dict()")
     others = [f"{name} ({type(value).__name__})" for name, value in found.items() if not isinstance(value, Tensor)]
     if others:
-        raise ValueError(f"{path} is no state dict; these entries are not tensors: {_listed(others)}")
+        raise ValueError(f"{path} is not a state dict; these entries are not tensors: {_listed(others)}")
     state = {str(name): value for name, value in found.items()}
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):

@@ -14,25 +14,20 @@ if TYPE_CHECKING:
     from .plots import plot_curves, plot_heatmap, write_plots
     from .text import print_comparison
 
-_HOME = {
-    "plot_curves": "plots",
-    "plot_heatmap": "plots",
-    "print_answer": "answers",
-    "print_comparison": "text",
-    "print_costs": "lists",
-    "print_dynamics": "dynamics",
-    "print_leaderboard": "leaderboard",
-    "print_measures": "lists",
-    "print_numbers": "lists",
-    "print_sites": "lists",
-    "print_table": "lists",
-    "write_plots": "plots",
-    "write_report": "page",
+_NAMES = {
+    "answers": ["print_answer"],
+    "dynamics": ["print_dynamics"],
+    "leaderboard": ["print_leaderboard"],
+    "lists": ["print_costs", "print_measures", "print_numbers", "print_sites", "print_table"],
+    "page": ["write_report"],
+    "plots": ["plot_curves", "plot_heatmap", "write_plots"],
+    "text": ["print_comparison"],
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import jinja2, rich or matplotlib only when the thing that needs them is asked for."""
+    """Import jinja2, rich or matplotlib only when something that needs them is used."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""What a zoo answers, on the terminal and as a page: words, a table, and of a map its points."""
+"""Answers of a zoo, on the terminal and as a page: words, a table, and the points of a map."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from rich.console import Console
 
-from ..results import Answer, Map, counted
+from ..results import Answer, Map, cell, counted
 from .lists import print_table
 from .page import render_page
-from .text import safe_text
+from .terminal import print_text
 from .words import in_a_sentence, visible
 
 MOST_PRINTED = 60
 MOST_POINTS = 5000
 MOST_ROWS = 500
-_SCRIPTS = ("dom", "labels", "tip", "scroll", "answer_map", "answer_page")
+_SCRIPTS = ("answer_map", "answer_page")
 _QUESTIONS = {
     "neighbours": "Which are nearest?",
     "map": "Where do they lie?",
@@ -27,25 +27,24 @@ _QUESTIONS = {
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
-    """A sentence, a table, below it those that failed, and what must be known to read it."""
+    """A sentence, a table, below it the models that failed, and the notes."""
     console = console or Console()
-    console.print(safe_text(console, answer.sentence(), "bold"))
+    print_text(console, answer.sentence(), "bold")
     rows = [row for row in answer if not row.get("reason")]
     failed = [row for row in answer if row.get("reason")]  # a reason is a sentence, which a cell has no room for
     if rows:
         columns = [column for column in answer.table()[0] if column != "reason"]
-        shown = [{column: _plain(row.get(column)) for column in columns} for row in rows[:MOST_PRINTED]]
-        print_table(shown, columns, console)
+        print_table(rows[:MOST_PRINTED], columns, console)
     for row in failed[:MOST_PRINTED]:
-        console.print(safe_text(console, f"- {visible(row['name'])}: {visible(row['reason'])}", "yellow"))
+        print_text(console, f"- {visible(row['name'])}: {visible(row['reason'])}", "yellow")
     if left := sum(max(len(some) - MOST_PRINTED, 0) for some in (rows, failed)):
-        console.print(safe_text(console, f"and {left:,} more: --json or --out has all", "dim"))
+        print_text(console, f"and {left:,} more: --json or --out has all", "dim")
     for text in answer.notes:
-        console.print(safe_text(console, text, "dim"))
+        print_text(console, text, "dim")
 
 
-def render_answer(answer: Answer) -> str:
-    """One self-contained file."""
+def render(answer: Answer) -> str:
+    """The page of an answer."""
     columns, _ = answer.table()
     rows = answer.rows()
     data: dict[str, Any] = {
@@ -61,7 +60,7 @@ def render_answer(answer: Answer) -> str:
         question=_QUESTIONS.get(answer.question, answer.question),
         lead=visible(answer.sentence()),
         others=[visible(note) for note in answer.notes],
-        kind="notes",
+        kind="note",
         data=data,
         scripts=_SCRIPTS,
         styles=("figures", "answer", "page"),
@@ -82,14 +81,8 @@ def _points(answer: Map) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(value: Any) -> Any:
-    return ("yes" if value else "") if isinstance(value, bool) else value
-
-
 def _shown(value: Any) -> Any:
     """A number as it is, anything else as text that does nothing."""
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
-    if isinstance(value, (list, tuple)):
-        return ", ".join(visible(str(item)) for item in value)
-    return visible(str(_plain(value))) if _plain(value) != "" else ""
+    return visible(text) if (text := cell(value)) else None

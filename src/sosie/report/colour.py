@@ -12,7 +12,7 @@ from ..results import Closer, Estimate
 
 STEPS = 33  # stops handed to page and plots; linear in between
 ROUNDING = 1e-6  # of the scale: what float32 does to a value
-_NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that is no negative finding
+_NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that does not count as negative
 
 # Lightness, chroma and hue (OKLCH) from unlike to alike: ink blue, teal, green, gold. Lightness only rises,
 # so the order survives a grey print and colour blindness.
@@ -29,7 +29,7 @@ _STOPS = np.array(
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the colours end: `far` is the value of the unlike end, `alike` that of the other."""
+    """The ends of the colours: `far` is the value of the unlike end, `alike` that of the other."""
 
     far: float
     alike: float

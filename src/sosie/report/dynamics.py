@@ -8,26 +8,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
-from ..results import THRESHOLDS, Dynamics
+from ..results import THRESHOLDS, Dynamics, number
 from .colour import data_scale, full_scale, ramp
 from .page import packed, render_page
-from .text import NARROWEST, _bullets, _number, _shown, print_columns, print_note, safe_text
-from .words import direction, extent, flat, in_a_sentence, note_on_weights, shorten, visible
+from .terminal import print_bullets, print_columns, print_text, shown_rows
+from .words import direction, extent, flat, in_a_sentence, listed, note_on_weights, visible
 
-_SCRIPTS = (
-    "dom",
-    "labels",
-    "scale",
-    "tip",
-    "chance",
-    "scroll",
-    "table",
-    "dynamics_curves",
-    "dynamics_maps",
-    "dynamics_page",
-)
+_SCRIPTS = ("scale", "chance", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # letters that a small curve takes, at most
 CURVE = "to the end"
@@ -44,37 +32,30 @@ def print_dynamics(dynamics: Dynamics, console: Console | None = None, *, full: 
     for k, measure in enumerate(dynamics.values):
         if k:
             console.print()
-        console.print(safe_text(console, sentence(dynamics, measure), "bold"))
+        print_text(console, sentence(dynamics, measure), "bold")
         _print_table(dynamics, measure, console, full)
         if not dynamics.two_runs:
-            console.print(safe_text(console, RULES[dynamics[measure].closer], "dim"))
-        _bullets(console, [text for text, _ in _caveats(dynamics, measure)], "yellow")
-    print_note(console, note_on_weights(dynamics.provenance))
+            print_text(console, RULES[dynamics[measure].closer], "dim")
+        print_bullets(console, _caveats(dynamics, measure), "yellow")
+    print_text(console, note_on_weights(dynamics.provenance), "yellow")
 
 
 def _print_table(dynamics: Dynamics, measure: str, console: Console, full: bool) -> None:
     ends = dynamics.to_end(measure)
-    heads = ["first", "last"] if dynamics.two_runs else ["first", *(f"{t:g}" for t in THRESHOLDS)]
-    if dynamics.two_runs:
-        columns = [[_number(v) for v in ends[:, k]] for k in (0, -1)]
-    else:
-        settled = [dynamics.settled(t, measure).values() for t in THRESHOLDS]
-        columns = [[_number(v) for v in ends[:, 0]], *(["never" if s is None else str(s) for s in c] for c in settled)]
-    taken = sum(max(len(h), *map(len, c)) + 2 for h, c in zip(heads, columns, strict=True))
-    least = min(NARROWEST, max(len(visible(site)) for site in dynamics.sites))
-    small = max(min(SPARK, ends.shape[1], console.width - taken - least - 4), len(CURVE))
-    room = max(console.width - taken - small - 4, NARROWEST)
+    titles, columns = dynamics.summary_columns(measure)
+    heads = ["site", *(title.removeprefix("settled at ") for title in titles), CURVE]
+    letters = max(min(SPARK, console.width // 4), len(CURVE))
     bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
     low, high = _ends(ends, dynamics[measure].closer)
-    shown = _shown(len(dynamics.sites), full)
-    rows: list[list[str | Text]] = []
+    shown = shown_rows(len(dynamics.sites), full)
+    rows = []
     for s in shown:
         if s is None:
-            rows.append([f"… {len(dynamics.sites) - len(shown) + 1} more"])
+            rows.append([f"… {len(dynamics.sites) - len(shown) + 1} more", *[""] * (len(heads) - 1)])
             continue
-        name = safe_text(console, shorten(visible(dynamics.sites[s]), room))
-        rows.append([name, *(column[s] for column in columns), sparkline(ends[s], low, high, bars, small)])
-    print_columns(console, ["site", *heads, CURVE], rows, left=(0, len(heads) + 1))
+        curve = sparkline(ends[s], low, high, bars, letters)
+        rows.append([visible(dynamics.sites[s]), *(column[s] for column in columns), curve])
+    print_columns(console, heads, rows, left=(0, len(heads) - 1), names=(0,))
 
 
 def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
@@ -96,7 +77,7 @@ def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, mos
 
 
 def sentence(dynamics: Dynamics, measure: str) -> str:
-    """What was found, in one sentence."""
+    """A sentence that sums up a measure."""
     name = visible(measure)
     ends = dynamics.to_end(measure)
     if dynamics.two_runs:
@@ -106,9 +87,9 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
         key = last if dynamics[measure].closer == "up" else -last
         near, far = int(np.nanargmax(key)), int(np.nanargmin(key))
         text = f"At the end {in_a_sentence(dynamics.name_a)} and {in_a_sentence(dynamics.name_b)} are most alike at "
-        text += f"{in_a_sentence(dynamics.sites[near])} ({_number(last[near])})"
+        text += f"{in_a_sentence(dynamics.sites[near])} ({number(last[near])})"
         return f"{text}, by {name}." if near == far else (
-            f"{text} and least at {in_a_sentence(dynamics.sites[far])} ({_number(last[far])}), by {name}."
+            f"{text} and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])}), by {name}."
         )  # fmt: skip
     order = dynamics.order(measure=measure)
     known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
@@ -125,34 +106,28 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
     return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
 
 
-def _caveats(dynamics: Dynamics, measure: str) -> list[tuple[str, str]]:
+def _caveats(dynamics: Dynamics, measure: str) -> list[str]:
     """Each text once, with the sites that it concerns."""
-    grouped: dict[str, list[str]] = {}
+    grouped: dict[str, dict[str, None]] = {}
     for caveat in dynamics[measure].caveats:
-        grouped.setdefault(visible(caveat.text), []).extend([caveat.site_a] if caveat.site_a is not None else [])
-    texts = []
-    for text, sites in grouped.items():
-        unique = list(dict.fromkeys(map(visible, sites)))
-        reach = "concerns all sites" if not unique or len(unique) == len(dynamics.sites) else _listed(unique)
-        texts.append((f"{text} ({reach})", reach))
-    return texts
+        sites = grouped.setdefault(visible(caveat.text), {})
+        sites |= {} if caveat.site_a is None else {caveat.site_a: None}
+    every = (0, len(dynamics.sites))
+    return [
+        f"{text} ({'concerns all sites' if len(sites) in every else listed(list(sites), 'sites')})"
+        for text, sites in grouped.items()
+    ]
 
 
-def _listed(sites: list[str]) -> str:
-    more = f" and {len(sites) - 4} more" if len(sites) > 4 else ""
-    return ", ".join(shorten(site, 40) for site in sites[:4]) + more
-
-
-def render_dynamics(dynamics: Dynamics) -> str:
-    """The page: one file that loads nothing."""
+def render(dynamics: Dynamics) -> str:
+    """The page of dynamics."""
     lines = [sentence(dynamics, measure) for measure in dynamics.values]
-    names = [in_a_sentence(dynamics.name_a)] + ([in_a_sentence(dynamics.name_b)] if dynamics.two_runs else [])
     return render_page(
-        title=" and ".join(names),
+        title=listed([dynamics.name_a, dynamics.name_b] if dynamics.two_runs else [dynamics.name_a]),
         question="How do they change alike?" if dynamics.two_runs else "Which layer settles when?",
         lead=lines[0] if lines else "Nothing was measured.",
         others=lines[1:],
-        kind="measures",
+        kind="measure",
         data=_contents(dynamics),
         scripts=_SCRIPTS,
         styles=("figures", "dynamics", "page"),
@@ -198,5 +173,5 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
         "data": [data.far, data.alike],
         "ends": [ends.far, ends.alike],
         "settled": [[None if step is None else place[step] for step in steps] for steps in settled],
-        "caveats": [text for text, _ in _caveats(dynamics, name)],
+        "caveats": _caveats(dynamics, name),
     }

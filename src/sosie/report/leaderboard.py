@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from ..results import Entry, Leaderboard, counted
 from .page import render_page
-from .text import NARROWEST, print_columns, safe_text
-from .words import flat, in_a_sentence, shorten, visible
+from .terminal import print_columns, print_text, safe_text
+from .words import flat, in_a_sentence, listed, visible
 
-_SCRIPTS = ("dom", "labels", "tip", "scroll", "table", "leaderboard", "leaderboard_figures", "leaderboard_page")
+_SCRIPTS = ("table", "leaderboard", "leaderboard_figures", "leaderboard_page")
 WIDE = 100  # letters per line, below which the two set points are left out
 _COLUMNS = (
-    ("ρ", "spearman", 2),
-    ("r", "pearson", 2),
-    ("AUC", "auc", 2),
-    ("random", "untrained", 2),
-    ("conv.", "consecutive", 2),
-    ("moved", "moved_in_vain", 2),
-    ("noticed", "noticed", 2),
+    ("ρ", "spearman"),
+    ("r", "pearson"),
+    ("AUC", "auc"),
+    ("random", "untrained"),
+    ("conv.", "consecutive"),
+    ("moved", "moved_in_vain"),
+    ("noticed", "noticed"),
 )
 
 
@@ -28,26 +29,25 @@ def print_leaderboard(board: Leaderboard, console: Console | None = None) -> Non
     """The measures, best first, with the numbers that sum them up; then what went wrong, and for whom."""
     console = console or Console()
     lines = sentences(board)
-    console.print(safe_text(console, lines[0], "bold"))
+    print_text(console, lines[0], "bold")
     columns = _COLUMNS if console.width >= WIDE else [c for c in _COLUMNS if c[1] not in ("untrained", "consecutive")]
-    room = max(console.width - 14 - 8 * len(columns), NARROWEST)
-    cells = (
+    rows: list[list[str | Text]] = [
         [
             "" if row["rank"] is None else str(row["rank"]),
-            safe_text(console, shorten(visible(row["measure"]), room), "dim" if row["rank"] is None else ""),
-            *(_number(row[key], digits) for _, key, digits in columns),
+            safe_text(console, visible(row["measure"]), "dim" if row["rank"] is None else ""),
+            *(_number(row[key], 2) for _, key in columns),
             "" if row["seconds"] is None else _number(1000 * row["seconds"], 1),
         ]
         for row in board.rows()
-    )
-    print_columns(console, ["", "measure", *(title for title, *_ in columns), "ms"], cells, left=(1,))
+    ]
+    print_columns(console, ["", "measure", *(title for title, _ in columns), "ms"], rows, left=(1,))
     for text in (*lines[1:], READING):
-        console.print(safe_text(console, text, "dim"))
+        print_text(console, text, "dim")
     for entry in board:
         for why in entry.undefined.values():
-            console.print(safe_text(console, f"- {visible(entry.name)}: {visible(why)}", "dim"))
+            print_text(console, f"- {visible(entry.name)}: {visible(why)}", "dim")
         for stage, why in entry.failures.items():
-            console.print(safe_text(console, f"- {visible(entry.name)}, {stage}: {visible(why)}", "yellow"))
+            print_text(console, f"- {visible(entry.name)}, {stage}: {visible(why)}", "yellow")
 
 
 READING = (
@@ -59,7 +59,7 @@ READING = (
 
 
 def sentences(board: Leaderboard) -> list[str]:
-    """What the leaderboard comes to; the first leads."""
+    """Sentences that sum up the leaderboard; the first is the headline."""
     ranked = [entry for entry in board if entry.correlation() is not None]
     scale, data = board.scale["name"], board.data
     setting = (
@@ -71,7 +71,7 @@ def sentences(board: Leaderboard) -> list[str]:
     first = ranked[0]
     lead = (
         f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
-        f"share of images they agree on, the mean over pairs that differ in {_listed(list(first.grounding))}."
+        f"share of images they agree on, the mean over pairs that differ in {listed(list(first.grounding))}."
     )
     level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
@@ -85,7 +85,8 @@ def sentences(board: Leaderboard) -> list[str]:
     return [
         lead,
         *([tied] if len(ranked) > 1 else []),
-        f"{len(apart) or 'None'} of {len(board)} tell consecutive checkpoints from untrained networks without overlap.",
+        f"{len(apart) or 'None'} of {len(board)} {'separates' if len(apart) == 1 else 'separate'} consecutive "
+        "checkpoints from untrained networks without overlap.",
         f"Without a change to what the network does, {len(fooled) or 'none'} of {len(tried)} could be moved as far "
         "as untrained networks are apart, or farther.",
         setting,
@@ -100,36 +101,32 @@ def _is_level(entry: Entry) -> bool:
 
 
 def _undefined(board: Leaderboard) -> list[str]:
-    """Who has no rank because of what it is, by the kinds of pairs that it has no values for."""
+    """A sentence for each set of kinds of pairs that some measures are not defined for."""
     by_kinds: dict[tuple[str, ...], list[str]] = {}
     for entry in board:
         if entry.undefined:
-            by_kinds.setdefault(tuple(entry.undefined), []).append(in_a_sentence(entry.name))
+            by_kinds.setdefault(tuple(entry.undefined), []).append(entry.name)
     return [
         f"{len(names)} of {len(board)} {'is' if len(names) == 1 else 'are'} not defined for networks that differ in "
-        f"{_listed(list(kinds))}, and without a rank: {_listed(names)}."
+        f"{listed(kinds)}, and without a rank: {listed(names)}."
         for kinds, names in by_kinds.items()
     ]
 
 
 def _failed(board: Leaderboard) -> list[str]:
-    failed = [in_a_sentence(entry.name) for entry in board if entry.failures]
-    return [f"{len(failed)} of {len(board)} failed somewhere: {_listed(failed)}."] if failed else []
+    failed = [entry.name for entry in board if entry.failures]
+    return [f"{len(failed)} of {len(board)} failed somewhere: {listed(failed)}."] if failed else []
 
 
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def render_leaderboard(board: Leaderboard) -> str:
-    """The page: one file that loads nothing."""
+def render(board: Leaderboard) -> str:
+    """The page of a leaderboard."""
     lines = sentences(board)
     return render_page(
-        title=f"{len(board)} measure{'s' * (len(board) != 1)} put to the test",
+        title=f"{counted(len(board), 'measure')} put to the test",
         question="Is this measure any good?",
         lead=lines[0],
         others=lines[1:],
-        kind="facts",
+        kind="fact",
         data=_contents(board),
         scripts=_SCRIPTS,
         styles=("figures", "leaderboard", "page"),

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from markupsafe import Markup
 from ..files import write_atomically
 from ..results import (
     LEVEL,
+    TENSORS,
     TRANSFER,
     Answer,
     Comparison,
@@ -31,6 +33,7 @@ from ..results import (
     headline,
     in_order,
     indices,
+    layers,
     summarise,
 )
 from .colour import data_scale, full_scale, ramp
@@ -39,10 +42,11 @@ from .words import (
     direction,
     extent,
     flat,
-    in_a_sentence,
+    listed,
     note_on_weights,
     sentence,
     sentence_of_all,
+    shared_measures,
     size,
     visible,
 )
@@ -52,6 +56,12 @@ from .words import (
 MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
 _SPARED = ("low", "high", "null", "null_spread")  # what is then left out; p stays, it decides how a cell looks
 _DOUBT = (*_SPARED, "p", "p_search")
+
+# What is shuffled where no rows are paired, by the rule that makes the rows
+_SHUFFLED = {
+    "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn",
+    TENSORS: "shuffled weights give",
+}
 
 T = TypeVar("T", bound=Hashable)
 
@@ -65,6 +75,7 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     records: dict[tuple[tuple[str, str], ...], int] = {}
     pairs_shown = []
     for (i, j), comparison in pairs:
+        sides_of = (comparison.side_a, comparison.side_b)
         pairs_shown.append(
             {
                 "i": i,
@@ -72,7 +83,8 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
                 "a": _number_of(comparison.side_a, sides),
                 "b": _number_of(comparison.side_b, sides),
                 "title": title(comparison),
-                "rule": visible(comparison.rows_rule),
+                "chance": _SHUFFLED.get(comparison.rows_rule, "the measure gives when rows are paired at random"),
+                "layers": [len(layers(side.sites, comparison.rows_rule)) for side in sides_of],
                 "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
@@ -94,33 +106,13 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     }
 
 
-def _is_transfer(result: Comparison | Comparisons) -> bool:
-    every = [result] if isinstance(result, Comparison) else list(result)
-    return bool(every) and all(comparison.kind == "transfer" for comparison in every)
-
-
 def title(result: Comparison | Comparisons) -> str:
-    if _is_transfer(result):
-        every = [result] if isinstance(result, Comparison) else list(result)
+    every = [result] if isinstance(result, Comparison) else list(result)
+    if result.kind == "transfer":
         models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
-        return f"{_listed([*models], 'models')} on {_listed([*data], 'sets of data')}"
-    if isinstance(result, Comparison):
-        return f"{in_a_sentence(result.side_a.name)} and {in_a_sentence(result.side_b.name)}"
-    return _listed(result.names, "models")
-
-
-def _listed(names: Sequence[str], kind: str) -> str:
-    texts = [in_a_sentence(name) for name in names]
-    if len(texts) > 4:
-        return f"{texts[0]}, {texts[1]} and {len(texts) - 2} more {kind}"
-    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
-
-
-def sentences(result: Comparison | Comparisons) -> list[str]:
-    """One for each measure; the first leads."""
-    if isinstance(result, Comparison):
-        return [sentence(result, name) for name in result.values]
-    return [sentence_of_all(result, name) for name in shared_measures(result)]
+        return f"{listed([*models], 'models')} on {listed([*data], 'sets of data')}"
+    names = [result.side_a.name, result.side_b.name] if isinstance(result, Comparison) else result.names
+    return listed(names, "models")
 
 
 def packed(array: np.ndarray) -> str:
@@ -142,7 +134,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "partner": list(summary.depth_partner),
         "best": list(summary.best_partner),
         "value": packed(values.value),
-        "n": values.n,
+        "counted": _counted(comparison, name),
         "statistic": visible(values.statistic),
         "same": values.same,
         "extent": extent(values.bounds),
@@ -161,7 +153,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
 
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
-    """Which measure says what the stitched networks do, and which of the indices can be drawn beside it."""
+    """The index of the measure that says how the stitched networks do, and of those drawn beside it."""
     does, names = headline(comparison), list(comparison.values)
     if does is None:
         return None
@@ -169,12 +161,21 @@ def _stitched(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "does": names.index(does),
         "says": [names.index(name) for name in says],
-        "overInputs": [name for name in names if name not in indices(comparison)],
     }
 
 
+def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
+    """The term and the number of what the values of a measure rest on."""
+    n, rule = comparison[name].n, comparison.rows_rule
+    if comparison.kind == "stitching" and name not in indices(comparison):
+        return "Inputs", f"{n:,}, each answered once"
+    if rule == TENSORS:
+        return "Numbers", f"{n:,} in all layers of A"
+    return "Rows", f"{n:,}, made by the rule “{visible(rule)}”"
+
+
 def _calibrated(values: Estimate) -> dict[str, Any] | None:
-    """How to read the scores; the page works them out of value and chance."""
+    """How to read the scores, which the page computes from value and chance."""
     score = values.score
     if score is None or not np.isfinite(score).any():
         return None
@@ -207,11 +208,6 @@ def between_models(result: Comparisons, measure: str) -> Estimate:
     return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
 
 
-def shared_measures(result: Comparisons) -> list[str]:
-    every = [comparison.values for comparison in result]
-    return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
-
-
 def _side(side: Side) -> dict[str, Any]:
     return {
         "name": visible(side.name),
@@ -234,65 +230,46 @@ def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:
 
 
 _FOLDER = Path(__file__).with_name("page")
+_EVERY_SCRIPT = ("dom", "labels", "tip", "parts", "scroll")  # of every page, before its own
 _SCRIPTS = (
-    "dom",
-    "labels",
-    "scale",
-    "tip",
-    "heatmap",
-    "pointing",
-    "chance",
-    "pair",
-    "pinned",
-    "curve",
-    "scroll",
-    "table",
-    "stitched",
-    "transfer",
-    "words",
-    "download",
-    "page",
+    *("scale", "heatmap", "pointing", "chance", "pair", "pinned", "curve", "table"),
+    *("stitched", "transfer", "words", "download", "page"),
 )
 # In a JSON string these are the same character; in HTML they can no longer end the script or start a tag.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
+# Which module renders a result: each has a function `render`
+_PAGES = {Comparison: "page", Comparisons: "page", Dynamics: "dynamics", Leaderboard: "leaderboard", Answer: "answers"}
+
+
 def write_report(
     result: Comparison | Comparisons | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
 ) -> Path:
-    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or what a zoo answers."""
-    if isinstance(result, Answer):
-        from .answers import render_answer
-
-        return write_atomically(path, render_answer(result))
-    if isinstance(result, Leaderboard):
-        from .leaderboard import render_leaderboard
-
-        return write_atomically(path, render_leaderboard(result))
-    if isinstance(result, Dynamics):
-        from .dynamics import render_dynamics
-
-        return write_atomically(path, render_dynamics(result))
-    if not isinstance(result, (Comparison, Comparisons)):
-        raise TypeError(
-            "write_report shows a Comparison, Comparisons, Dynamics, Leaderboard, or what a zoo answers, not a "
-            f"{type(result).__name__}"
-        )
-    return write_atomically(path, render(result))
+    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or an answer of a zoo."""
+    module = next((module for kind, module in _PAGES.items() if isinstance(result, kind)), None)
+    if module is None:
+        known = ", ".join(kind.__name__ for kind in _PAGES)
+        raise TypeError(f"write_report shows a result ({known}), not a {type(result).__name__}")
+    return write_atomically(path, import_module(f".{module}", __package__).render(result))
 
 
 def render(result: Comparison | Comparisons) -> str:
-    lines = sentences(result)
+    """The page of a comparison, or of all pairs of models."""
+    if isinstance(result, Comparison):
+        every, lines = [result], [sentence(result, name) for name in result.values]
+    else:
+        every, lines = list(result), [sentence_of_all(result, name) for name in shared_measures(result)]
     return render_page(
         title=title(result),
-        question="How much is there to adapt?" if _is_transfer(result) else "How alike are they?",
+        question="How much is there to adapt?" if result.kind == "transfer" else "How alike are they?",
         lead=lines[0] if lines else "Nothing was measured.",
         others=lines[1:],
-        kind="measures",
+        kind="measure",
         data=contents(result),
         scripts=_SCRIPTS,
         styles=("figures", "page"),  # the page's print rules come last
-        note=note_on_weights(*(each.provenance for each in ([result] if isinstance(result, Comparison) else result))),
+        note=note_on_weights(*(each.provenance for each in every)),
     )
 
 
@@ -308,8 +285,8 @@ def render_page(
     styles: Sequence[str],
     note: str = "",
 ) -> str:
-    """One self-contained file: the words (a `kind` of thing is what each of the others is about), data and scripts."""
-    script = "\n".join(_read(f"{name}.js") for name in scripts)
+    """One self-contained file: words, data and scripts. `kind`: what each of the others is about (singular)."""
+    script = "\n".join(_read(f"{name}.js") for name in (*_EVERY_SCRIPT, *scripts))
     script = f"(() => {{\n'use strict';\n{script}}})();"
     style = "".join(style_file(name).read_text(encoding="utf-8") for name in ("colours", *styles))
     environment = jinja2.Environment(

@@ -12,8 +12,8 @@ import numpy as np
 from ..files import write_atomically
 from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
 from .colour import data_scale, full_scale, ramp
-from .page import between_models, shared_measures
-from .words import direction, shorten, visible
+from .page import between_models
+from .words import direction, shared_measures, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,5 +206,5 @@ def _write_pair(comparison: Comparison, path: Path, kinds: tuple[str, ...]) -> l
 
 
 def _plain(name: str) -> str:
-    """What of a name every file system takes."""
+    """The name with only those letters that every file system takes."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..results import (
     Comparison,
     Comparisons,
     Side,
+    counted,
     summarise,
     transfer_sentence_of_all,
     two_decimals,
@@ -58,12 +59,12 @@ def in_a_sentence(name: str) -> str:
 
 
 def sentence(comparison: Comparison, measure: str) -> str:
-    """What was found, in one sentence that can be shown."""
+    """A sentence that sums up a measure, safe to show."""
     return visible(summarise(_speakable(comparison), measure).sentence)
 
 
 def _speakable(comparison: Comparison) -> Comparison:
-    """With names that can stand in a sentence."""
+    """The comparison with names that can stand in a sentence."""
     sides = []
     for side in (comparison.side_a, comparison.side_b):
         sites = tuple(map(in_a_sentence, side.sites))
@@ -74,8 +75,8 @@ def _speakable(comparison: Comparison) -> Comparison:
 
 
 def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
-    """Which two of several models are most alike, and which least."""
-    if comparisons.pairs and all(each.kind == "transfer" for each in comparisons):
+    """A sentence on which two of several models are most alike, and which least."""
+    if comparisons.kind == "transfer":
         return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in comparisons], measure))
     matrix = comparisons.matrix(measure)
     pairs = [pair for pair in comparisons.pairs if np.isfinite(matrix[pair])]
@@ -83,33 +84,36 @@ def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
         return f"{visible(measure)} is undefined for every pair of models."
     up = comparisons.pairs[pairs[0]][measure].closer == "up"
     ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
-    first, last = (
-        " and ".join(in_a_sentence(comparisons.names[k]) for k in pair) for pair in (ordered[0], ordered[-1])
-    )
+    first, last = (listed([comparisons.names[k] for k in pair]) for pair in (ordered[0], ordered[-1]))
     best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
+    mean = "shifts" if comparisons.kind == "shifts" else "layers at the same depth"
     single = all(pair[measure].value.size == 1 for pair in comparisons)
-    mean = (
-        "mean over shifts"
-        if any(each.kind == "shifts" for each in comparisons)
-        else "mean over layers at the same depth"
-    )
-    over = "" if single else f", {mean}"
+    over = "" if single else f", mean over {mean}"
     if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
         return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
     text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
     return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
 
 
+def shared_measures(comparisons: Comparisons) -> list[str]:
+    """The measures that every pair has."""
+    every = [comparison.values for comparison in comparisons]
+    return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
+
+
 def note_on_weights(*records: dict[str, Any]) -> str:
-    """A sentence that names the models whose weights are random, by the provenance of results; "" if none is known."""
+    """A sentence that names the models with random weights, by the provenance of results; "" if there are none."""
     lines = dict.fromkeys(str(line) for record in records for line in record.get("models", ()))
-    names = [in_a_sentence(line.partition(": ")[0]) for line in lines if ", random weights" in line]
-    if not names:
-        return ""
-    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    if len(names) > 4:
-        listed = f"{names[0]}, {names[1]} and {len(names) - 2} more models"
-    return f"{listed} {'has' if len(names) == 1 else 'have'} random weights."
+    names = [line.partition(": ")[0] for line in lines if ", random weights" in line]
+    return f"{listed(names, 'models')} {'has' if len(names) == 1 else 'have'} random weights." if names else ""
+
+
+def listed(names: Sequence[str], kind: str | None = None) -> str:
+    """Names as in "a, b and c"; with a `kind`, more than four of them as in "a, b and 5 more models"."""
+    texts = [in_a_sentence(name) for name in names]
+    if kind is not None and len(texts) > 4:
+        return f"{texts[0]}, {texts[1]} and {len(texts) - 2} more {kind}"
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def direction(closer: Closer) -> str:
@@ -135,20 +139,8 @@ class CaveatGroup:
 
     text: str
     where: tuple[tuple[int | None, int | None], ...]
-    pairs: int
+    reach: str  # how many pairs of layers it concerns, in words
     everywhere: bool
-    of: str = "pair"  # what is counted
-
-    @property
-    def reach(self) -> str:
-        return (
-            f"concerns all {self.of}s"
-            if self.everywhere
-            else f"concerns {self.pairs} {self.of}{'s' * (self.pairs != 1)}"
-        )
-
-    def concerns(self, i: int, j: int) -> bool:
-        return any(row in (None, i) and column in (None, j) for row, column in self.where)
 
 
 def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
@@ -165,9 +157,9 @@ def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
         mask = np.zeros(comparison[measure].value.shape, dtype=bool)
         for i, j in where:
             mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
-        unique = tuple(dict.fromkeys(where))
         of = "layer" if comparison.kind == "transfer" else "pair"
-        groups.append(CaveatGroup(visible(text), unique, int(mask.sum()), bool(mask.all()), of))
+        reach = f"concerns all {of}s" if mask.all() else f"concerns {counted(int(mask.sum()), of)}"
+        groups.append(CaveatGroup(visible(text), tuple(dict.fromkeys(where)), reach, bool(mask.all())))
     return groups
 
 

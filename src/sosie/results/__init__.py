@@ -15,6 +15,7 @@ from .comparison import (
     by_chance,
     correction,
     decisive_p,
+    doubts,
     stars,
     written_p,
 )
@@ -39,4 +40,4 @@ from .summary import (
     transfer_sentence_of_all,
     two_decimals,
 )
-from .tables import counted
+from .tables import cell, counted, number

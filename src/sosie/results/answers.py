@@ -1,4 +1,4 @@
-"""What a collection of models says to a question: rows of one form, and what they rest on."""
+"""Answers of a zoo: rows of one form, and what must be known to read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..files import DamagedFile, check_schema, read_json, write_json
+from ..files import check_schema, write_json
+from .storage import VERSION, load_as
 from .tables import MOST_SHOWN, Rows, as_frame, cell, counted, html_table
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 
 ANSWER = "sosie-answer"
-ANSWER_VERSION = 2
 ROUNDING = 1e-6
 
 A = TypeVar("A", bound="Answer")
@@ -44,7 +44,7 @@ class Answer(Rows):
 
     @property
     def models(self) -> int:
-        """How many the answer is about; rows may be of some of them."""
+        """The number of models that the answer is about; there may be fewer rows."""
         return int(self.asked.get("models", len(self.found)))
 
     def sentence(self) -> str:
@@ -52,23 +52,15 @@ class Answer(Rows):
         return counted(len(self.found), "row")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        head = {"format": ANSWER, "version": ANSWER_VERSION, "question": self.question}
+        """Write JSON that `sosie.load` reads back exactly."""
+        head = {"format": ANSWER, "version": VERSION, "question": self.question}
         content = {**head, "asked": self.asked, "rows": self.found, "notes": self.notes}
         return write_json(path, content, indent=1)
 
     @classmethod
     def load(cls: type[A], path: str | os.PathLike[str]) -> A:
-        """What `save` wrote."""
-        content = read_json(path, ANSWER, ANSWER_VERSION, cls.question)
-        if content.get("question") != cls.question:
-            asked = str(content.get("question"))[:40]
-            raise DamagedFile(f"{path} is an answer of kind {asked!r}, not {cls.question!r}")
-        return cls.from_json(content, path)
-
-    @classmethod
-    def from_json(cls: type[A], content: dict[str, Any], path: str | os.PathLike[str]) -> A:
-        check_schema(path, content, {"asked": {}, "rows": [{}], "notes": [str]})
-        return cls(content["asked"], tuple(content["rows"]), tuple(content["notes"]))
+        """Read what `save` wrote."""
+        return load_as(cls, path)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns that are not empty, and the cells of the first rows as text."""
@@ -127,7 +119,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-# What a zoo says of all its models: where they lie, how they group, which are copies or relatives, which to take
+# Answers about all models: where they lie, how they group, which are copies or relatives, which to take
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +150,7 @@ class Clusters(Answer):
 
     @property
     def groups(self) -> list[list[str]]:
-        """The names in each."""
+        """The names of the models in each cluster."""
         members: dict[int, list[str]] = {}
         for row in self.found:
             members.setdefault(row["cluster"], []).append(row["name"])
@@ -173,7 +165,7 @@ class Clusters(Answer):
 
 @dataclass(frozen=True, repr=False)
 class Duplicates(Answer):
-    """Models that are there under another name already: each with the first that it is like."""
+    """Models that are in the zoo under another name already, each with the first such model."""
 
     question = "duplicates"
     shown = ("name", "same_as", "why", "value", "architecture")
@@ -212,7 +204,7 @@ class Recommendation(Answer):
 
     @property
     def models(self) -> int:
-        """How many could be tried."""
+        """The number of models that could be tried."""
         return int(self.asked["tried"])
 
     def sentence(self) -> str:
@@ -230,5 +222,5 @@ KINDS: dict[str, type[Answer]] = {
 
 
 def answer_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
-    """Of whichever kind."""
-    return KINDS[content["question"]].from_json(content, path)
+    check_schema(path, content, {"question": tuple(KINDS), "asked": {}, "rows": [{}], "notes": [str]})
+    return KINDS[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))

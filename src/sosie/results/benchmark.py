@@ -1,4 +1,4 @@
-"""How measures fared in the benchmark: data that can be read again without a model."""
+"""Results of the benchmark and of cost measurements: data that can be read again without a model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..files import check_schema, read_json, write_json
-from .storage import as_damage
+from ..files import COUNT, check_schema, write_json
+from .storage import VERSION, load_as
 
 LEADERBOARD = "sosie-leaderboard"
-LEADERBOARD_VERSION = 2
 BOARD = {
     "scale": {},
     "data": {},
@@ -27,10 +26,10 @@ BOARD = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One measure: what was found at each stage, and why something was not.
+    """One measure: its results at each stage, and why some are missing.
 
-    A value of `moved` is 0 where the measure says what it says of a network with itself, 1 where it says what it says
-    of networks that were never trained.
+    A value of `moved` is 0 where the measure has the value of a network with itself, and 1 where it has that of
+    networks that were never trained.
     """
 
     name: str
@@ -46,11 +45,11 @@ class Entry:
 
     @property
     def auc(self) -> float | None:
-        """How often consecutive checkpoints are closer than untrained networks, probed by all images."""
+        """The share of cases in which consecutive checkpoints are closer than untrained networks, on all images."""
         return None if self.calibration is None else self.calibration["clean"]["auc"]
 
     def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
-        """With agreement, the mean over the kinds of pairs; None unless every kind has one."""
+        """The correlation with agreement, averaged over the kinds of pairs; None unless every kind has one."""
         coefficients = [kind["groups"][group].get(coefficient) for kind in self.grounding.values()]
         missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
         if not coefficients or None in coefficients or missing:
@@ -75,7 +74,7 @@ class Entry:
 
     @property
     def seconds(self) -> float | None:
-        """For one pair, alone, with as many images as the measure was given."""
+        """The time for one pair alone, on as many images as the measure was given."""
         return None if self.calibration is None else self.calibration["seconds"][-1][1]
 
 
@@ -134,22 +133,20 @@ class Leaderboard:
             for rank, entry in enumerate(self.entries, 1)
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"format": LEADERBOARD, "version": LEADERBOARD_VERSION, **asdict(self), "rows": self.rows()}
-
     def save(self, path: str | os.PathLike[str]) -> Path:
-        return write_json(path, self.as_json())
+        """Write JSON that `sosie.load` reads back exactly."""
+        return write_json(path, {"format": LEADERBOARD, "version": VERSION, **asdict(self), "rows": self.rows()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Leaderboard:
-        """What `save` wrote."""
-        content = read_json(path, LEADERBOARD, LEADERBOARD_VERSION, "leaderboard")
-        check_schema(path, content, BOARD)
-        try:
-            entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
-            return cls(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise as_damage(path, error) from error
+        """Read what `save` wrote."""
+        return load_as(cls, path)
+
+
+def leaderboard_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Leaderboard:
+    check_schema(path, content, BOARD)
+    entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
+    return Leaderboard(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
 
 
 def _order(entry: Entry) -> tuple[float, float, str]:
@@ -165,7 +162,6 @@ def _mean(entry: Entry, side: str) -> float | None:
 # What measures cost: data that can be read again without a model
 
 COST = "sosie-cost"
-COST_VERSION = 2
 COSTS = {
     "models": [str],
     "device": str,
@@ -175,12 +171,12 @@ COSTS = {
     "costs": [
         {
             "measure": str,
-            "probes": (None, int),
-            "sites": int,
-            "forward_flops": int,
-            "measure_flops": int,
+            "probes": (None, COUNT),
+            "sites": COUNT,
+            "forward_flops": COUNT,
+            "measure_flops": COUNT,
             "seconds": float,
-            "peak_bytes": int,
+            "peak_bytes": COUNT,
             "statistic": str,
             "unknown": [str],
         }
@@ -240,29 +236,19 @@ class Costs:
     def rows(self) -> list[dict[str, Any]]:
         return [{**asdict(cost), "flops": cost.flops, "unknown": list(cost.unknown)} for cost in self]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"format": COST, "version": COST_VERSION, **asdict(self)}
-
     def save(self, path: str | os.PathLike[str]) -> Path:
-        return write_json(path, self.as_json())
+        """Write JSON that `sosie.load` reads back exactly."""
+        return write_json(path, {"format": COST, "version": VERSION, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Costs:
-        """What `save` wrote."""
-        content = read_json(path, COST, COST_VERSION, "table of costs")
-        try:
-            return costs_from_json(content, path)
-        except ValueError as error:
-            raise as_damage(path, error) from error
+        """Read what `save` wrote."""
+        return load_as(cls, path)
 
 
 def costs_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Costs:
     check_schema(path, content, COSTS)
     costs = tuple(Cost(**{**row, "unknown": tuple(row["unknown"])}) for row in content["costs"])
-    for cost in costs:
-        for name, number in asdict(cost).items():
-            if isinstance(number, (int, float)) and number < 0:
-                raise ValueError(f"{name} is {number}")
     first, second = content["models"]
     about = {name: content[name] for name in ("device", "memory", "rows_rule", "provenance")}
     return Costs((first, second), costs, **about)

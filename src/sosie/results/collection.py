@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .comparison import Array, Comparison
+from .comparison import Array, Comparison, Kind
 from .summary import at_layers, mean_at_same_depth
 
 Pair = tuple[int, int]
 
 
 class LazyComparisons(Mapping[Pair, Comparison]):
-    """Comparisons that are made when they are first read: of many models there are more pairs than anyone looks at."""
+    """Comparisons that are made when they are first read: many models have more pairs than anyone looks at."""
 
     def __init__(
         self,
@@ -23,9 +23,9 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         value: Callable[[int, int, str], Array] | None = None,
         whole: Callable[[str], Array | None] | None = None,
     ) -> None:
-        """`value`: of a pair and a measure at layers, where that is cheaper than all there is to say about the pair.
+        """`value` gives the values of a pair at layers, where that is cheaper than the whole comparison.
 
-        `whole`: model by model, where all pairs at once are cheaper; None for a measure of which they are not.
+        `whole` gives the model by model matrix of a measure at once, or None where it cannot.
         """
         self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
         self._make, self._value, self._whole = make, value, whole
@@ -43,7 +43,7 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         return at_layers(self[pair], measure).value
 
     def whole(self, measure: str) -> Array | None:
-        """Model by model at once, where that is known how."""
+        """The model by model matrix, where it can be computed at once."""
         return None if self._whole is None else self._whole(measure)
 
     def __contains__(self, pair: object) -> bool:
@@ -62,6 +62,11 @@ class Comparisons:
 
     names: tuple[str, ...]
     pairs: Mapping[Pair, Comparison]
+
+    @property
+    def kind(self) -> Kind:
+        """The kind that all pairs have in common."""
+        return next(iter(self)).kind if self.pairs else "representations"
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -1,4 +1,4 @@
-"""What a comparison found: values with the rows they rest on, how far they can be trusted, and where they came from."""
+"""The result of a comparison: values, how many rows they rest on, how far to trust them, and where they came from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from .tables import as_frame
+from .tables import as_frame, number
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,7 @@ class Caveat:
 
 
 class Facts(Protocol):
-    """What must be known to read a value: a measure has it, and so may anything else."""
+    """The facts needed to read a value; every measure declares them."""
 
     @property
     def closer(self) -> Closer: ...
@@ -136,7 +136,7 @@ ARRAYS = (
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Every site of A against every site of B, for each measure asked for."""
+    """Every site of A against every site of B, for each measure."""
 
     side_a: Side
     side_b: Side
@@ -205,7 +205,7 @@ class Comparison:
         return rows
 
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
-        """For each site of A the site of B that is closest, by the measure's own direction."""
+        """The closest site of B for each site of A, by the measure's own direction."""
         values = self[self._only(measure)]
         matches = []
         for i, j in enumerate(closest(values)):
@@ -261,7 +261,7 @@ class Comparison:
 
 
 def closest(values: Estimate) -> list[int | None]:
-    """For each row the column that is closest by the measure's own direction; None where all are undefined."""
+    """The closest column of each row, by the measure's own direction; None where all values are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
 
@@ -287,13 +287,13 @@ def by_chance(values: Estimate) -> Mask | None:
 
 
 def distinguishable(values: Estimate) -> Mask | None:
-    """True where a defined value is distinguishable from chance. Where p is unknown, neither this nor the other."""
+    """True where a defined value is distinguishable from chance; where p is unknown, this and `by_chance` are False."""
     p = decisive_p(values)
     return None if p is None else (p <= LEVEL) & np.isfinite(values.value)
 
 
 def share_distinguishable(values: Estimate) -> float | None:
-    """Of the pairs whose p is known, the share that is distinguishable from chance."""
+    """The share of pairs that are distinguishable from chance, among those whose p is known."""
     yes, no = distinguishable(values), by_chance(values)
     if yes is None or no is None or not (yes | no).any():
         return None
@@ -301,10 +301,8 @@ def share_distinguishable(values: Estimate) -> float | None:
 
 
 def correction(values: Estimate) -> str:
-    """Whether the deciding p-value is corrected for the search over pairs, in words."""
-    if values.p_search is None:
-        return "not corrected for the search"
-    return "corrected for the search"
+    """Words that say whether the deciding p-value is corrected for the search over pairs."""
+    return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
 def written_p(p: float) -> str:
@@ -320,3 +318,18 @@ def stars(p: float) -> str:
     if not np.isfinite(p):
         return ""
     return "n.s." if p > LEVEL else "*" * (1 + (p <= 0.01) + (p <= 0.001))
+
+
+def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str, str]:
+    """The interval, what chance gives and p of one pair as text, those that are known; "" where there is no pair."""
+    texts = {}
+    if values.low is not None and values.high is not None:
+        ends = (np.nan, np.nan) if j is None else (values.low[i, j], values.high[i, j])
+        texts["interval"] = f"[{number(ends[0], digits)}, {number(ends[1], digits)}]" if np.isfinite(ends).all() else ""
+    if values.null is not None:
+        spread = "" if j is None or values.null_spread is None else f"±{number(values.null_spread[i, j], digits)}"
+        texts["chance"] = "" if j is None else f"{number(values.null[i, j], digits)}{spread}"
+    if (p := decisive_p(values)) is not None:
+        known = np.nan if j is None else float(p[i, j])
+        texts["p"] = f"{written_p(known)} {stars(known):<4}" if stars(known) and digits > 2 else stars(known)
+    return texts

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import check_schema, read_json, write_json
+from ..files import check_schema, write_json
 from .comparison import Array, Estimate
-from .storage import ESTIMATE, as_damage, estimate_as_json, estimate_from_json
-from .tables import as_frame
+from .storage import ESTIMATE, VERSION, estimate_as_json, estimate_from_json, load_as
+from .tables import as_frame, number
 
 if TYPE_CHECKING:
     import pandas
 
 
-DYNAMICS, DYNAMICS_VERSION = "sosie-dynamics", 2
+DYNAMICS = "sosie-dynamics"
 THRESHOLDS = (0.99, 0.999)
 SCHEMA = {
     "name_a": str,
@@ -47,7 +47,7 @@ class Order:
 
     @property
     def bottom_up(self) -> bool | None:
-        """Whether sites near the input settle earlier on the whole; None where nothing speaks for either."""
+        """Whether sites near the input settle earlier on the whole; None if step and depth are unrelated."""
         return None if not self.correlation else self.correlation > 0
 
 
@@ -114,15 +114,15 @@ class Dynamics:
     def settled(
         self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None
     ) -> dict[str, int | None]:
-        """For each site the first step from which on it stays as near its last state as the threshold says.
+        """The first step of each site from which on it stays near its last state.
 
-        Near is a similarity to the last state of at least `threshold`, at that step and at all later ones. Of a
-        distance (lower is closer) `threshold` is the share of the way from the first state to the last: 0.99 is a
-        hundredth of their distance left; `within` gives a distance instead. An undefined value is not near. None
-        where a site never settles before an undefined last state.
+        Near means a similarity to the last state of at least `threshold`, at that step and at all later ones. For
+        a distance (lower is closer) `threshold` is the share of the way from the first state to the last: with 0.99, a
+        hundredth of their distance is left; `within` sets a distance instead. An undefined value is not near, so a site
+        whose last state is undefined never settles: None.
         """
         if self.two_runs:
-            raise ValueError("settling is towards a run's own end: take dynamics of one run")
+            raise ValueError("a run settles towards its own end: compute the dynamics of one run")
         values, near = self[self._only(measure)], self.to_end(measure)
         if within is not None and (values.closer == "up" or not within >= 0):
             raise ValueError(f"within={within!r}: a distance of at least 0, for measures where lower is closer")
@@ -131,7 +131,7 @@ class Dynamics:
         steps: dict[str, int | None] = {}
         for site, row in zip(self.sites, near, strict=True):
             if values.closer == "up":
-                reached = row >= threshold - 1e-12  # rounding is no reason to be late
+                reached = row >= threshold - 1e-12  # rounding must not delay it
             else:
                 reached = row <= ((1 - threshold) * row[0] if within is None else within) + 1e-12
             late = np.flatnonzero(~reached)
@@ -166,27 +166,33 @@ class Dynamics:
             for j, b in enumerate(self.steps_b)
         ]
 
+    def summary_columns(self, measure: str) -> tuple[list[str], list[list[str]]]:
+        """Titles and cells, one per site: how near the first state is to the last, and when the site settles.
+
+        With two runs: how alike the first and the last states of A are to the last of B.
+        """
+        ends = self.to_end(measure)
+        first, last = ([number(value) for value in ends[:, k]] for k in (0, -1))
+        if self.two_runs:
+            return ["first", "last"], [first, last]
+        settled = [self.settled(threshold, measure).values() for threshold in THRESHOLDS]
+        columns = [["never" if step is None else str(step) for step in steps] for steps in settled]
+        return ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)], [first, *columns]
+
     def to_pandas(self) -> pandas.DataFrame:
         """`rows()` as a data frame."""
         return as_frame(self.rows())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""
-        return write_json(path, self.as_json())
-
-    def as_json(self) -> dict[str, Any]:
         plain = {key: getattr(self, key) for name in SCHEMA if (key := name.rstrip("?")) != "values"}
         values = {name: estimate_as_json(values, ["value"]) for name, values in self.values.items()}
-        return {"format": DYNAMICS, "version": DYNAMICS_VERSION, **plain, "values": values}
+        return write_json(path, {"format": DYNAMICS, "version": VERSION, **plain, "values": values})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Dynamics:
-        """What `save` wrote."""
-        content = read_json(path, DYNAMICS, DYNAMICS_VERSION, "record of dynamics")
-        try:
-            return dynamics_from_json(content, path)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise as_damage(path, error) from error
+        """Read what `save` wrote."""
+        return load_as(cls, path)
 
     def __repr__(self) -> str:
         name = f"{self.name_a} x {self.name_b}" if self.two_runs else self.name_a

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 
-from ..files import DamagedFile, check_schema, read_json, write_json
+from ..files import COUNT, DamagedFile, OtherFile, check_schema, read_json, write_json
 from .collection import Comparisons
-from .comparison import ARRAYS, Array, Caveat, Comparison, Estimate, Kind, Side
+from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Estimate, Kind, Side
 
 if TYPE_CHECKING:
     from .answers import Answer
-    from .benchmark import Costs
+    from .benchmark import Costs, Leaderboard
     from .dynamics import Dynamics
 
 
+T = TypeVar("T")
 FORMAT = "sosie-comparison"
-VERSION = 2
-FARTHEST = 1e100  # a bound; larger ones, squared, are no numbers any more
+VERSION = 2  # of the files of all results
+FARTHEST = 1e100  # the largest bound; larger ones cannot be squared
 
 SIDE = {
     "name": str,
@@ -34,9 +35,9 @@ SIDE = {
     "left_out?": [[str]],
 }
 ESTIMATE = {  # arrays are checked as they are read
-    "n": int,
+    "n": COUNT,
     "statistic": str,
-    "closer": str,
+    "closer": get_args(Closer),
     "bounds": [(float, None)],
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str)}],
@@ -47,43 +48,51 @@ COMPARISON = {
     "rows_rule": str,
     "provenance": {},
     "values": {str: ESTIMATE},
-    "kind?": str,
+    "kind?": get_args(Kind),
 }
 
 
-def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Answer:
-    """Read what `save` of a `Comparison`, `Comparisons`, `Costs` or `Dynamics`, or of what a zoo answered, wrote.
+def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dynamics | Leaderboard | Answer:
+    """Read a file that `save` of any result wrote.
 
-    The checksum in the file must fit. One that you edited by hand is read once its "hash" is null; files from before
+    The checksum in the file must fit. A file that you edited by hand is read once its "hash" is null; files from before
     there were checksums are read as they are.
     """
     from .answers import ANSWER, answer_from_json
-    from .benchmark import COST, costs_from_json
+    from .benchmark import COST, LEADERBOARD, costs_from_json, leaderboard_from_json
     from .dynamics import DYNAMICS, dynamics_from_json
 
-    readers = {FORMAT: from_json, COST: costs_from_json, DYNAMICS: dynamics_from_json, ANSWER: answer_from_json}
-    content = read_json(path, tuple(readers), VERSION, "comparison")
+    readers: dict[str, Callable[..., Any]] = {
+        FORMAT: from_json,
+        COST: costs_from_json,
+        DYNAMICS: dynamics_from_json,
+        LEADERBOARD: leaderboard_from_json,
+        ANSWER: answer_from_json,
+    }
+    content = read_json(path, tuple(readers), VERSION, "result")
     try:
         return readers[content["format"]](content, path)
+    except DamagedFile:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise as_damage(path, error) from error
+        raise DamagedFile(f"{path} is damaged: {error}") from error
 
 
-def as_damage(path: str | os.PathLike[str], error: Exception) -> Exception:
-    """The error that a reader met, as one that names the file."""
-    return error if isinstance(error, DamagedFile) else DamagedFile(f"{path} is damaged: {error}")
+def load_as(kind: type[T], path: str | os.PathLike[str]) -> T:
+    """Read a result that must be of this class."""
+    result = load(path)
+    if not isinstance(result, kind):
+        raise OtherFile(f"{path} holds {type(result).__name__}, not {kind.__name__}")
+    return result
 
 
 def save(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> Path:
-    return write_json(path, as_json(result))
-
-
-def as_json(result: Comparison | Comparisons) -> dict[str, Any]:
-    head = {"format": FORMAT, "version": VERSION}
-    if isinstance(result, Comparisons):
+    if isinstance(result, Comparison):
+        content = _comparison_as_json(result)
+    else:
         pairs = [{"i": i, "j": j, **_comparison_as_json(c)} for (i, j), c in result.pairs.items()]
-        return {**head, "names": list(result.names), "pairs": pairs}
-    return {**head, **_comparison_as_json(result)}
+        content = {"names": list(result.names), "pairs": pairs}
+    return write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
 
 def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -127,13 +136,11 @@ def _comparison(content: dict[str, Any], path: str | os.PathLike[str]) -> Compar
     shape = (len(side_a.sites), len(side_b.sites))
     values = {name: estimate_from_json(each, shape) for name, each in content["values"].items()}
     kind = content.get("kind") or _kind_of(content["rows_rule"], values, side_a)
-    if kind not in get_args(Kind):
-        raise ValueError(f"no comparison is of kind {kind[:40]!r}")
     return Comparison(side_a, side_b, values, content["rows_rule"], content["provenance"], kind)
 
 
 def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
-    """What files from before they said so are about."""
+    """The kind of a comparison whose file does not name it, as files of the first versions do not."""
     if {"mean_embedding", "kernel_norm"} <= set(values):
         return "transfer"
     if {"agreement_b", "cross_entropy"} <= set(values):
@@ -146,11 +153,7 @@ def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
 
 
 def estimate_from_json(content: dict[str, Any], shape: tuple[int, ...]) -> Estimate:
-    """An estimate of content that fits the schema."""
-    if content["n"] < 0:
-        raise ValueError(f"a negative number of rows: {content['n']}")
-    if content["closer"] not in ("up", "down"):
-        raise ValueError(f"closer is {content['closer']!r}, not 'up' or 'down'")
+    """An estimate from content that fits the schema."""
     arrays: dict[str, Any] = {name: _array(content.get(name), shape) for name in ARRAYS}
     if arrays["value"] is None:
         raise ValueError("a measure without values")
@@ -174,7 +177,7 @@ def estimate_from_json(content: dict[str, Any], shape: tuple[int, ...]) -> Estim
 
 
 def side_from_json(content: dict[str, Any]) -> Side:
-    """A side as `asdict` gives it, of content that fits the schema."""
+    """A side from what `asdict` made of it, which fits the schema."""
     return Side(
         name=content["name"],
         sites=tuple(content["sites"]),
@@ -192,7 +195,7 @@ def _array(nested: Any, shape: tuple[int, ...]) -> Array | None:
     for _ in shape[1:]:
         leaves = [item for part in leaves for item in part]
     if not {type(leaf) for leaf in leaves} <= {float, int, type(None)}:
-        raise TypeError("an array of values holds something that is no number")
+        raise TypeError("an array of values holds something that is not a number")
     array = np.array(nested, dtype=np.float64)  # null becomes NaN
     if array.shape != shape and array.size:
         raise ValueError(f"values of shape {array.shape}, the sites make it {shape}")

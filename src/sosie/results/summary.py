@@ -1,4 +1,4 @@
-"""What a matrix of values says, in a few numbers and one plain sentence."""
+"""A matrix of values summed up: a few numbers and one plain sentence."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .comparison import ARRAYS, LEVEL, Array, Comparison, Estimate, by_chance, c
 # Which sites are layers: comparisons of weights have one beside them that stands for the whole model
 
 TENSORS = "tensors"  # the rule of comparisons of weights, tensor by tensor
-WHOLE = "all"  # their site that is no layer: every parameter as one vector, or the mean over layers of atoms
+WHOLE = "all"  # their site that is not a layer: every parameter as one vector, or the mean over layers of atoms
 
 
 def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
-    """The numbers of the sites that are layers; of a whole model alone, that."""
+    """The indices of the sites that are layers; all of them if none is."""
     numbers = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
     return numbers or list(range(len(sites)))
 
 
 def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
-    """Of both sides."""
+    """The indices of the layers on both sides."""
     a, b = (layers(side.sites, comparison.rows_rule) for side in (comparison.side_a, comparison.side_b))
     return a, b
 
 
 def at_layers(comparison: Comparison, measure: str) -> Estimate:
-    """What a measure says of layers alone."""
+    """The estimate of a measure at layers alone."""
     values, at = comparison[measure], np.ix_(*layers_of(comparison))
     arrays: dict[str, Array | None] = {name: getattr(values, name) for name in ARRAYS}
     return replace(values, **{name: None if array is None else array[at] for name, array in arrays.items()})  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def indices(comparison: Comparison) -> list[str]:
 
 
 def in_order(comparison: Comparison) -> bool:
-    """Whether several sites were paired one to one, the first with the first, and nothing else was looked at."""
+    """Whether several sites were paired one to one, the first with the first, and no other pair has a value."""
     count_a, count_b = len(comparison.side_a.sites), len(comparison.side_b.sites)
     if count_a != count_b or count_a < 2:
         return False
@@ -75,7 +75,7 @@ TRANSFER = {
 
 
 def transfer_sentence(comparison: Comparison, measure: str) -> str:
-    """Where there is least to adapt, and where most; other scores from the lowest to the highest."""
+    """A sentence on where there is least to adapt and where most; for other scores, the lowest and the highest."""
     a, b = comparison.side_a, comparison.side_b
     column = comparison[measure].value[:, 0]
     if np.isnan(column).all():
@@ -96,17 +96,17 @@ def over_sites(comparison: Comparison, measure: str) -> float:
 
 
 def least_first(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """By the mean embedding, the smallest mean over sites first."""
+    """The comparisons by their mean embedding, the smallest mean over sites first."""
     return sorted(comparisons, key=lambda c: np.nan_to_num(over_sites(c, MEAN_EMBEDDING), nan=np.inf))
 
 
 def sites_least_first(comparison: Comparison) -> list[int]:
-    """Where the sites are, by the mean embedding, the smallest first; undefined ones last."""
+    """The indices of the sites by their mean embedding, the smallest first and undefined ones last."""
     return [int(k) for k in np.argsort(comparison[MEAN_EMBEDDING].value[:, 0], kind="stable")]
 
 
 def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) -> str:
-    """Which model has least to adapt, and which most; of other scores the lowest and the highest."""
+    """A sentence on which model has least to adapt and which most; for other scores, the lowest and the highest."""
     ranked = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
     if not ranked:
         return f"{measure} is undefined everywhere."
@@ -131,7 +131,7 @@ MANY = 6  # layers of B from which a best match one layer off still counts as be
 class Summary:
     """The same-depth curve, the best-match curve, and a sentence or two that say what was found.
 
-    A site that stands for the whole model is in the curves, beside itself, and is no layer: means and counts leave it.
+    A site that stands for the whole model is in the curves, but is not a layer: means and counts leave it out.
     """
 
     measure: str
@@ -165,14 +165,14 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
 
 
 def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
-    """For each of A's sites the index of B's site at the same relative depth."""
+    """The index of B's site at the same relative depth, for each of A's sites."""
     if count_a == 1:
         return (count_b - 1,) if count_b else ()
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
 
 
 def _partners(comparison: Comparison) -> tuple[int, ...]:
-    """Among layers alone; the whole of A has the whole of B, or else no layer in particular."""
+    """B's site at the same depth for each of A's; a site for the whole model has B's whole model, if there is one."""
     rows, columns = layers_of(comparison)
     whole = [j for j, site in enumerate(comparison.side_b.sites) if site == WHOLE]
     other = (whole or [len(comparison.side_b.sites) - 1])[-1]
@@ -246,12 +246,12 @@ def _sentence(
 
 
 def two_decimals(value: float) -> str:
-    """Or a power of ten, where two decimals would stand behind a long row of figures."""
+    """The value with two decimals; large ones with three figures and a power of ten."""
     return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
-    """How many best matches chance would hardly give; nothing where no p-value of theirs is known."""
+    """A sentence on how many best matches are distinguishable from chance; "" where no p-value is known."""
     yes, no = distinguishable(values), by_chance(values)
     places = [(i, j) for i, j in best_partner.items() if j is not None]
     if yes is None or no is None:

@@ -15,7 +15,7 @@ MOST_SHOWN = 40  # rows in a notebook or a console
 
 
 class Rows:
-    """Things that are `found` rows, a dict each: what they have in common."""
+    """A sequence of rows, a dict each, which are in `found`."""
 
     found: tuple[dict[str, Any], ...]
 
@@ -45,8 +45,17 @@ def cell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+def number(value: float, digits: int = 3) -> str:
+    """A number of a comparison as text: so many decimals, or three figures where those would not show it."""
+    if not math.isfinite(value):
+        return "undefined"
+    if digits == 2 and abs(value) < 5e-3:
+        return "0.00"
+    return f"{value:.{digits}f}" if value == 0 or 5e-4 <= abs(value) < 1000 else f"{value:.3g}"
+
+
 def counted(count: int, what: str) -> str:
-    """As "1 model" and "2 models"."""
+    """A number with its noun, as in "1 model" and "2 models"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -58,7 +67,7 @@ def html_table(
     see: str = "rows()",
     faded: Collection[int] = (),
 ) -> str:
-    """The first rows, cells as text; `of`: how many there are where not all are given, `see`: where the rest is."""
+    """The first rows as an HTML table; `of`: how many rows there are in all, `see`: where to find the rest."""
     shown = rows[:MOST_SHOWN]
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = []
@@ -75,7 +84,7 @@ def html_table(
 
 
 def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pandas.DataFrame:
-    """One row per dict; `columns`: which, in this order, even where there are no rows."""
+    """A data frame with one row per dict; `columns` are kept, in this order, even where there are no rows."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Classes from one sketched pass: kernel ridge regression on the sketch, and how well it answers for new inputs."""
+"""Classifiers from one sketched pass: kernel ridge regression on the sketch, and its answers to new inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from ..process_state import products
 from .comparing import open_sketch
 from .gradients import BETA, GradientNetwork, Loss, predictive_of
 from .kernels import KERNELS, product_gram, side_by_side
-from .site import SiteForm, TensorSketch
+from .run import SiteForm, TensorSketch
 from .sketches import Sketch
 
 CLASSIFIED = ("features", "gradients", "hadamard", "hadamard_of_sketches", "sum", "maps")
 UNSIGNED = frozenset({"hadamard_of_sketches"})  # kernels in which the signs of the sketch cancel
-FORWARD = frozenset({"features"})  # kernels that need no gradients
-FLAT = 64  # times the rounding of a number: what lies closer to its mean than that is constant
+FLAT = 64  # times the rounding of a number: rows that lie closer to their mean than that are constant
 GRID = tuple(10 ** (half / 2) for half in range(-12, 9))  # penalties tried, in units of the mean eigenvalue
 
 
@@ -34,18 +33,18 @@ def classify(
 ) -> Classifiers:
     """Kernel ridge regression from the rows of a sketch, or of a file with one, to its labels, at every site.
 
-    t* = t̄ + T̃ᵀ(K̃ + αI)⁻¹ k(x*), and the largest wins (equations 49 and 50 of Tang and others 2020, whose formula has
-    no intercept: here rows and labels are centred before they are sketched, so that class means are not penalised).
-    Labels have the signs of the sketch, but for "hadamard_of_sketches", in whose product the signs cancel.
-    `alpha`: None takes the best of a grid for buckets left out one at a time, in closed form; a bucket's signed sum of
-    residuals has the expected square of the residuals themselves, so that no row is needed that was not sketched.
+    t* = t̄ + T̃ᵀ(K̃ + αI)⁻¹ k(x*), and the largest wins (equations 49 and 50 of Tang et al. 2020, whose formula has no
+    intercept: here rows and labels are centred before they are sketched, so that class means are not penalised).
+    Labels have the signs of the sketch, except for "hadamard_of_sketches", where the signs cancel in the product.
+    `alpha`: None takes the best of a grid, by leaving out one bucket at a time in closed form; the signed sum of a
+    bucket's residuals has the same expected square as the residuals, so that the rows themselves are not needed.
     A sketch with size=None gives ordinary kernel ridge regression, and with kernel="features" a linear ridge probe.
     """
     if kernel not in CLASSIFIED:
         what = f"the kernel {kernel!r} cannot classify" if kernel in KERNELS else f"no kernel is called {kernel!r}"
         raise ValueError(f"{what}; those that can are {', '.join(CLASSIFIED)}")
     if alpha is not None:
-        positive(alpha, "alpha", why="None has it chosen")
+        positive(alpha, "alpha", why="None chooses it")
     sketch = open_sketch(sketch)
     if sketch.labels is None or sketch.unsigned_labels is None:
         raise ValueError(
@@ -56,14 +55,15 @@ def classify(
     if int((shares > 0).sum()) < 2:
         raise ValueError(f"all {sketch.n} labels of this sketch are the same: there is nothing to tell apart")
     targets = sketch.labels - sketch.ones[:, None] * shares  # centred and then sketched, as the rows of the kernel are
-    if ("hadamard_of_sketches" if kernel == "hadamard" and sketch.exact else kernel) in UNSIGNED:
+    fitted = "hadamard_of_sketches" if kernel == "hadamard" and sketch.exact else kernel
+    if fitted in UNSIGNED:
         # A product of sketches has the square of a row's weight in a bucket, which a stack makes smaller than 1.
         square = sketch.n / sketch.counts.sum()
         targets = square * (sketch.unsigned_labels - sketch.counts[:, None] * shares)
     sites = {}
     for label in sketch.side.sites:
         try:
-            sites[label] = SiteClassifier.fit(sketch, label, kernel, targets, shares, alpha)
+            sites[label] = SiteClassifier.fit(sketch, label, fitted, targets, shares, alpha)
         except ValueError as error:
             error.add_note(f"while fitting the classifier of {label}")
             raise
@@ -81,11 +81,11 @@ class Classifiers:
 
     @property
     def alphas(self) -> dict[str, float]:
-        """The penalty of every site; `sites[…].penalty` has what it was chosen by."""
+        """The penalty of every site; `sites[…].penalty` says how it was chosen."""
         return {label: site.penalty.alpha for label, site in self.sites.items()}
 
     def evaluate(self, model: Any, data: Any, **options: Any) -> dict[str, float]:
-        """Share of inputs that are given their label, at every site, in one pass; `options` as of `scores`."""
+        """The accuracy at every site, from one pass over data with labels; `options` as for `scores`."""
         known: list[int] = self.frequencies.nonzero().flatten().tolist()  # classes that training has seen
         right: dict[str, Tensor] = {}
         inputs = 0
@@ -94,7 +94,7 @@ class Classifiers:
             nonlocal inputs
             labels = labels_of(chunk.batch)
             if labels is None:
-                raise ValueError("these data have no labels to check answers with: give batches of (inputs, labels)")
+                raise ValueError("these data have no labels to compare answers with: give batches of (inputs, labels)")
             if unknown := sorted(set(labels.tolist()) - set(known)):
                 raise ValueError(
                     f"these data have classes that the {len(known)} of the sketch do not include: "
@@ -111,9 +111,9 @@ class Classifiers:
     def scores(self, model: Any, data: Any, **options: Any) -> dict[str, Tensor]:
         """t* (inputs, classes) of every site for new inputs, which need no labels.
 
-        `sites`: some of those that were fitted. `rows`, `output`, `beta`, `prepare`, `inputs`: as the sketch was made;
-        `device`, `max_rows`: as in `sosie.sketch`. A loss of one's own as `output` is given the batches as they are:
-        one that reads labels reads them here too.
+        `sites`: some of those that were fitted. `rows`, `output`, `beta`, `prepare`, `inputs`: those that the sketch
+        was made with; `device`, `max_rows`: as in `sosie.sketch`. A loss function as `output` gets the whole batches,
+        so if it reads labels, the new data need them too.
         """
         kept: dict[str, list[Tensor]] = {}
 
@@ -137,7 +137,7 @@ class Classifiers:
         max_rows: int | None = None,
         **options: Any,
     ) -> None:
-        """One pass; `take` is given the scores of every chunk."""
+        """One pass over the data; `take` gets the scores of every chunk."""
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
         if unknown or not chosen:
@@ -145,17 +145,24 @@ class Classifiers:
                 f"no classifier was fitted for {', '.join(unknown) or 'no site'}: there are those of "
                 f"{', '.join(self.sites)}"
             )
+        made = self.sketch.rows_rule
+        if rows is None and made not in RULES:
+            raise ValueError(f"the sketch made its rows by a function, {made}: pass it as rows=")
+        rows = made if rows is None else rows
+        name = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
+        if name != made:
+            raise ValueError(f"the sketch made its rows by the rule {made!r}, not {name!r}: take the same")
         predictive = predictive_of(output, beta)
-        network = GradientNetwork.of(model, sites=chosen, rows=self._rule(rows), predictive=predictive, **options)
+        network = GradientNetwork.of(model, sites=chosen, rows=rows, predictive=predictive, **options)
         if network.digest() != self.sketch.model:
             raise ValueError(
                 f"{network.name} is not the model that was sketched, {self.sketch.side.name}: its weights, or how its "
                 "inputs are prepared, differ. Classify with that one, or sketch this one"
             )
-        if self.kernel not in FORWARD and predictive.words != self.sketch.output:
+        if self.kernel != "features" and predictive.words != self.sketch.output:
             raise ValueError(
                 f"the gradients of the sketch are of another output, {self.sketch.output!r} and not "
-                f"{predictive.words!r}: give output= and beta= as it was made"
+                f"{predictive.words!r}: give the output= and beta= that it was made with"
             )
         scores: dict[str, Tensor] = {}
 
@@ -177,19 +184,8 @@ class Classifiers:
                         "sketch: take inputs of the same size"
                     )
             for chunk in network.chunks(stream, task="classifying with"):
-                network.read_rows(chunk, features, None if self.kernel in FORWARD else gradients)
+                network.read_rows(chunk, features, None if self.kernel == "features" else gradients)
                 take({site: scores[site] for site in self.sites if site in scores}, chunk)
-
-    def _rule(self, rows: Rule | None) -> Rule:
-        """The row rule of the sketch."""
-        made = self.sketch.rows_rule
-        if rows is None and made not in RULES:
-            raise ValueError(f"the sketch made its rows by a function, {made}: give it again as rows=")
-        rows = made if rows is None else rows
-        name = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
-        if name != made:
-            raise ValueError(f"the sketch made its rows by the rule {made!r}, not {name!r}: take the same")
-        return rows
 
     def __repr__(self) -> str:
         return f"<Classifiers by {self.kernel}: {len(self.sites)} sites, {len(self.frequencies)} classes>"
@@ -197,10 +193,10 @@ class Classifiers:
 
 @dataclass
 class SiteClassifier:
-    """One site's kernel ridge regression to the classes, fitted on buckets, asked about rows of new inputs.
+    """One site's kernel ridge regression to the classes: fitted on buckets, evaluated on rows of new inputs.
 
-    t* = t̄ + Wᵀ(ψ(x*) − ψ̄) for a kernel whose map ψ was sketched itself. For a product of sketches ψ(x*) is the
-    product of what features and gradients of each bucket have with those of x*, and W has the centring worked in.
+    t* = t̄ + Wᵀ(ψ(x*) − ψ̄) for a kernel whose map ψ was sketched itself. For a product of sketches, ψ(x*) has one entry
+    per bucket, ⟨features, features of x*⟩ ⟨gradients, gradients of x*⟩, and W includes the centring.
     """
 
     kernel: str
@@ -210,15 +206,13 @@ class SiteClassifier:
     project: Callable[[Tensor], Tensor]
     tensor: TensorSketch | None = None
     buckets: tuple[Tensor, Tensor] | None = None  # features and gradients (M, k), of a product of sketches
-    _kept: Tensor | None = field(default=None, repr=False)  # of the features, until the gradients are there
+    _kept: Tensor | None = field(default=None, repr=False)  # made of the features, until the gradients are known
 
     @classmethod
     def fit(
         cls, sketch: Sketch, label: str, kernel: str, targets: Tensor, shares: Tensor, alpha: float | None
     ) -> SiteClassifier:
         site = sketch.site(label)
-        if kernel == "hadamard" and sketch.exact:
-            kernel = "hadamard_of_sketches"
         names = (kernel,) if kernel in ("features", "gradients", "hadamard", "maps") else ("features", "gradients")
         parts = [site.part(name, kernel) for name in names]
         form = SiteForm(site.width, sketch.size, frozenset(names), sketch.seed, site.folded)
@@ -228,7 +222,7 @@ class SiteClassifier:
             gram = product_gram(f, g, sketch, True)
             _check_varied(float(gram.trace()), float(raw.trace()), f.rows)
             duals, penalty = ridge_of_gram(gram, targets, alpha, balanced=True)
-            # The mean comes off every bucket, once for each of its rows.
+            # The mean is subtracted from every bucket, once for each of its rows.
             duals = duals - (sketch.counts / sketch.counts.sum()) @ duals
             offset = shares - (raw.sum(1) / sketch.n) @ duals
             return cls(kernel, penalty, duals, offset, form.project(), buckets=(f.rows, g.rows))
@@ -242,7 +236,7 @@ class SiteClassifier:
         return cls(kernel, penalty, weights, offset, form.project(), tensor)
 
     def features(self, rows: Tensor) -> Tensor | None:
-        """Scores where features are all it takes; else what is needed is kept until the gradients are there."""
+        """The scores of these features, or None where they need gradients too."""
         if self.kernel == "features":
             return self._scores(self.project(rows))
         if self.buckets is not None:
@@ -253,6 +247,7 @@ class SiteClassifier:
         return None
 
     def gradients(self, rows: Tensor) -> Tensor:
+        """The scores of these gradients, and of the features that came before them."""
         kept, self._kept = self._kept, None
         if kept is None:
             return self._scores(self.project(rows))
@@ -272,35 +267,35 @@ class SiteClassifier:
 def _check_varied(centred: float, raw: float, rows: Tensor) -> None:
     if centred <= (FLAT * torch.finfo(rows.dtype).eps) ** 2 * raw:
         raise ValueError(
-            f"all rows are the same here, {tuple(rows.shape[-2:])} of them sketched: nothing tells classes apart; "
-            "leave this site out"
+            f"all rows are the same here, sketched to {tuple(rows.shape[-2:])}: nothing tells classes apart; leave out "
+            "this site"
         )
 
 
-# Ridge regression with its penalty by leaving out one row at a time, in closed form
+# Ridge regression, with its penalty chosen by leaving out one row at a time, in closed form
 #
-# `balanced`: whether rows, and targets, add up to 0, since their means came off them. A row left out is then minus the
-# sum of the others, and would be known exactly where nothing is penalised: the means must be taken anew without it,
+# `balanced`: whether rows, and targets, add up to 0, because their means were subtracted. A row left out is then minus
+# the sum of the others, and without a penalty it would be predicted exactly: the means must be computed without it,
 # which is what a constant among the columns does.
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """The penalty α of a ridge regression, and what it was chosen by."""
+    """The penalty α of a ridge regression, and how it was chosen."""
 
     alpha: float
     relative: float  # to the mean eigenvalue of the kernel
-    error: float  # squared error at rows left out, over that of answering with the mean
-    tried: tuple[tuple[float, float], ...]  # every α on the grid and its error; none where α was given
+    error: float  # squared error at rows left out, relative to that of always answering the mean
+    tried: tuple[tuple[float, float], ...]  # every α on the grid and its error; empty where the user chose α
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best of the grid is its first or last, so that the true best may lie beyond."""
+        """Whether the best α is the first or last of the grid, so that a better one may lie beyond."""
         return bool(self.tried) and self.alpha in (self.tried[0][0], self.tried[-1][0])
 
 
 def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
-    """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C), by way of the smaller of M and k."""
+    """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C); the cost is that of the smaller of M and k."""
     if len(rows) < rows.shape[1]:
         duals, penalty = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
         return rows.T @ duals, penalty
@@ -320,7 +315,7 @@ def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balance
 def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
     """(K + αI)⁻¹T for a kernel K (M, M) and targets T (M, C)."""
     if balanced:
-        # The direction of ones, which K and T have nothing of, is made the largest and left out.
+        # The direction of ones, along which K and T are zero, is made the largest and left out.
         spectrum, vectors = (part[..., :-1] for part in _positive(gram + 2 * gram.trace() / len(gram)))
     else:
         spectrum, vectors = _positive(gram)
@@ -336,13 +331,13 @@ def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balance
 
 
 def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a matrix without negative ones: what is below 0 is rounding."""
+    """Eigenvalues and eigenvectors of a positive semidefinite matrix; values below 0 by rounding become 0."""
     values, vectors = eigen(gram)
     return torch.where(values > 0, values, torch.zeros_like(values)), vectors
 
 
 def _choose(left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tensor, alpha: float | None) -> Penalty:
-    """The α that was given, or the one of the grid that answers best for rows left out."""
+    """The user's α, or the α of the grid with the smallest error at rows left out."""
     mean = float(spectrum.sum()) / len(targets)
     variance = float(targets.square().sum())
 
@@ -354,7 +349,7 @@ def _choose(left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tens
         if alpha < rounding:
             raise ValueError(
                 f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
-                f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None to have it chosen"
+                f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
             )
         return Penalty(alpha, alpha / mean, error(alpha), ())
     tried = tuple((share * mean, error(share * mean)) for share in GRID)

@@ -1,4 +1,4 @@
-"""Sketches compare like models: which of them may be compared, and how, with chance and caveats beside the values."""
+"""Comparing sketches as models are compared: values with intervals, chance levels and caveats."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Array = np.ndarray
 KERNEL = "hadamard"
 DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
-DRAWS = 5  # of chance that come unasked: they hardly differ from each other
+DRAWS = 5  # for the chance level of sketches without common rows; they hardly differ from each other
 SLACK = 30  # sums over buckets round more than those over rows
 PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
 _ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 
 
 def is_sketch(thing: Any) -> bool:
-    """A sketch, or a file with one in it."""
+    """Whether something is a sketch, or a file that holds one."""
     if isinstance(thing, (str, os.PathLike)):
         return Path(thing).suffix == ".safetensors" and is_statistics(thing, kind="sketch")
     return isinstance(thing, Sketch)
 
 
 def open_sketch(thing: Any) -> Sketch:
-    """The sketch itself, or the one in a file."""
+    """The sketch, read from a file if need be."""
     is_path = isinstance(thing, (str, os.PathLike))
     if not isinstance(thing, Sketch) and not (is_path and Path(thing).suffix == ".safetensors"):
         got = repr(thing) if is_path else type(thing).__name__
@@ -51,21 +51,21 @@ def open_sketch(thing: Any) -> Sketch:
 
 
 def check_sketches(things: Sequence[Any], **options: Any) -> None:
-    """Raise at what is no sketch, and at options that were settled when the sketches were made."""
+    """Raise at things that are not sketches, and at options that are fixed when a sketch is made."""
     for thing in things:
-        if not isinstance(thing, (str, os.PathLike)):  # opening a file says what is in it
+        if not isinstance(thing, (str, os.PathLike)):  # a file is checked when it is opened
             open_sketch(thing)
     if wrong := [name for name, value in options.items() if value is not None]:
         raise ValueError(
-            f"{', '.join(wrong)}: not for sketches, which hold what they were made with; sketch.at(…) takes some of "
-            "their sites"
+            f"{', '.join(wrong)}: not for sketches, for which this was decided when they were made; sketch.at(…) "
+            "selects some of their sites"
         )
 
 
 def compare_sketches(
     things: Sequence[Any], measures: Sequence[Measure], *, kernel: str, draws: int, seed: int
 ) -> Comparison | Comparisons:
-    """Sketches of models on the same data, in the same buckets with the same signs; all pairs of them."""
+    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them."""
     sketches = [open_sketch(thing) for thing in things]
     for other in sketches[1:]:
         sketches[0].check_shared(other)
@@ -89,10 +89,10 @@ def compare_unpaired(
 ) -> Comparison:
     """Compare sketches that share no rows: of different data, with different numbers of rows, or with other seeds.
 
-    Kernels sketched apart have no row in common, so that the cosine of two of them is about how their variance is
-    spread over directions and about the size of the sketch; what chance gives, from `draws` of other buckets and
-    signs, is always beside it. `spectral_bures_distance` compares spectra without that detour, and `bures_distance`
-    the covariances of sites whose neurons correspond: one network on two sets of data.
+    Such kernels have no row in common, so the cosine of two of them depends only on how their variance is spread over
+    directions and on the size of the sketch; the result always has the chance level, from `draws` of other buckets and
+    signs. `spectral_bures_distance` compares the spectra directly, and `bures_distance` the covariances of sites whose
+    neurons correspond: one network on two sets of data.
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
@@ -102,11 +102,10 @@ def compare_unpaired(
     if a.exact or b.exact or a.size != b.size:
         sizes = " and ".join("one that kept every row" if k.exact else str(k.size) for k in (a, b))
         raise ValueError(
-            f"without common rows only sketches of one size can be compared, got {sizes}; sketch both anew with one "
-            "size"
+            f"without common rows only sketches of one size can be compared, got {sizes}; make both with the same size"
         )
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
-        raise ValueError(f"{', '.join(debiased)}: needs common rows; linear_cka has chance beside it")
+        raise ValueError(f"{', '.join(debiased)}: needs common rows; linear_cka comes with a chance level")
     if a is not b:
         try:
             a.check_shared(b)
@@ -114,8 +113,8 @@ def compare_unpaired(
             pass
         else:
             raise ValueError(
-                "these sketches are of the same rows with one seed: compare() says how alike they are; for independent "
-                "sketches of the same data make one with another seed"
+                "these sketches are of the same rows with one seed: use compare(); for independent sketches make one "
+                "with another seed"
             )
     return _compare(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
 
@@ -125,7 +124,7 @@ def _compare(
     a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
 ) -> Comparison:
     if not measures:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
+        raise ValueError("no measures: name at least one; `sosie measures` lists them")
     for measure in measures:
         if measure.reads not in SketchPair.supplies and measure.base not in _ROWS_WILL_DO:
             raise ValueError(
@@ -134,7 +133,7 @@ def _compare(
             )
     pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
-        # With one seed, bucket by bucket as many rows fell into both: a likeness that is not the networks'.
+        # With one seed the buckets of both hold the same numbers of rows: a likeness that is not the networks'.
         pair = pair.redrawn(seed, -1)
     sides = a.side, b.side
     if a.side.name == b.side.name:
@@ -199,7 +198,7 @@ class Evaluation:
     def _matrices(
         self, measures: Sequence[Measure], pair: SketchPair
     ) -> dict[str, tuple[Array, dict[tuple[int, int], str]]]:
-        """For each measure its values (A, B), and why some are missing; they share what a pair of sites takes."""
+        """For each measure its values (A, B), and why some are missing; measures share the work per pair of sites."""
         shape = (len(pair.a), len(pair.b))
         varied = tuple(~constant for constant in self._constant)
         widths = tuple(tuple(side.widths) for side in self.sides)
@@ -211,14 +210,14 @@ class Evaluation:
             value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
             array = snap_to_bounds(value, measure, torch.float32).cpu().double().numpy()
             if measure.reads is DebiasedAlignment and not pair.exact:
-                array[np.abs(array) > 1] = np.nan  # of a norm that came out far too small
+                array[np.abs(array) > 1] = np.nan  # from a norm that was estimated far too small
             array[~varied[0], :] = array[:, ~varied[1]] = np.nan
             matrices[measure.name] = array, {} if pairs is None else pairs.undefined
         return matrices
 
     @cached_property
     def _constant(self) -> tuple[Array, Array]:
-        """Sites whose kernel is nil once it is centred: dead ones, those without gradients, and single rows."""
+        """Which sites have a centred kernel of zero: dead ones, those without gradients, and single rows."""
         nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
         a, b = (
             constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
@@ -227,9 +226,9 @@ class Evaluation:
         return a, b
 
     def _chance(self, measures: Sequence[Measure], values: dict[str, Array]) -> dict[str, Chance]:
-        """Values with other buckets and signs for B: by formula where there is one; by draws where they are asked for.
+        """The values with other buckets and signs for B: by formula where there is one, else by draws.
 
-        Without common rows a few draws come unasked.
+        Without common rows there are a few draws even if the user wants none.
         """
         chances = {}
         drawn: dict[str, list[Array]] = {}
@@ -255,9 +254,9 @@ class Evaluation:
         return chances | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
 
     def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
-        """From each bucket left out in turn: what other inputs in other buckets would give.
+        """The interval for other inputs in other buckets, by leaving out each bucket in turn.
 
-        Not for kernels whose rows are no sums over a bucket's inputs. Without common rows chance says all there is.
+        None for kernels whose rows are not sums over the inputs of a bucket, and for sketches without common rows.
         """
         sums = issubclass(measure.reads, Alignment) and self.kernel not in ("midpoint", "hadamard_of_sketches")
         if self.pair.exact or not self.shared or not sums or self.pair.size < FEWEST_GROUPS:
@@ -273,7 +272,7 @@ class Evaluation:
         yield from self._at(np.isnan(low) & np.isfinite(value), text)
         if pair.stack > 1 and pair.n < pair.stack * pair.size:
             yield Caveat(
-                f"each input is in {pair.stack} buckets (stack), which the interval takes for other inputs: with "
+                f"each input is in {pair.stack} buckets (stack), which the interval counts as different inputs: with "
                 f"only {pair.n} inputs in {pair.size} buckets it is too narrow; take stack=1"
             )
         if pair.a[0].halves is not None:
@@ -290,18 +289,18 @@ class Evaluation:
             for site in np.array(side.sites, dtype=object)[constant]:
                 yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
         if debiased and not pair.exact:
-            # A debiased norm may come out negative, and then it has no root, or so small that a cosine is above 1.
+            # A debiased norm may be negative, so that it has no root, or so small that a cosine is above 1.
             vary_a, vary_b = (~constant for constant in self._constant)
-            text = f"undefined: what sketching to {pair.size} adds outweighs the kernel; take a larger size"
+            text = f"undefined: the noise of sketching to {pair.size} outweighs the kernel; take a larger size"
             yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text)
         if not self.shared and measure.paired:
             yield Caveat(
-                f"the two sketches share no rows: the value is about spectra and the {pair.size} buckets, and chance "
-                "gives about the same whatever the networks; read it beside chance, or take spectral_bures_distance"
+                f"the two sketches share no rows: the value depends on spectra and the {pair.size} buckets, and chance "
+                "gives about the same whatever the networks; read it against chance, or take spectral_bures_distance"
             )
         if self.kernel == "hadamard_of_sketches" and not pair.exact:
             yield Caveat(
-                "the product of two sketched kernels is not the sketch of their product: values come out too high; "
+                "the product of two sketched kernels is not the sketch of their product: values are too high; "
                 "kernel='hadamard' sketches the product"
             )
         if not pair.exact and self.shared and pair.n <= pair.size:
@@ -320,6 +319,6 @@ class Evaluation:
                     yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
 
     def _at(self, pairs: Array, text: str) -> Iterator[Caveat]:
-        """The same caveat for some pairs of sites, (A, B)."""
+        """A caveat for each of these pairs of sites, (A, B)."""
         for i, j in zip(*np.nonzero(pairs), strict=True):
             yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])

@@ -1,4 +1,4 @@
-"""Fisher information of a classifier: Task2Vec, its diagonal by parameter, and the Fisher–Rao norm, one number."""
+"""Fisher information of a classifier: Task2Vec, which is its diagonal by parameter, and the Fisher–Rao norm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHT_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def log_p_of(network: Network, logits: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """A classifier's logits (n, classes) and their log-probabilities, both in float64; other answers are an error."""
+    """A classifier's logits (n, classes) and their log-probabilities, both in float64; raises at other answers."""
     shape, dtype = tuple(logits.shape), str(logits.dtype).removeprefix("torch.")
     if len(shape) != 2 or shape[0] != inputs or shape[1] < 2 or not logits.is_floating_point():
         raise ValueError(
@@ -44,18 +44,18 @@ def log_p_of(network: Network, logits: Tensor, inputs: int) -> tuple[Tensor, Ten
     answers = Reader(network.name, "auto").read(logits)
     if answers.scores is None or answers.log_p is None or answers.kind != "logits":
         raise ValueError(
-            f"{network.name}: the outputs are {answers.kind}, not logits: leave the softmax at the end out"
+            f"{network.name}: the outputs are {answers.kind}, not logits: leave out the softmax at the end"
         )
     return answers.scores, answers.log_p
 
 
 def drawn_labels(log_p: Tensor, start: int, *, seed: int, draw: int) -> Tensor:
-    """(n,) one class per input from its own p; a number of the input's index in the whole data, whatever the batch."""
+    """(n,) one class per input, drawn from its own p by a hash of the input's index, whatever the batch size."""
     own = int(row_hash(np.array([draw]), seed)[0])
     hashes = row_hash(np.arange(start, start + len(log_p)), own)
     uniform = torch.from_numpy((hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(log_p.device)
     shares = log_p.exp().cumsum(1)
-    # Scaled by the last sum, which rounding keeps from 1: the class found always has p > 0.
+    # Scaled by the last sum, which is not quite 1 by rounding, so that the class always has p > 0.
     return torch.searchsorted(shares, (uniform * shares[:, -1])[:, None], right=True)[:, 0]
 
 
@@ -68,7 +68,7 @@ class Task2Vec:
     n: int
     classes: int
     average: str
-    labels: str  # how y was had, in words
+    labels: str  # where y came from, in words
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -80,8 +80,7 @@ class Task2Vec:
         """Cosine distance 1 − ⟨a, b⟩ / (‖a‖ ‖b‖) of the two vectors: 0 for the same direction, 1 at most.
 
         `normalised` divides both by a + b first, entry by entry, as Achille et al. 2019 do (their symmetric distance),
-        so that parameters of large Fisher information do not outweigh the rest; entries that are 0 in both count for
-        nothing.
+        so that parameters of large Fisher information do not outweigh the rest; entries that are 0 in both are ignored.
         """
         self._check_same_parameters(other)
         a, b = self.vector, other.vector
@@ -108,7 +107,7 @@ class Task2Vec:
             shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
             raise ValueError(
                 f"{self.name} and {other.name} do not have the same parameters: {shown}. Heads of different size can "
-                "be left out of both: task2vec(…, leave_out='fc.*'); models of different make cannot be compared so"
+                "be left out of both: task2vec(…, leave_out='fc.*'); different architectures cannot be compared"
             )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -154,9 +153,9 @@ def task2vec(
 ) -> Task2Vec:
     """The Task2Vec embedding: E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂θ)² for each parameter θ (Achille et al. 2019).
 
-    `model`: a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. It is run
-    in eval mode and left as it was found; all parameters count, frozen ones too. y is drawn from the model's own
-    prediction, `draws` times per input, by a generator of the input's index and `seed`, so that the batch size does not
+    `model`: a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. The model
+    runs in eval mode and is left as found; all parameters count, frozen ones too. y is drawn from the model's own
+    prediction, `draws` times per input, by a hash of the input's index and `seed`, so that the batch size does not
     matter; `exact` takes the expectation over all classes instead, at one backward pass per class.
 
     `parameters`, `leave_out`: names or globs, e.g. leave_out="fc.*" where heads differ. `average`: "parameters" keeps
@@ -184,7 +183,7 @@ def task2vec(
         for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher information of {network.name}"):
             squares.add(chunk, cotangents)
             n += chunk.count
-        # Sums of squares: where one is not finite, neither is their total. On the device: one number each moves.
+        # Where a square is not finite, neither is the sum; it is taken on the device, so that one number each moves.
         totals = [total.sum().reshape(1) for total in squares.sums.values()]
         whole = torch.cat([total.to(totals[0].device) for total in totals]).tolist()
         if bad := [name for name, total in zip(squares.sums, whole, strict=True) if not math.isfinite(total)]:
@@ -211,7 +210,7 @@ def _chosen(network: Network, parameters: str | Sequence[str], leave_out: str | 
     if not chosen:
         raise ValueError(f"{network.name}: no parameters are left: parameters={parameters!r}, leave_out={leave_out!r}")
     if odd := [name for name, parameter in chosen.items() if not parameter.is_floating_point()]:
-        raise ValueError(f"{network.name}: {', '.join(odd)} hold no real numbers; leave_out= takes their names")
+        raise ValueError(f"{network.name}: {', '.join(odd)} are not real numbers; leave them out with leave_out=")
     return chosen
 
 
@@ -225,12 +224,12 @@ def _matching(patterns: str | Sequence[str], known: Mapping[str, Any]) -> set[st
     return matching
 
 
-# The Fisher–Rao norm of a classifier: one number, from its logits alone
+# The Fisher–Rao norm of a classifier, from its logits alone
 
 
 @dataclass(frozen=True)
 class FisherRao:
-    """‖θ‖_fr of a model on data, and what it rests on."""
+    """‖θ‖_fr of a model on data."""
 
     name: str
     norm: float
@@ -239,11 +238,11 @@ class FisherRao:
     under: str
 
     def distance(self, other: FisherRao) -> float:
-        """|a − b| / √(a b) of the two norms; with the same L that factor cancels."""
+        """|a − b| / √(a b) of the two norms; with the same L the factor L + 1 cancels."""
         for each in (self, other):
             if not each.norm > 0:
                 raise ValueError(f"{each.name}: the Fisher–Rao norm is {each.norm:g}, and the distance divides by it")
-        # √(a/b) − √(b/a): the same, and no product of norms that could leave the range of floats.
+        # √(a/b) − √(b/a) is the same, without a product of norms that could overflow.
         ratio = (self.norm / other.norm) ** 0.5
         return abs(ratio - 1 / ratio)
 
@@ -267,8 +266,8 @@ def fisher_rao_norm(
     `layers` is L, the number of hidden layers. None counts the calls of Linear and convolutional layers in a forward
     and takes one less, which makes L + 1 the number of weight layers; shortcuts with a convolution count too.
 
-    `under` says what E runs over beside the inputs: "labels" that come with the data (or `labels`, as in
-    `compare_outputs`), labels "expected" under the model's own p(y|x), or "drawn" from it with `seed`, one per input.
+    `under`: the expectation is over inputs and "labels", those of the data (or `labels`, as in `compare_outputs`), over
+    labels "expected" under the model's own p(y|x), or over labels "drawn" from it with `seed`, one per input.
     """
     one_of(under, "under", UNDER)
     if layers is not None:
@@ -283,8 +282,8 @@ def fisher_rao_norm(
             if layers is None:
                 layers = _hidden_layers(network, chunk)
             f, log_p = log_p_of(network, network.outputs(chunk), chunk.count)
-            # ⟨f, ∇_f ℓ⟩ with ∇_f ℓ = p − onehot(y): the mean logit under p less the logit of y. About the largest
-            # logit: p − onehot sums to 0, so a shift changes nothing but the rounding.
+            # ⟨f, ∇_f ℓ⟩ with ∇_f ℓ = p − onehot(y): the mean logit under p less the logit of y. Relative to the largest
+            # logit: p − onehot sums to 0, so a shift changes only the rounding.
             p, f = log_p.exp(), f - f.amax(1, keepdim=True)
             mean = (f * p).sum(1)
             if under == "expected":
@@ -303,7 +302,7 @@ def _given_labels(labels: Labels, chunk: Chunk, logits: Tensor) -> Tensor:
     given = labels.of(chunk)
     if given is None:
         raise ValueError(
-            "the data hold no labels: give (x, y) batches or labels=, or take the model's own answers with "
+            "the data have no labels: give (x, y) batches or labels=, or use the model's own answers with "
             "under='expected'"
         )
     if len(given) != chunk.count:
@@ -312,7 +311,7 @@ def _given_labels(labels: Labels, chunk: Chunk, logits: Tensor) -> Tensor:
 
 
 def _hidden_layers(network: Network, chunk: Chunk) -> int:
-    """Calls of weight layers in one forward, less the last."""
+    """The number of calls of weight layers in one forward, without the last."""
     kinds = {type(module) for module in network.model.modules() if isinstance(module, WEIGHT_LAYERS)}
     try:
         if not kinds:
@@ -321,6 +320,6 @@ def _hidden_layers(network: Network, chunk: Chunk) -> int:
             network.outputs(chunk)
     except SilentSite as error:
         raise ValueError(
-            f"{network.name}: no Linear or convolutional layer fired ({error}); give layers=, the number of hidden ones"
+            f"{network.name}: no Linear or convolutional layer ran ({error}); give layers=, the number of hidden ones"
         ) from error
     return len(seen.sites) - 1

@@ -1,4 +1,4 @@
-"""A network run backwards: what pulls at its answer, and rows of features and gradients at every site."""
+"""Running a network backwards: the gradient at its answer, and rows of features and gradients at every site."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from ..progress import Progress
 Loss = Callable[[Any, Any], Tensor]
 Rows = Callable[[str, Tensor], None]
 BETA = 0.5
-NOTED = 4096  # flags of numbers that were not finite that a GPU may keep until it is waited for
+NOTED = 4096  # flags of numbers that are not finite which are collected before the GPU is synchronised
 _SUMS_TO_ONE = 1e-3
 _OTHERWISE = "give output=function(answer, batch) → one loss per input"
 _FIXED = (
-    "with a variance that is fixed, the tempered prediction is symmetric about the mean and every gradient is exactly "
-    f"0, whatever beta. Add a variance head, or {_OTHERWISE}"
+    "with a fixed variance the tempered prediction is symmetric about the mean, and every gradient is exactly 0, "
+    f"whatever beta. Add a variance head, or {_OTHERWISE}"
 )
 
-# What pulls at a network's answer: the gradient of an expected loss, which one backward pass carries to every site
+# The gradient of an expected loss at a network's answer, which one backward pass carries to every site
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """Where a backward pass begins: what the answers are taken for, in words, and what pulls at them.
+    """Where a backward pass begins: how the answers are read, in words, and the gradient at them.
 
-    `pull(answer, batch, mask, check)` is a part of the answer and the gradient of the loss with respect to it; `check`:
-    first raise unless the answer is what this reads.
+    `pull(answer, batch, mask, check)` gives a part of the answer and the gradient of the loss with respect to it;
+    `check`: first raise unless the answer can be read in this way.
     """
 
     words: str
@@ -61,7 +61,7 @@ class Predictive:
 
 
 def predictive_of(output: str | Loss, beta: float) -> Predictive:
-    """From what a user says the answers are: "logits", "gaussian", or a loss."""
+    """The predictive of a model whose answers are "logits" or "gaussian", or of the user's own loss."""
     if callable(output):
         name = getattr(output, "__qualname__", type(output).__qualname__)
         return Predictive(f"loss {name}", partial(_pull_at_losses, output))
@@ -72,16 +72,16 @@ def predictive_of(output: str | Loss, beta: float) -> Predictive:
         raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
     if beta == 1:
         raise ValueError(
-            "beta=1 gives exactly zero gradients: the loss is then expected under the model's own prediction, where "
-            "-log p is at its least. Take beta below 1 (0.5 is the paper's), or a loss of your own"
+            "beta=1 gives gradients of exactly 0: the expected loss is smallest under the model's own prediction. Take "
+            "beta below 1 (the paper takes 0.5), or a loss of your own"
         )
     return Predictive(f"{output}, beta {beta:g}", partial(pulls[output], beta))
 
 
 def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
-    """The loss is −log p(y), its expectation over the tempered prediction q ∝ p^β, which is held fixed.
+    """The logits and p − q, the gradient of −log p(y) expected under the tempered prediction q ∝ p^β, held fixed.
 
-    The gradient at the logits is p − q, whatever the classes: no label is needed.
+    No label is needed.
     """
     logits = answer_in(answer)
     if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
@@ -115,9 +115,9 @@ def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, c
 def _pull_at_log_variance(
     beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool
 ) -> tuple[Tensor, Tensor]:
-    """A mean and the logarithm of a variance for every number; q ∝ p^β is a normal of variance σ² / β.
+    """The log-variances of normal predictions and their gradient, (1 − 1/β) / 2; q ∝ p^β has variance σ² / β.
 
-    The mean is not pulled at, since q is symmetric about it; the logarithm of the variance is, by (1 − 1/β) / 2.
+    The gradient at the mean is 0, since q is symmetric about it.
     """
     if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
         answer = (answer["mean"], answer["log_variance"])
@@ -137,7 +137,7 @@ def _pull_at_log_variance(
 
 
 def _pull_at_losses(function: Loss, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
-    """A loss of the user's own, one number per input."""
+    """The user's own losses, one per input, and their gradient."""
     losses, inputs = function(answer, batch), count_inputs(batch)
     if not isinstance(losses, Tensor) or losses.shape != (inputs,):
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -165,7 +165,7 @@ class GradientNetwork(Network):
         with ExitStack() as stack:
             stack.enter_context(self.borrowed())
             for parameter in self.model.parameters():
-                parameter.requires_grad_(False)  # no gradients but those of the sites; put back at the end
+                parameter.requires_grad_(False)  # only sites get gradients; put back at the end
             for request in select(self.model, self.sites).values():
                 stack.callback(request.module.register_forward_hook(self._begin_graph).remove)
             self._seen = stack.enter_context(
@@ -177,17 +177,17 @@ class GradientNetwork(Network):
                 self._seen = None
 
     def chunks(self, stream: Stream, *, task: str) -> Iterator[Chunk]:
-        """The data in the loader's batches; at their end, numbers that were not finite are an error."""
+        """The data in the loader's batches; numbers that were not finite raise an error, at the end at the latest."""
         yield from chunks_of(stream, f"{task} {self.name}")
         self.check_finite()
 
     def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """The graph begins at the first sites: nothing below them is kept for the backward pass."""
+        """A forward hook that begins the graph at the first sites: below them nothing is kept for the backward pass."""
         if self._backward is None:
             return None
         fresh = fresh_leaf(output, anew=not self._leaves)
         if fresh is None:
-            return unshared(output)  # an operation in place on a view would lead the gradient past the hook on it
+            return unshared(output)  # with an in-place operation on a view, the gradient would bypass the hook
         leaf, replaced = fresh
         self._leaves.append(leaf)
         return replaced
@@ -209,13 +209,13 @@ class GradientNetwork(Network):
 
     def look(self, batch: Any) -> Any:
         self._keep.start()
-        with torch.inference_mode(False):  # in which changes in place leave no trace
+        with torch.inference_mode(False):  # in inference mode tensors have no version that shows in-place changes
             side = super().look(batch)
         self._keep.learn()
         return side
 
     def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
-        """One forward pass and, if gradients are wanted, one backward pass; a site's features come before them."""
+        """Run one forward pass and, with `gradients`, one backward pass; features come before gradients."""
         if gradients is None:
             with matmul_precision("ieee"):
                 self.read(chunk, features)
@@ -225,7 +225,7 @@ class GradientNetwork(Network):
         self._leaves, self._reached, self._counts = [], set(), {}
         self._keep.start()
         try:
-            # Where the caller has inference mode on, nothing could be differentiated.
+            # In inference mode, which the caller may have on, nothing can be differentiated.
             with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
                 with torch.no_grad():
                     args, kwargs = self.arguments(chunk)
@@ -241,7 +241,7 @@ class GradientNetwork(Network):
 
     def _run_backwards(self, answer: Any, chunk: Chunk) -> None:
         mask = self._masks.decoder if self._masks.halves else self._masks.tokens
-        # Under autocast what is made of the gradients would come out in half precision.
+        # Under autocast, products of gradients would be in half precision.
         with without_autocast(self.home.type):
             part, cotangent = self.predictive.pull(answer, chunk.batch, mask, not self._checked)
             self._checked = True
@@ -260,7 +260,7 @@ class GradientNetwork(Network):
             )
 
     def note_finite(self, what: str, numbers: Tensor) -> None:
-        """Remember whether these numbers of the chunk were finite; looked at later, so that a GPU need not wait."""
+        """Note whether these numbers of the chunk are finite; read later, so as not to synchronise a GPU."""
         assert self._chunk is not None
         flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if one of them is not finite, else 0
         self._noted.append((what, self._chunk.start, self._chunk.count, flag))
@@ -268,7 +268,7 @@ class GradientNetwork(Network):
             self.check_finite()
 
     def check_finite(self) -> None:
-        """Raise if a number was not finite, and name where and the inputs."""
+        """Raise if a noted number was not finite, naming the place and the inputs."""
         noted, self._noted = self._noted, []
         if not noted:
             return
@@ -282,18 +282,18 @@ class GradientNetwork(Network):
 
 
 def chunks_of(stream: Stream, task: str) -> Iterator[Chunk]:
-    """The data in the loader's batches, counted on the terminal."""
+    """The data in the loader's batches, with progress shown."""
     with Progress(task, stream.expected, "inputs") as bar:
         for chunk in stream.chunks(block=None):
             yield chunk
             bar.advance(chunk.count)
 
 
-# One number per input, by which two passes over data can tell that they saw the same
+# One number per input, which shows whether two passes read the same data
 
 
 def input_numbers(batch: Any, count: int, device: torch.device | None = None) -> Tensor:
-    """(count,) in float64, on a device: a fixed random combination of all that an input holds, its labels aside."""
+    """(count,) in float64, on a device: a fixed random combination of the numbers of each input, without labels."""
     leaves: list[Any] = []
     rebuild(leaves.append, with_tensors(without_labels(batch)))
     total = torch.zeros(count, dtype=torch.float64, device=device)
@@ -301,13 +301,13 @@ def input_numbers(batch: Any, count: int, device: torch.device | None = None) ->
         if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count:
             rows = leaf.detach().reshape(count, -1)
             rows = rows.abs() if rows.is_complex() else rows
-            # In float32 on whatever device the data are on; one number each moves.
+            # In float32 on the device of the data, so that only one number per input moves.
             numbers = (rows.float() @ _weights(rows.shape[1], k, rows.device)).double()
             total += numbers.to(total.device, non_blocking=total.is_cuda)
         elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
             numbers = torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
             total += numbers.to(total.device, non_blocking=total.is_cuda)
-    return torch.nan_to_num(total)  # one that is not a number would be like any other
+    return torch.nan_to_num(total)  # NaN would hide any difference
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""Kernels of features and gradients from what a sketch keeps of its sites, and the views that measures read of two."""
+"""Kernels of features and gradients from the sketches of sites, and the views of two of them that measures read."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from ..stats import (
     SiteRows,
     UncentredAlignment,
 )
-from .site import PARTS, Part, SiteSketch
 
 if TYPE_CHECKING:
-    from .sketches import Sketch
+    from .sketches import Part, SiteSketch, Sketch
 
 KERNELS = {
     "hadamard": "K_f ∘ K_g, by a TensorSketch of f ⊗ g (exactly where all rows are kept)",
@@ -49,25 +48,25 @@ KERNELS = {
 
 @dataclass
 class Kernel:
-    """One site's kernel as a sketch knows it: S K Sᵀ, centred before it was sketched, and as it is."""
+    """One site's sketched kernel S K Sᵀ, both centred (before it was sketched) and uncentred."""
 
     name: str
-    n: int  # rows that it stands for
+    n: int  # rows behind it
     make: Callable[[bool], Tensor]  # centred? → rows (M, k) whose products are the kernel
     halves: Callable[[], tuple[Tensor, Tensor]] | None = None  # centred rows of two independent sketches of ψ
-    trace: Tensor | None = None  # of the centred kernel, exactly
+    trace: Tensor | None = None  # of the centred kernel, exact
     diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
     dtype: torch.dtype = torch.float64  # that the rows were sketched in
     folded: int | None = None  # columns that wider rows were projected to before they were sketched
-    columns: tuple[object, ...] = ()  # what the columns of its rows are, if they mean something outside of it
+    columns: tuple[object, ...] = ()  # identifies the columns of its rows, where those of two kernels may correspond
 
     @property
     def rows(self) -> Tensor:
-        """(M, k): centred rows in the coordinates of ψ; wide, so not kept."""
+        """(M, k): centred rows in the coordinates of ψ; they are wide, so they are not kept."""
         return self.make(True).double()
 
-    # Wide rows are multiplied on the device they are on; what comes of it is small, and compared on the CPU, so that
-    # the two sides may be on different devices.
+    # Wide rows are multiplied on their device; the products are small, and compared on the CPU, so that the two sides
+    # may be on different devices.
 
     @once
     def gram(self) -> Tensor:
@@ -76,12 +75,12 @@ class Kernel:
 
     @once
     def raw_gram(self) -> Tensor:
-        """(M, M): the kernel as it is."""
+        """(M, M): the uncentred kernel."""
         return self_product(self.make(False).double().T).cpu()
 
     @once
     def half_grams(self) -> tuple[Tensor, Tensor]:
-        """Two independent estimates of the centred kernel, or the kernel twice where it is known."""
+        """Two independent estimates of the centred kernel, or the kernel twice where it is known exactly."""
         if self.halves is None:
             return self.gram, self.gram
         a, b = (self_product(rows.double().T).cpu() for rows in self.halves())
@@ -95,12 +94,12 @@ class Kernel:
 
     @once
     def root(self) -> Tensor:
-        """(M, r): rows in no more coordinates than they span, whose products are the centred kernel."""
+        """(M, r): rows in as few coordinates as they span, whose products are the centred kernel."""
         return _root(self.gram) if self._narrow is None else self._narrow
 
     @once
     def factor(self) -> Tensor:
-        """The same in other coordinates, in a fraction of the time: for what no rotation changes."""
+        """(M, r): such rows in other coordinates, in a fraction of the time; for what no rotation changes."""
         return gram_factor(self.gram) if self._narrow is None else self._narrow
 
     @once
@@ -111,16 +110,16 @@ class Kernel:
 
     @property
     def unbiased(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Two independent estimates of the kernel, its trace and its diagonal: what takes the bias out of a sketch."""
+        """Two independent estimates of the kernel, its trace and its diagonal, which correct the bias of a sketch."""
         if self.trace is None or self.diagonal is None:
             raise ValueError(
-                f"the kernel {self.name!r} does not tell how much sketching adds to it, so there is no debiased "
-                "value: take linear_cka, or a sketch of every row (size=None)"
+                f"it is not known how much sketching adds to the kernel {self.name!r}, so there is no debiased value: "
+                "take linear_cka, or a sketch of every row (size=None)"
             )
         return *self.half_grams, self.trace.double(), self.diagonal.double()
 
     def redrawn(self, draw: Resketch) -> Kernel:
-        """The same kernel with its buckets in another order and with other signs."""
+        """This kernel with its buckets in another order and with other signs."""
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
         known = self.halves, self.trace, diagonal, self.dtype, self.folded, self.columns
         return _RedrawnKernel(self.name, self.n, self.make, *known, before=self, draw=draw)
@@ -128,7 +127,7 @@ class Kernel:
 
 @dataclass
 class _RedrawnKernel(Kernel):
-    """A kernel whose buckets were drawn anew; what does not depend on them is not made again."""
+    """A kernel with other buckets and signs, computed from the original without sketching again."""
 
     before: Kernel = field(kw_only=True, repr=False)
     draw: Resketch = field(kw_only=True, repr=False)
@@ -147,7 +146,7 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
     if name not in KERNELS:
         raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
     if name == "hadamard" and sketch.exact:
-        name = "hadamard_of_sketches"  # nothing is sketched, so that this is the product itself
+        name = "hadamard_of_sketches"  # the rows are not sketched, so this is the product itself
     n = sketch.n
     if name in ("hadamard_of_sketches", "midpoint"):
         f, g = site.part("features", name), site.part("gradients", name)
@@ -160,7 +159,7 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
         two = name == "hadamard"  # copies
         means = [mean_squared(part, n) for part in parts]
         if two and site.moment is not None and len(site.moment) == site.width:
-            # ‖ψ̄‖² of f ⊗ g exactly: a sketch of a large mean says little about what is left of it.
+            # ‖ψ̄‖² of f ⊗ g exactly: the error of a sketched large mean would outweigh what is left after centring.
             means = [(site.moment / n).square().sum()]
 
         def make(centred: bool) -> Tensor:
@@ -175,7 +174,7 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
             trace=torch.stack([(part.squares - n * mean).cpu() for part, mean in zip(parts, means, strict=True)]).sum(),
             diagonal=torch.stack([_diagonal(p, sketch, mean) for p, mean in zip(parts, means, strict=True)]).sum(0),
         )
-    kernel.dtype = next(part.rows.dtype for kind in PARTS if (part := getattr(site, kind)) is not None)
+    kernel.dtype = site.dtype
     kernel.folded = None if name == "hadamard" else site.folded
     if name == "hadamard":
         kernel.columns = "f ⊗ g", sketch.seed
@@ -187,18 +186,18 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
 
 
 def side_by_side(copies: Tensor) -> Tensor:
-    """(n, 2k) from the two copies (2, n, k) of a TensorSketch: products are the mean of theirs."""
+    """(n, 2k) from the two copies (2, n, k) of a TensorSketch: products are the mean of those of the copies."""
     return torch.cat([*copies], 1) / len(copies) ** 0.5
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
-    """‖ψ̄‖², averaged over the copies of a sketch of ψ, each of which has it without bias."""
+    """‖ψ̄‖², averaged over the copies of a sketch of ψ, each of which is unbiased."""
     mean = part.total / n
     return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
 
 
 def _rows(part: Part, sketch: Sketch, centred: bool) -> Tensor:
-    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): the mean comes off before the sketch, which centring afterwards would not do."""
+    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): centred before it is sketched, which differs from centring afterwards."""
     if not centred:
         return part.rows
     mean = part.total / sketch.n
@@ -222,8 +221,8 @@ def _root(gram: Tensor) -> Tensor:
 def product_gram(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(M, M): K̃_f ∘ K̃_g.
 
-    Signs cancel in the product, so that a bucket stands for the sum of its rows' f ⊗ g, unsigned, and noise; centring
-    takes off as many means as the bucket has rows, each of which counts once, however many buckets it is in.
+    Signs cancel in the product, so a bucket holds the unsigned sum of its rows' f ⊗ g, and noise. Centring subtracts
+    as many means as the bucket has rows; each row counts once, however many buckets it is in.
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
@@ -236,7 +235,7 @@ def product_gram(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
 def _midpoint(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features.
 
-    What of the gradients has no counterpart in the features (neurons that are dead, say) goes to columns of its own.
+    Directions of the gradients without a counterpart in the features (of dead neurons, say) get columns of their own.
     """
     rows_f, rows_g = f.rows.double(), g.rows.double()
     # U and V (k, r) by way of the smaller of rows and columns.
@@ -273,11 +272,11 @@ class SketchPair:
 
     @property
     def signed(self) -> bool:
-        """A product of sketches has lost its signs, and rows that were never sketched have none."""
+        """Whether the kernels carry signs: not a product of sketches, where they cancel, nor rows as they are."""
         return self.a[0].name != "hadamard_of_sketches" and not self.exact
 
     def redrawn(self, seed: int, number: int) -> SketchPair:
-        """The same with other buckets and signs for B: what two sketches give that share no rows."""
+        """This pair with other buckets and signs for B, as if the two sketches shared no rows."""
         draw = Resketch.draw(self.size, seed, number, signed=self.signed)
         return replace(self, b=[kernel.redrawn(draw) for kernel in self.b])
 
@@ -286,17 +285,17 @@ class SketchPair:
         return self._aligned(kind, lambda x, y: (x * y).sum(), _products, lambda terms: terms.sum(0))
 
     def left_out(self, kind: type[Alignment]) -> Alignment:
-        """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, brought to as many as there are.
+        """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, scaled to the full number of buckets.
 
-        Buckets are alike and next to independent, so that their spread tells that of the whole. Means were taken off
-        before, and need not move.
+        Buckets are alike and nearly independent, so their spread gives the error of the whole. Means were subtracted
+        before sketching, and stay.
         """
         return self._aligned(kind, _without_each, _all_without_each, _sums_without_each)
 
     def _aligned(self, kind: type[Alignment], of_pair: Callable, of_all: Callable, of_terms: Callable) -> Alignment:
-        """From sums over buckets of the products of two kernels, of many with many, and of one term per bucket.
+        """The alignment, from three ways to sum over buckets: of two kernels, of many with many, of one term each.
 
-        Debiased, it is what U-centred Gram matrices of all rows would give, without the bias of either sketch:
+        Debiased, it estimates that of U-centred Gram matrices of all rows, without the bias of either sketch:
         E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
         """
         if kind is not DebiasedAlignment:
@@ -305,7 +304,7 @@ class SketchPair:
             return kind(xx[..., :, None], yy[..., None, :], of_all(own, other))
         if self.n < 4:
             raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
-        # Of each side two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
+        # For each side: two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
         parts = [list(zip(*(kernel.unbiased for kernel in side), strict=True)) for side in (self.a, self.b)]
         xx, yy = (torch.stack(list(map(of_pair, one, two)), -1) for one, two, *_ in parts)
         (one_a, two_a, *_), (one_b, two_b, *_) = parts
@@ -324,9 +323,9 @@ class SketchPair:
         return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
 
     def redrawn_moments(self, kind: type[Alignment]) -> tuple[Tensor, Tensor | None]:
-        """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if they have any.
+        """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if there are any.
 
-        Signs make what lies beside the diagonal 0 on average. Without them there is no simple variance.
+        Signs make entries off the diagonal 0 on average. Without signs there is no simple variance.
         """
         m = self.size
         (x, x_spread, x_beside, x_squares), (y, y_spread, y_beside, y_squares) = map(_entries, self._grams(kind))
@@ -337,13 +336,13 @@ class SketchPair:
         return mean, variance + 2 * x_squares[:, None] * y_squares / (m * (m - 1))
 
     def _grams(self, kind: type[Alignment]) -> tuple[list[Tensor], list[Tensor]]:
-        """The kernels of both sides, as they are or centred."""
+        """The Gram matrices of both sides, centred or not."""
         name = "raw_gram" if kind is UncentredAlignment else "gram"
         a, b = ([getattr(kernel, name) for kernel in side] for side in (self.a, self.b))
         return a, b
 
     def covariances(self, i: int, j: int) -> Covariances:
-        """Of site i of A and site j of B, each in as few coordinates as its buckets span."""
+        """The covariances of site i of A and site j of B, each in as few coordinates as its buckets span."""
         x, y = self.a[i], self.b[j]
         return _KernelCovariances(
             x.scatter, y.scatter, lambda: product(x.root.T, y.root) / (x.n * y.n) ** 0.5, kernels=(x, y)
@@ -378,7 +377,7 @@ class SketchPair:
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
-        """For each site, how much of the kernel's trace is variation about the mean."""
+        """The share of the kernel's trace, for each site, that is variation about the mean."""
         return self._of_sites(lambda kernel: kernel.gram.trace() / kernel.raw_gram.trace())
 
     def _of_sites(self, number: Callable[[Kernel], Tensor]) -> tuple[Tensor, Tensor]:
@@ -416,9 +415,10 @@ def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
 
 
 def _entries(grams: Sequence[Tensor]) -> Tensor:
-    """(4, A): what a random order of buckets leaves of Gram matrices.
+    """(4, A): the sums over Gram matrices that do not depend on the order of buckets.
 
-    The sum of the diagonal, its sum of squares about the mean, and the sum and sum of squares of all other entries.
+    These are the sum of the diagonal, its sum of squares about the mean, and sum and sum of squares of all other
+    entries.
     """
     rows = []
     for gram in grams:
@@ -429,28 +429,28 @@ def _entries(grams: Sequence[Tensor]) -> Tensor:
     return torch.stack(rows, 1)
 
 
-# Sums over buckets with each bucket left out in turn, brought to the number of terms that there were
+# Sums over buckets with each bucket left out in turn, scaled to the full number of terms
 
 
 def _sums_without_each(terms: Tensor) -> Tensor:
-    """(M, …): of one term per bucket (M, …)."""
+    """(M, …): the sums of one term per bucket (M, …)."""
     return len(terms) / (len(terms) - 1) * (terms.sum(0) - terms)
 
 
 def _without_each(one: Tensor, other: Tensor) -> Tensor:
-    """(M,): of the products of two kernels (M, M)."""
+    """(M,): the sums of the products of two kernels (M, M)."""
     products = one * other
     return _of_pairs(products.sum(1), products.diagonal())
 
 
 def _all_without_each(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    """(M, A, B): the same for each of A kernels with each of B."""
+    """(M, A, B): the sums of the products of each of A kernels with each of B."""
     rows = torch.stack(list(own), 1) @ torch.stack(list(other), 2)  # (M, A, M) @ (M, M, B)
     a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (own, other))
     return _of_pairs(rows, a[:, :, None] * b[:, None, :])
 
 
 def _of_pairs(rows: Tensor, diagonal: Tensor) -> Tensor:
-    """From the sums over the second bucket of each pair: beside the diagonal a bucket takes two such sums with it."""
+    """The sums over pairs of buckets, from those over the second; off the diagonal a bucket removes two of them."""
     m, beside = len(rows), rows - diagonal
     return m / (m - 2) * (beside.sum(0) - 2 * beside) + _sums_without_each(diagonal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +14,15 @@ from torch import Tensor
 from ..engine.caveats import of_left_out
 from ..linalg import product
 from ..process_state import products
-from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Closer, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
 from .kernels import mean_squared
 from .run import sketch
-from .site import Pairs, SiteSketch
-from .sketches import NotShared, Sketch
+from .sketches import NotShared, Pairs, SiteSketch, Sketch
 
 _Z = 1.959964  # of a 95 % interval
 _BLOCK = 1024  # rows whose products are held at a time
-_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # what data without a name are described by
+_UNNAMED = ("list", "tuple", "DataLoader", "generator", "TensorDataset")  # descriptions of data without a name
 _BOTH_WAYS = (
     "the paper reads this both ways: higher where the data are the model's own (sections 5.3 and 5.4), higher where "
     "there is more to adapt (appendix F); models and layers are ranked by mean_embedding instead"
@@ -37,8 +36,8 @@ def transfer(
 ) -> Comparison | Comparisons:
     """How much models would have to adapt to data, site by site: the scores of Tang et al. 2020, sections 5.3 and 5.4.
 
-    `models`: a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and what else `sosie.sketch`
-    takes are for models. With f a row of a site's features, g that of its gradients, K the kernel of f ⊗ g over N rows:
+    `models`: a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and the options of
+    `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g on N rows:
 
     - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
     - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;
@@ -49,11 +48,11 @@ def transfer(
     5.3 expects ‖μ‖ to be small where the data are the model's own and to grow with the adaptation needed, and finds
     ‖μ‖ / (‖K‖_F / N²) *higher* for a model's own data, a similarity; appendix F reads a larger log of the same ratio as
     *more* adaptation. Here models and sites are ranked by `mean_embedding`, the smallest first, and all numbers are
-    shown. √(Tr K) / N is also what ‖μ‖ would be if rows pulled in unrelated directions; a `mean_embedding` that cannot
-    be told from it says so. Deeper networks have larger norms: compare models at sites that correspond.
+    shown. √(Tr K) / N is also the value of ‖μ‖ for rows that pull in unrelated directions; a `mean_embedding` that is
+    not above it has a caveat. Deeper networks have larger norms: compare models at sites that correspond.
 
     Sums over rows are exact. ‖K‖_F comes from pairs among a few hundred sampled rows, and ‖μ‖ of sites wider than 1024
-    from a TensorSketch; each then has a 95 % interval for what all rows would give. One model gives a Comparison with
+    from a TensorSketch; each then has a 95 % interval for the value from all rows. One model gives a Comparison with
     one column, the data; several give a Comparison for each: `found["model", "data"]`.
     """
     several = isinstance(models, (list, tuple))
@@ -62,11 +61,11 @@ def transfer(
         raise ValueError("no models: give one, or a list of them")
     fresh = [thing for thing in things if not is_sketch(thing)]
     if fresh and data is None:
-        raise TypeError("the transfer scores of a model are of data: transfer(model, data), or --data")
+        raise TypeError("a model has transfer scores on data: transfer(model, data), or --data")
     if not fresh and (data is not None or sketching):
-        raise ValueError("sketches hold what they need: leave data and the options of sketching out")
+        raise ValueError("sketches hold all that is needed: leave out data and the options of sketching")
     if len(fresh) > 1 and isinstance(data, Iterator):
-        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
+        raise TypeError("several models need data that can be read again: a list or a loader, not an iterator")
     wanted = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
     sketches, scores = [], []
     for thing in things:
@@ -78,7 +77,7 @@ def transfer(
                     for s, label in zip(made.sites, made.side.sites, strict=True)
                 ]
             )
-        sketches.append(replace(made, sites=(), _kernels={}))  # what takes memory goes
+        sketches.append(replace(made, sites=(), _kernels={}))  # without the parts that take memory
     models = _names(
         sketches, lambda made: made.side.name, lambda a, b: (a.model, a.side.sites) == (b.model, b.side.sites)
     )
@@ -100,7 +99,7 @@ def transfer(
 def _names(
     sketches: Sequence[Sketch], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]
 ) -> list[str]:
-    """A name for each, the same for those that are alike; one that stands for different things is numbered."""
+    """A name for each sketch, the same for those that are alike; a name that different ones share is numbered."""
     different: dict[str, list[Sketch]] = {}
     places = []
     for made in sketches:
@@ -112,13 +111,21 @@ def _names(
     return [f"{text} ({k + 1})" if len(different[text]) > 1 else text for text, k in zip(texts, places, strict=True)]
 
 
+class _Facts(NamedTuple):
+    """What must be known to read a score."""
+
+    bounds: tuple[float | None, float | None]
+    closer: Closer = "down"
+    same: float | None = None
+
+
 def _data_name(made: Sketch) -> str:
     name = str(made.about.get("data", "the data"))
     return "the data" if name in _UNNAMED else name
 
 
 def _same_data(a: Sketch, b: Sketch) -> bool:
-    """Whether two sketches whose data have one name are of the same rows, as far as they can tell."""
+    """Whether two sketches whose data have one name are of the same rows, as far as is known."""
     if (a.size, a.seed, a.stack) != (b.size, b.seed, b.stack):
         return (a.n, a.spans) == (b.n, b.spans)
     try:
@@ -136,31 +143,23 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
         logarithm = name.startswith("log")
         low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
         uncertain = (error > 0).any()
-        estimates[name] = Estimate(
-            value=value,
+        estimates[name] = Estimate.of(
+            _Facts((None if logarithm else 0.0, None)),
+            value,
             n=made.n,
             statistic=_statistic(name, scores),
-            closer="down",
-            bounds=(None if logarithm else 0.0, None),
-            same=None,
             low=low if uncertain else None,
             high=high if uncertain else None,
-            caveats=tuple(_caveats(name, made, scores)),
+            caveats=_caveats(name, made, scores),
         )
     about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
     about.pop("settings", None)
-    return Comparison(
-        replace(made.side, name=model),
-        Side(data, (data,), (0,), ((),)),
-        estimates,
-        made.rows_rule,
-        about,
-        kind="transfer",
-    )
+    column = Side(data, (data,), (0,), ((),))
+    return Comparison(replace(made.side, name=model), column, estimates, made.rows_rule, about, kind="transfer")
 
 
 def _statistic(name: str, scores: Sequence[Scores]) -> str:
-    """Where the numbers come from: all rows, sampled pairs of them, sketches of f ⊗ g."""
+    """What the numbers rest on: all rows, sampled pairs of them, sketches of f ⊗ g."""
     sources = ["sums over all rows"]
     pairs, copies = (sorted({getattr(of_site, what) for of_site in scores} - {None}) for what in ("sampled", "columns"))
     if copies and name not in ("kernel_norm", "kernel_trace"):
@@ -179,10 +178,10 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
         yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
     for site, of_site in zip(made.side.sites, scores, strict=True):
         if not np.isfinite(of_site.values[name][0]):
-            yield Caveat("undefined: no gradient but 0 reaches this site, so there is nothing to compare", site)
+            yield Caveat("undefined: all gradients at this site are 0, so there is nothing to compare", site)
         elif name == MEAN_EMBEDDING and of_site.by_chance:
             yield Caveat(
-                f"not more than rows that pull in unrelated directions would give (kernel_trace, "
+                f"not above the value for rows that pull in unrelated directions (kernel_trace, "
                 f"{of_site.values['kernel_trace'][0]:.3g}); take more inputs",
                 site,
             )
@@ -201,25 +200,25 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
 class Scores:
     """All scores of one site."""
 
-    values: dict[str, tuple[float, float]]  # and the standard error of the logarithm; 0 where all rows were summed up
-    by_chance: bool  # the mean embedding is what rows would give that pull in unrelated directions
-    sampled: int | None  # rows that pairs were taken of; None: all
-    columns: int | None  # of the sketches of f ⊗ g that the mean embedding is of; None: of the rows themselves
-    folded: int | None  # columns that rows were projected to before pairs were taken
+    values: dict[str, tuple[float, float]]  # with the standard error of the logarithm; 0 for sums over all rows
+    by_chance: bool  # whether rows that pull in unrelated directions could give this mean embedding
+    sampled: int | None  # rows whose pairs were used; None: all
+    columns: int | None  # of the sketches of f ⊗ g behind the mean embedding; None: it is from the rows themselves
+    folded: int | None  # columns that rows were projected to before pairs were used
 
 
 def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
-    """The scores of one site from the sketch of its n rows; `exact`: all rows are there."""
+    """The scores of one site from the sketch of its n rows; `exact`: it holds all of them."""
     if site.pairs is None or site.fourth is None or site.trace is None:
         raise ValueError(
-            f"{label}: this sketch has no gradients, which transfer scores are of; make it with kernels='hadamard'"
+            f"{label}: this sketch has no gradients, which transfer scores need; make it with kernels='hadamard'"
         )
     trace, fourth = float(site.trace), float(site.fourth)
     columns = sampled = folded = None
     if exact and site.features is not None and site.gradients is not None:
         total, squares = _all_pairs(site.features.rows, site.gradients.rows)
         squares_error = 0.0
-        mean = math.sqrt(max(total, 0.0)) / n, 0.0  # a sum that is 0 may come out below it by rounding
+        mean = math.sqrt(max(total, 0.0)) / n, 0.0  # a sum of 0 may be negative by rounding
         if site.moment is not None:
             mean = float(site.moment.norm()) / n, 0.0
     else:
@@ -241,18 +240,18 @@ def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
         "mean_over_trace": over_trace,
         "log_mean_over_norm": (log, over_norm[1]),
     }
-    # With signs at random ‖Σψ‖² is Tr K on average, with a variance of twice the squares beside the diagonal.
+    # With random signs ‖Σψ‖² is Tr K on average, with a variance of twice the squares off the diagonal.
     by_chance = (mean[0] * n) ** 2 <= trace + 2 * math.sqrt(2 * max(squares - fourth, 0.0))
     return Scores(values, by_chance, sampled, columns, folded)
 
 
 def _ratio(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    """Of two numbers with independent errors; undefined where the second is 0."""
+    """The ratio of two numbers with independent errors; NaN where the second is 0."""
     return (math.nan, 0.0) if b[0] == 0 else (a[0] / b[0], math.hypot(a[1], b[1]))
 
 
 def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[tuple[float, float], int | None]:
-    """‖E[g fᵀ]‖ and the error of its logarithm: of the sum of g fᵀ where it was kept, else of its sketches."""
+    """‖E[g fᵀ]‖ with the error of its logarithm, from the sum of g fᵀ where it was kept, else from its sketches."""
     if site.moment is not None and len(site.moment) == site.width:
         return (float(site.moment.norm()) / n, 0.0), None
     if site.hadamard is None:
@@ -268,13 +267,13 @@ def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[tuple[float, 
 def _sampled_pairs(pairs: Pairs, n: int, label: str) -> tuple[float, float]:
     """Σ K_ij² over i ≠ j of all n rows, from the sampled rows, and its standard error by leaving one row out.
 
-    Drawn without replacement: the error is less by √(1 − m/n), and nothing where all rows were drawn.
+    Sampling is without replacement, so the error is smaller by √(1 − m/n), and 0 where all rows were drawn.
     """
     count = len(pairs.index)
     if n == 1:
         return 0.0, 0.0
     if count < min(n, 3):
-        raise ValueError(f"{label}: {count} rows are too few to take pairs of, need 3 at least")
+        raise ValueError(f"{label}: {count} rows are too few for pairs, need at least 3")
     f, g = pairs.features.double(), pairs.gradients.double()
     squares = (product(f, f.T) * product(g, g.T)).square().fill_diagonal_(0)
     of_row = squares.sum(1)

@@ -1,4 +1,4 @@
-"""Sketch: features and gradients of every site of one model on one set of data, of a size that data do not change."""
+"""Sketch: features and gradients of every site of one model on one set of data, of a fixed size."""
 
 from __future__ import annotations
 
@@ -7,25 +7,148 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..files import DamagedFile
 from ..results import Side
-from ..stats import Buckets, load_statistics, on_device, save_statistics, storable
-from .kernels import KERNELS, Kernel, kernel_of
-from .site import PARTS, Pairs, Part, SiteSketch
+from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics, storable
+from .kernels import Kernel, kernel_of
 
+PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
 SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
 
 
+# What is kept of each site: sums over rows, so that parts of the data merge exactly
+
+
+@dataclass(frozen=True)
+class Part:
+    """S Ψ for one map ψ of the rows, with the sums that centre it and that correct for what sketching adds."""
+
+    rows: Tensor  # (M, k) S Ψ; in two copies (2, M, k) for the sketch of f ⊗ g
+    total: Tensor  # (k,) or (2, k): Σ ψ, in float64
+    squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
+    diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
+
+    def merge(self, other: Part, *, order: Tensor | None) -> Part:
+        """The part of all rows of both; `order`: of rows that were kept and not sketched."""
+        if order is not None:
+            rows = torch.cat([self.rows, other.rows], -2)[..., order, :]
+            diagonal = torch.cat([self.diagonal, other.diagonal])[order]
+        else:
+            rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
+        return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A few rows themselves, those with the smallest hash, for sums over pairs of rows, which a sketch would bias."""
+
+    features: Tensor  # (rows, k)
+    gradients: Tensor
+    index: np.ndarray  # their global indices, ascending
+    most: int
+    seed: int
+
+    def merge(self, *others: Pairs) -> Pairs:
+        """The rows with the smallest hashes of all."""
+        lots = (self, *others)
+        index = np.concatenate([lot.index for lot in lots])
+        order = np.argsort(row_hash(index, self.seed), kind="stable")[: self.most]
+        order = order[np.argsort(index[order])]
+        take = torch.from_numpy(order).to(self.features.device)
+        f, g = torch.cat([lot.features for lot in lots])[take], torch.cat([lot.gradients for lot in lots])[take]
+        return replace(self, features=f, gradients=g, index=index[order])
+
+
+@dataclass(frozen=True)
+class SiteSketch:
+    """The sketch of one site."""
+
+    width: int  # columns of its rows, before they were projected
+    features: Part | None
+    gradients: Part | None
+    hadamard: Part | None  # of f ⊗ g, by TensorSketch
+    maps: Part | None  # of the products of f and g, neuron by neuron
+    inner: Tensor | None  # Σ ⟨f, g⟩²
+    fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
+    moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
+    pairs: Pairs | None
+    trace: Tensor | None = None  # Σ ‖f‖² ‖g‖², the trace of K_f ∘ K_g
+
+    @property
+    def folded(self) -> int | None:
+        """The number of columns that wider rows were projected to; None: they were not."""
+        part = self.features or self.gradients or self.maps
+        return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
+
+    def part(self, name: str, kernel: str) -> Part:
+        """One of the parts, which a kernel needs."""
+        part: Part | None = getattr(self, name)
+        if part is None:
+            raise ValueError(
+                f"the kernel {kernel!r} needs a sketch of {name}: make it with kernels={kernel!r} among others"
+            )
+        return part
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision that its rows were sketched in."""
+        return next(part.rows.dtype for name in PARTS if (part := getattr(self, name)) is not None)
+
+    def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
+        """The sketch of all rows of both; `order`: as in `Part.merge`."""
+        merged: dict[str, object] = {}
+        for name in [f.name for f in fields(self) if f.name != "width"]:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None or theirs is None:
+                merged[name] = None
+            elif isinstance(mine, Part):
+                merged[name] = mine.merge(theirs, order=order)
+            else:
+                merged[name] = mine.merge(theirs) if isinstance(mine, Pairs) else mine + theirs
+        return replace(self, **merged)  # type: ignore[arg-type]
+
+    def check(self, height: int) -> None:
+        """Raise unless all shapes fit together for that many buckets: files come from others."""
+        for name in PARTS:
+            part = getattr(self, name)
+            if part is None:
+                continue
+            columns = part.rows.shape[-1] if name == "hadamard" else self.folded or self.width
+            copies = part.rows.shape[:-2]
+            shapes = [tuple(t.shape) for t in (part.rows, part.total, part.squares, part.diagonal)]
+            expected = [(*copies, height, columns), (*copies, columns), (), (height,)]
+            if shapes != expected or len(copies) != (name == "hadamard") or float(part.squares) < 0:
+                raise ValueError(f"{name} has shapes {shapes}, not {expected}")
+        for total in (self.inner, self.fourth, self.trace):
+            if total is not None and (total.ndim or float(total) < 0):
+                raise ValueError("its sums of squared products are not numbers of at least 0")
+        if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
+            raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
+        if self.pairs is not None:
+            f, g, index = self.pairs.features, self.pairs.gradients, self.pairs.index
+            if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
+                raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
+
+    def shapes(self) -> tuple[object, ...]:
+        """Columns of the site and of its parts, which must agree for two to be merged."""
+        parts = (self.features, self.gradients, self.hadamard, self.maps)
+        return (self.width, *(None if part is None else part.rows.shape[-1] for part in parts))
+
+
+# What is kept of all sites
+
+
 class NotShared(ValueError):
-    """Sketches that do not share rows, buckets or signs, compared as if they did."""
+    """These sketches do not share rows, buckets or signs, and cannot be compared as if they did."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Which rows a sketch holds, as ranges that do not touch."""
+    """The rows that a sketch holds, as ranges that do not touch."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -48,7 +171,7 @@ class Spans:
         return sum(stop - start for start, stop in self.ranges)
 
     def order(self, other: Spans) -> Tensor:
-        """Where each row stands once those of the other follow these, by index."""
+        """The permutation that sorts the rows of this one followed by those of the other."""
         return torch.cat([torch.arange(start, stop) for start, stop in self.ranges + other.ranges]).argsort()
 
     def __str__(self) -> str:
@@ -59,8 +182,8 @@ class Spans:
 class Sketch:
     """One model on one set of data: for every site S F, S G and S T, with T a TensorSketch of f ⊗ g for each row.
 
-    `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two that share their
-    rows and their S; `sosie.compare_unpaired` those that do not.
+    `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two sketches that share
+    rows and S, `sosie.compare_unpaired` two that do not.
     """
 
     kind: ClassVar[str] = "sketch"
@@ -72,7 +195,7 @@ class Sketch:
     stack: int
     ones: Tensor  # (M,) S 1
     counts: Tensor  # (M,) the same with every sign +1
-    fingerprint: Tensor  # (M,) S of one number per input: tells whether two sketches are of the same data
+    fingerprint: Tensor  # (M,) S of one number per input, which shows whether two sketches are of the same data
     spans: Spans
     rows_rule: str
     output: str  # what the gradients are of
@@ -98,12 +221,12 @@ class Sketch:
 
     @property
     def device(self) -> torch.device:
-        """Where it is: the device that the model ran on, unless it was moved or loaded."""
+        """The device of its tensors: that of the model, unless the sketch was moved or loaded."""
         return self.ones.device
 
     @property
     def bytes(self) -> int:
-        """What its tensors take."""
+        """The size of its tensors."""
         return sum(t.numel() * t.element_size() for t in _tensors(self))
 
     def site(self, label: str) -> SiteSketch:
@@ -121,7 +244,7 @@ class Sketch:
         return [self.kernel(label, name) for label in self.side.sites]
 
     def at(self, *sites: str) -> Sketch:
-        """The same sketch of these sites alone."""
+        """The sketch of these sites alone."""
         if not sites:
             raise ValueError(f"name at least one site of {', '.join(self.side.sites)}")
         chosen = [self.side.sites.index(label) for label in sites if self.site(label)]
@@ -130,12 +253,12 @@ class Sketch:
         return replace(self, side=side, sites=tuple(self.sites[i] for i in chosen))
 
     def to(self, device: str | torch.device) -> Sketch:
-        """The same sketch on another device: kernels are made there."""
+        """This sketch on another device, where its kernels are then computed."""
         moved: Sketch = on_device(replace(self, _kernels={}), torch.device(device))
         return self if moved.device == self.device else moved
 
     def merge(self, other: Sketch) -> Sketch:
-        """The sketch of both lots of rows, the same as from one pass over all of them; on the device of this one."""
+        """The sketch of all rows of both, equal to that from one pass over them; on the device of this one."""
         for what in ("size", "seed", "stack", "rows_rule", "output", "model"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
@@ -148,7 +271,7 @@ class Sketch:
         if self.side.sites != other.side.sites:
             raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
         spans, other = self.spans.merge(other.spans), other.to(self.device)
-        # Rows that are kept stay in their order.
+        # Rows that are kept are put in order.
         order = self.spans.order(other.spans).to(self.device) if self.exact else None
         sums: dict[str, Any] = {}
         for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
@@ -191,19 +314,20 @@ class Sketch:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
+        """Read a sketch that `save` wrote."""
         sketch = load_statistics(path, kind="sketch")[0].get("sketch")
         try:
             if not isinstance(sketch, cls):
-                raise TypeError("it holds no sketch")
+                raise TypeError("it does not hold a sketch")
             sketch._check()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
         return sketch
 
     def _check(self) -> None:
-        """What every use relies on: files come from others."""
+        """Raise unless everything fits together: files come from others."""
         if self.size is not None:
-            Buckets(self.size, self.seed, self.stack)  # looks at them
+            Buckets(self.size, self.seed, self.stack)  # checks them
         height = self.n if self.size is None else self.size
         if len(self.sites) != len(self.side.sites) or not 0 < self.n < 2**53 or len(self.ones) != height:
             raise ValueError(f"{len(self.sites)} sites, {self.n} rows, {len(self.ones)} buckets do not fit together")
@@ -218,19 +342,19 @@ class Sketch:
         if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
         if not all(isinstance(text, str) for text in (self.rows_rule, self.output)):
-            raise TypeError("its row rule or its output is no text")
+            raise TypeError("its row rule or its output is not a text")
         if not isinstance(self.about, dict) or not isinstance(self.about.get("models", []), list):
-            raise TypeError("what it says about its models is no list")
+            raise TypeError("its record of models is not a list")
         if not all(isinstance(label, str) for label in (self.side.name, *self.side.sites)):
-            raise TypeError(f"sites and models have names, not {self.side.sites} of {self.side.name}")
+            raise TypeError(f"sites and models must have names, got {self.side.sites} of {self.side.name}")
         if len(set(self.side.sites)) < len(self.side.sites):
             raise ValueError(f"two sites have one name among {', '.join(self.side.sites)}")
         for site, label, width in zip(self.sites, self.side.sites, self.side.widths, strict=True):
             if not isinstance(site, SiteSketch) or site.width != width:
-                raise ValueError(f"{label}: no sketch of rows of {width} columns")
+                raise ValueError(f"{label}: not a sketch of rows of {width} columns")
             site.check(height)
             if [getattr(site, name) is None for name in PARTS] != [name not in self.parts for name in PARTS]:
-                raise ValueError(f"{label}: not the parts {', '.join(self.parts)}")
+                raise ValueError(f"{label}: its parts are not {', '.join(self.parts)}")
         for tensor in _tensors(self):
             if not tensor.is_floating_point():
                 raise TypeError(f"numbers are stored as {str(tensor.dtype).removeprefix('torch.')}")
@@ -245,18 +369,7 @@ class Sketch:
         )
 
 
-_UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, with what chance gives beside it"
-
-
-def parts_of(kernels: str | tuple[str, ...] | list[str]) -> frozenset[str]:
-    """What must be sketched for these kernels."""
-    names = [kernels] if isinstance(kernels, str) else list(kernels)
-    for name in names:
-        if name not in KERNELS:
-            raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
-    if not names:
-        raise ValueError(f"a sketch needs at least one kernel of {', '.join(KERNELS)}")
-    return frozenset().union(*({name} if name in PARTS else {"features", "gradients"} for name in names))
+_UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
 
 
 def _tensors(value: Any) -> list[Tensor]:

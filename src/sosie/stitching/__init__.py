@@ -1,7 +1,8 @@
 """Stitching: cut two networks, fit or train the joint between them, evaluate the network that this makes."""
 
-from .cut_models import CutModel, Stitched
+from .cuts import CutModel
 from .fitting import Stitch, stitch
+from .joint import Stitched
 from .sites import stitch_sites
 from .task_loss import TaskLoss
 

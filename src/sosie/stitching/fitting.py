@@ -1,7 +1,7 @@
 """Stitching two networks at one site each: the lower part of A, an affine layer, the upper part of B.
 
-`stitch` fits or trains the layer (Csiszárik et al. 2021) and returns a `Stitch`, which evaluates the stitched network,
-and is written to a file and read again.
+`stitch` fits or trains the layer (Csiszárik et al. 2021) and returns a `Stitch`, which evaluates the stitched network
+and can be saved and loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,19 @@ from ..capture.arguments import CallArguments
 from ..checks import one_of
 from ..data import open_data
 from ..engine.provenance import digest_of
+from ..factory import parse_call
 from ..files import DamagedFile, check_schema, read_tensors, write_tensors
-from ..linalg import Affine, Fit
+from ..linalg import Affine, Fit, find_fit
 from ..progress import Progress
-from .cut_models import (
+from .cuts import Cut, CutModel, answer_of, is_mask
+from .joint import (
     PRECISIONS,
-    CutModel,
+    Form,
+    Joint,
+    Pair,
     Precision,
+    Resize,
     Stitched,
-    answer_of,
     chunk_size,
     chunks_of,
     in_chunks,
@@ -40,9 +44,7 @@ from .cut_models import (
     refuse_padding,
     sums_of_pairs,
 )
-from .cuts import Cut, is_mask
-from .joint import Form, Joint, Pair, Resize
-from .task_loss import History, JointTrainer, TaskLoss, UserLoss, find_way
+from .task_loss import NAME, History, JointTrainer, TaskLoss, UserLoss
 
 Way = str | Fit | TaskLoss
 
@@ -69,42 +71,45 @@ def stitch(
 ) -> Stitch | list[Stitch]:
     """Can B do its job with A's representation? Join A up to `site_a` to B from `site_b` on, by an affine layer.
 
-    The layer is found from the activations of both networks on `data`, in one pass and exactly, whatever the batch
-    size: `fit` is least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) or
-    identity. Or it is trained with both networks frozen: task_loss, with the options of `TaskLoss`. A list of fits
-    gives a list of results from one pass, all task losses trained together. The layer acts on channels: every pixel or
-    token of a map is a row. Where the sites differ in shape, A's activation is brought into B's first, see `resize` and
-    sosie.stitching.joint. A cut that something goes around, a skip connection say, is refused.
+    The layer is fitted to the activations of both networks on `data`, in one pass and exactly, whatever the batch size:
+    `fit` is least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) or identity.
+    Or it is trained with both networks frozen: task_loss, with the options of `TaskLoss`. A list of fits gives a list
+    of results from one pass, with all task losses trained together. The layer acts on channels: every pixel or token of
+    a map is a row. Where the sites differ in shape, A's activation is first brought into the shape of B's, see `resize`
+    and sosie.stitching.joint. A cut that something goes around, such as a skip connection, is refused.
 
-    For task_loss: `loss(outputs, batch)` replaces its targets; it gets the stitched network's answers to one batch of
-    the data, and that batch on B's device, once for every joint, and returns their mean loss as a tensor. `validation`:
-    data for early stopping; of the layers after each epoch, the one that loses least on them is kept. Such data are
-    held in memory.
+    For task_loss: `loss(outputs, batch)` replaces its targets; it is called once for every joint, with the stitched
+    network's answers to one batch of the data and that batch on B's device, and returns their mean loss as a tensor.
+    `validation`: data for early stopping; of the layers after each epoch, the one with the lowest loss on them is kept.
+    These data and the training data are held in memory.
 
-    `precision` is that in which activations are multiplied; sums are in float64. float32 gives fitted values to about
-    1e-4 of the exact ones, and directions of A with less than 1e-6 of the largest count as none; float64 equals a least
+    `precision` is that of the products of activations; sums are in float64. float32 gives fitted values to about 1e-4
+    of the exact ones, and directions of A with less than 1e-6 of the largest are left out; float64 equals a least
     squares solver on all rows.
 
-    `result.model(x)` is the stitched network; `result.evaluate(data)` says how well it does.
+    `result.model(x)` is the stitched network, `result.evaluate(data)` says how well it does, and `result.caveats` what
+    else to know: random weights, inputs of a batch that are mixed.
     """
     one_of(precision, "precision", PRECISIONS)
-    asked = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
-    if not isinstance(asked, Sequence) or not asked:
-        raise ValueError(f"fit is a text or a list of at least one, got {fit!r}")
-    ways = [find_way(each) for each in asked]
+    each = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
+    if not isinstance(each, Sequence) or not each:
+        raise ValueError(f"fit must be a text or a list of at least one, got {fit!r}")
+    ways = list(map(find_way, each))
     tasks = [way for way in ways if isinstance(way, TaskLoss)]
     check_options(tasks, validation, loss)
-    kept = read_inputs(data, max_rows) if tasks else None  # read once: they are gone through many times
+    kept = None
     if tasks:
+        kept = read_inputs(data, max_rows)  # training goes through them many times
         data, max_rows = in_chunks(kept), None
     first, data = look_into(data)
-    lower = CutModel.open(model_a, prepare_a, inputs).cut_at(site_a, first)
-    upper = CutModel.open(model_b, prepare_b, inputs).cut_at(site_b, first)
+    lower = CutModel.of(model_a, prepare=prepare_a, inputs=inputs).cut_at(site_a, first)
+    upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first)
     args, kwargs = upper.call(first)
     upper.cut.check(*args, **kwargs)
     forms = [Form.of(model.cut.site.shape, model.cut.site.channels_last) for model in (lower, upper)]
     joint = Joint(forms[0], forms[1], resize)
     sites = [lower.cut.site], [upper.cut.site]
+    caveats = _caveats((lower, upper), first)
     sums = sums_of_pairs((lower, upper), sites, {(0, 0): joint}, data, precision, max_rows)
     moments = sums[0, 0].joint(0, 0)
     trained: list[History] = []
@@ -113,20 +118,41 @@ def stitch(
         trained = JointTrainer(lower, upper, joint, moments, kept, held_out, loss).train(tasks)
     results = []
     for way in ways:
-        lines: list[dict[str, float]] = []
         if isinstance(way, TaskLoss):
             history = trained.pop(0)
             affine, lines = history.affine, history.lines
         else:
-            affine = way(moments)
+            affine, lines = way(moments), []
         model = Stitched(lower, filled(Joint(forms[0], forms[1], resize), affine, upper.model), upper)
-        results.append(Stitch(model, way.name, dict(affine.report), moments.n, lines))
-    return results if asked is fit else results[0]
+        results.append(Stitch(model, way.name, dict(affine.report), moments.n, lines, caveats))
+    return results if each is fit else results[0]
+
+
+def find_way(text: Way) -> Fit | TaskLoss:
+    """A closed form, or training, by name and options."""
+    if not isinstance(text, str):
+        if not isinstance(text, (Fit, TaskLoss)):
+            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {text!r}")
+        return text
+    name, options = parse_call(text)
+    if name != NAME:
+        return find_fit(text, also=(NAME,))
+    known = [f.name for f in fields(TaskLoss)]
+    if unknown := [key for key in options if key not in known]:
+        raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return TaskLoss(**options)
+
+
+def _caveats(models: tuple[CutModel, CutModel], batch: Any) -> tuple[str, ...]:
+    """What must be known of the two networks to read how well they do once stitched."""
+    random = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
+    mixing = [text for model in models if (text := model.mixing_at([model.cut.site], batch))]
+    return tuple(dict.fromkeys([*random, *mixing]))
 
 
 def check_options(tasks: list[TaskLoss], validation: Any, loss: UserLoss | None) -> None:
     if not tasks and (validation is not None or loss is not None):
-        raise ValueError("validation= and loss= are for fit='task_loss'; closed forms are not trained")
+        raise ValueError("validation= and loss= are for fit='task_loss': closed forms are not trained")
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function loss(outputs, batch), got {type(loss).__name__}")
     if loss is not None and any(task.targets != "soft" for task in tasks):
@@ -146,16 +172,17 @@ def filled(joint: Joint, affine: Affine, like: nn.Module) -> Joint:
 
 @dataclass(frozen=True)
 class Stitch:
-    """A stitched network, and how its joint was found."""
+    """A stitched network, and how its joint was fitted or trained."""
 
     model: Stitched
     fit: str
     report: dict[str, Any]
     n: int  # rows that the fit rests on
     history: list[dict[str, float]] = field(default_factory=list)  # of training: the start, each epoch
+    caveats: tuple[str, ...] = ()  # about the two networks; a file does not hold them
 
     def __repr__(self) -> str:
-        """Which two networks, where and how: without their modules, which fill a screen."""
+        """Which two networks, where and how; their modules would fill a screen."""
         a, b = self.model.lower, self.model.upper
         ends = f"{a.name} up to {a.cut.site.label!r}, {b.name} from {b.cut.site.label!r} on"
         return f"Stitch({ends}, fit={self.fit!r}, n={self.n})"
@@ -163,16 +190,16 @@ class Stitch:
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
         """How well B does its job with A's representation, on data that should not be those of the fit.
 
-        agreement_a, agreement_b: share of inputs that get the same answer as from A, from B. cross_entropy: to B's
+        agreement_a, agreement_b: share of inputs that get the same answer as from A, or from B. cross_entropy: to B's
         soft answers, in nats. With labels also accuracy, accuracy_a, accuracy_b, and relative_accuracy, which is the
-        accuracy over B's (left out where B gets nothing right).
+        accuracy divided by B's (left out where B gets nothing right).
         """
         a, b = self.model.lower, self.model.upper
         tallies = evaluate_joints((a, b), [a.cut.site], {(0, 0): self.model.joint}, [b.cut], data, max_rows)
         return {**tallies[0, 0].numbers(), "n": float(tallies[0, 0].n)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the joint, and how it was found, as safetensors that `Stitch.load` reads; the models are not in it."""
+        """Write the joint, and how it was made, as safetensors that `Stitch.load` reads; the models are not in it."""
         joint = self.model.joint
         about = {
             "fit": self.fit,
@@ -199,9 +226,9 @@ class Stitch:
     ) -> Stitch:
         """The stitched network that `save` wrote, of the same two models (modules or specifications).
 
-        Models whose weights are others than those it was saved with are refused. `prepare_a`, `prepare_b` and `inputs`
-        are functions, which no file holds: give those that `stitch` was given. `example`: a batch of data to try the
-        cuts on; needed only where the models take more than tensors, else numbers of the right shape are made up.
+        Models with other weights are refused. `prepare_a`, `prepare_b` and `inputs` are functions, which a file cannot
+        hold: pass those that `stitch` got. `example`: a batch of data to try the cuts on; needed only where the models
+        take more than tensors, else numbers of the right shape are made up.
         """
         about, joint, examples = _read(Path(path))
         batch = None
@@ -211,7 +238,7 @@ class Stitch:
         for side, given, prepare, form in zip(
             "ab", (model_a, model_b), (prepare_a, prepare_b), (joint.source, joint.target), strict=True
         ):
-            model = CutModel.open(given, prepare, inputs)
+            model = CutModel.of(given, prepare=prepare, inputs=inputs)
             _cut_as_saved(model, about[side], side, batch, examples[side])
             now = Form.of(model.cut.site.shape, model.cut.site.channels_last)
             if now != form:
@@ -265,14 +292,14 @@ class Tally:
             self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
 
     def numbers(self) -> dict[str, float]:
-        """Means over inputs, and relative_accuracy, which is the accuracy over B's (not where B gets nothing right)."""
+        """Means over inputs, and the accuracy relative to B's (not where B gets nothing right)."""
         means = {key: value / self.n for key, value in self.sums.items() if key not in ("cross_entropy²", "both_right")}
         if means.get("accuracy_b"):
             means["relative_accuracy"] = means["accuracy"] / means["accuracy_b"]
         return means
 
     def interval(self, key: str) -> tuple[float, float] | None:
-        """The 95 % interval of a number, if the inputs are a sample; None where it is not known, or of one input.
+        """The 95 % interval of a number, for inputs that are a sample; None for an unknown number or a single input.
 
         Proportions have Wilson's score interval; the others the error of a mean, with Student's t. relative_accuracy
         is a ratio of two means over the same inputs, so its error is that of the mean of s − r b (the delta method).
@@ -295,7 +322,7 @@ class Tally:
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson 1927): right for shares close to 0 and 1, too."""
+    """The score interval of a proportion (Wilson 1927), which also holds close to 0 and 1."""
     from scipy.special import ndtri
 
     z = float(ndtri((1 + CONFIDENCE) / 2))
@@ -311,7 +338,7 @@ def evaluate_joints(
     data: Any,
     max_rows: int | None,
 ) -> dict[Pair, Tally]:
-    """Each network answers once; of the stitched ones only what comes after the joint is run. `cuts`: of B."""
+    """How each stitched network does. A and B run once, and for each joint only B's part above it. `cuts`: of B."""
     a, b = models
     tallies = {pair: Tally() for pair in joints}
     many = f"{len(joints)} stitched networks" if len(joints) > 1 else "the stitched network"
@@ -334,7 +361,7 @@ def evaluate_joints(
     return tallies
 
 
-# A stitch in a file: the joint's numbers as safetensors, the rest as JSON beside them. Never unpickled
+# A stitch in a file: the joint's numbers as safetensors, the rest as JSON in the metadata
 
 KIND, VERSION = "stitch", 2
 MADE_UP = 2  # inputs of an example that stands in for data
@@ -378,7 +405,7 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Training that went astray may have reported what JSON has no number for: that becomes None."""
+    """The same values with None for numbers that are not finite, which diverging training reports and JSON lacks."""
     if isinstance(value, dict):
         return {str(key): _finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -387,7 +414,7 @@ def _finite(value: Any) -> Any:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
-    """What a file says, its joint, and by side an example of what the model is called with, or None."""
+    """The record of a file, its joint, and by side an example of the model's arguments, or None."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     text, tensors = read_tensors(path, KIND, VERSION)
@@ -398,18 +425,18 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
     check_schema(path, about, _SCHEMA)
     try:
         if not 2 <= about["n"] < 2**63:
-            raise ValueError(f"no fit rests on {str(about['n'])[:20]} rows")
+            raise ValueError(f"a fit cannot rest on {str(about['n'])[:20]} rows")
         forms = [Form(**{**about[side]["form"], "space": tuple(about[side]["form"]["space"])}) for side in "ab"]
         # Before the joint is made, which allocates what the forms say.
         for form in forms:
             if min(form.channels, *form.space, 1) < 1 or form.channels > 2**20:
-                raise ValueError(f"no activation has {form.channels} channels at {form.space} positions")
+                raise ValueError(f"an activation cannot have {form.channels} channels at {form.space} positions")
         shapes = {"weight": (forms[1].channels, forms[0].channels), "bias": (forms[1].channels,)}
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != shapes.get(name):
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, but a joint of these sites has {shapes}")
             if tensor.dtype not in WEIGHTS or not bool(tensor.isfinite().all()):
-                raise ValueError(f"the {name} is of type {tensor.dtype}, or not of finite numbers")
+                raise ValueError(f"the {name} is of type {tensor.dtype}, or not finite")
         joint = Joint(forms[0], forms[1], about["resize"], bias="bias" in tensors)
         joint.to(tensors["weight"].dtype).load_state_dict(tensors)
         examples = {side: about[side]["example"] and _made_up(about[side]["example"]) for side in "ab"}
@@ -419,13 +446,13 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
 
 
 def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Seeded numbers between 0 and 1 in the shape of an example; token 0, and nothing masked."""
+    """Seeded numbers between 0 and 1 in the shape of an example; tokens are 0, and nothing is masked."""
     generator = torch.Generator().manual_seed(0)
 
     def tensor(each: dict[str, Any]) -> Tensor:
         dtype, shape = getattr(torch, each["dtype"], None), [MADE_UP, *each["shape"]]
         if dtype not in EXAMPLES or min(shape) < 1 or math.prod(shape) > 2**30:
-            raise ValueError(f"no tensor is {each['dtype']!r} of shape {shape}")
+            raise ValueError(f"an input cannot be {each['dtype']!r} of shape {shape}")
         if each["mask"]:
             return torch.ones(shape, dtype=dtype)
         if not dtype.is_floating_point:
@@ -436,7 +463,7 @@ def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor
 
 
 def _cut_as_saved(model: CutModel, said: dict[str, Any], side: str, batch: Any, example: Any) -> None:
-    """Cut a model where the file says, if it is the one that was stitched; tried on a batch, or on an example."""
+    """Cut a model at the site in the file, if it is the model that was stitched; `batch` or `example` to try it on."""
     if digest_of(model.model.state_dict()) != said["digest"]:
         raise ValueError(
             f"model {side.upper()} is not the one that was stitched ({said['name']}): its weights differ, so the joint "

@@ -5,28 +5,43 @@ A joint is an affine map of channels, after a change of shape where those of the
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, recut, watch
+from ..capture.structure import join
 from ..checks import one_of
+from ..data import open_data
 from ..linalg import Affine, JointMoments, lacks_room
 from ..linalg.fits import check_fits
 from ..measures import Measure, find, snap_to_bounds
+from ..process_state import kept_random_state, products
+from ..progress import Progress
 from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment
+from .cuts import CutModel, answer_of
 
+Precision = Literal["float32", "float64"]
+PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 Resize = Literal["interpolate", "pool"]
 RESIZES = ("interpolate", "pool")
+
+CHUNK = 128  # inputs that both networks are run on at a time
+HELD = 256 * 2**20  # bytes of activations of both networks that are held at a time
+TRIED = 2  # inputs that a cut is tried on: two show whether it leaks
+PER_INPUT = 64  # positions from which one product per input is faster; smaller maps are joined into one block of rows
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an activation of one input is: a vector, tokens with features, or a map of channels."""
+    """The form of one input's activation: a vector, tokens with features, or a map of channels."""
 
     channels: int
     space: tuple[int, ...] = ()  # height and width of a map, the number of tokens; empty: a vector
@@ -34,7 +49,7 @@ class Form:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], channels_last: bool | None) -> Form:
-        """From the shape of one input's activation, and whether features come last; None: it is not known."""
+        """From the shape of one input's activation, and whether its features come last; None: not known."""
         if not shape or 0 in shape:
             raise ValueError(f"an activation of shape {shape} per input cannot be stitched: it has no channels")
         if len(shape) == 1:
@@ -59,9 +74,8 @@ class Joint(nn.Module):
     """Turns an activation of one network into one of another: shape first, then channels.
 
     Maps of another size are interpolated (bilinear) or pooled (adaptive mean), as `resize` says. Between maps and
-    tokens a grid of tokens is read row by row; where one side has a token more than its grid, it is a class token:
-    on the way to a map it is dropped, on the way to tokens it is made, as the mean of the others. A map or tokens
-    become a vector by their mean.
+    tokens, a grid of tokens is read row by row. A token more than the grid has is a class token: on the way to a map it
+    is dropped, on the way to tokens it is the mean of the others. A map or tokens become a vector by their mean.
     """
 
     def __init__(self, source: Form, target: Form, resize: Resize = "interpolate", *, bias: bool = True) -> None:
@@ -86,12 +100,12 @@ class Joint(nn.Module):
         shaped = self.shaped(activation)
         if not self.target.space or self.target.tokens:
             return F.linear(shaped, self.weight, self.bias)
-        # Laid out as a network's own layer would: some go on with `x.view(…)`.
+        # Contiguous like the output of a network's own layer: some networks go on with `x.view(…)`.
         mapped = torch.einsum("oc,nc...->no...", self.weight, shaped).contiguous()
         return mapped if self.bias is None else mapped + self.bias.view(1, -1, *[1] * len(self.target.space))
 
     def shaped(self, activation: Tensor) -> Tensor:
-        """The activation in the target's shape, with the source's channels still."""
+        """The activation in the target's shape, still with the source's channels."""
         source, target = self.source, self.target
         if not self.reshapes:
             return activation
@@ -122,7 +136,7 @@ def _grid(form: Form) -> tuple[tuple[int, ...], int]:
         side = math.isqrt(count - extra)
         if side * side == count - extra:
             return (side, side), extra
-    raise ValueError(f"{form}: {count} tokens are no square grid, with or without a class token")
+    raise ValueError(f"{form}: {count} tokens are not a square grid, with or without a class token")
 
 
 # The sums of paired rows from which joints are fitted
@@ -158,7 +172,7 @@ class JointSums:
         products: torch.dtype = torch.float32,
         near: JointSums | None = None,
     ) -> JointSums:
-        """Of one chunk of rows. `near`: sums of earlier chunks, whose precision and centres are taken if they suit.
+        """The sums of one chunk of rows. `near`: sums of earlier chunks, whose precision and suitable centres are used.
 
         Rows are multiplied in `products` or in their own precision, whichever is finer.
         """
@@ -190,7 +204,7 @@ class JointSums:
         return cls(n, products, centre, total, square, cross)
 
     def merge(self, other: JointSums) -> JointSums:
-        """Of both lots of rows, about the first one's centres."""
+        """The sums of all rows of both, about this one's centres."""
         if self.cross.keys() != other.cross.keys() or self.products != other.products:
             raise ValueError(
                 f"these sums are of other sites or precisions: {sorted(self.cross)} in {self.products} and "
@@ -211,7 +225,7 @@ class JointSums:
         return JointSums(self.n + n, self.products, self.centre, total, square, cross)
 
     def joint(self, i: int, j: int) -> JointMoments:
-        """Means and covariances of a pair of sites, on the CPU: what a fit of A to B reads, and factorises."""
+        """Means and covariances of a pair of sites, on the CPU: what a fit of A to B reads and factorises."""
         a, b = ("a", i), ("b", j)
         mean_a, mean_b = self.total[a] / self.n, self.total[b] / self.n
         return JointMoments(
@@ -233,19 +247,143 @@ def block_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mean(block: Tensor) -> Tensor:
-    """In float64, but a number that the block's own precision holds, so that it is subtracted exactly."""
+    """The mean in float64, rounded to the block's own precision so that it is subtracted exactly."""
     return block.mean((0, 2), dtype=torch.float64).to(block.dtype).double()
 
 
-# How alike B and a map of A are, at the joint of a stitched network: from moments, for any affine map
+# The network made of both, and the data that it is made from
+
+
+class Stitched(nn.Module):
+    """A network whose lower part is A's and whose upper part is B's; only the joint between them is its own."""
+
+    def __init__(self, lower: CutModel, joint: Joint, upper: CutModel) -> None:
+        super().__init__()
+        self.lower, self.joint, self.upper = lower, joint, upper
+        self.a, self.b = lower.model, upper.model
+
+    def forward(self, batch: Any) -> Tensor:
+        """The answer to a batch of the data; each of the two networks prepares its inputs in its own way."""
+        activation, mask = self.lower.representation(batch)
+        refuse_padding(self.joint, mask)
+        args, kwargs = self.upper.call(batch) if self.upper.cut.needs_input else ((), {})
+        return answer_of(self.upper.cut.task(self.joint(activation), *args, **kwargs))
+
+
+def refuse_padding(joint: Joint, mask: Tensor | None) -> None:
+    """Raise where A's tokens are padded (`mask` says which are not) and the joint would mix them."""
+    if mask is not None and joint.reshapes:
+        raise ValueError(
+            f"A's tokens are padded, and padding would count where {joint.source} become {joint.target}: stitch at "
+            "sites with the same tokens, or give inputs of one length"
+        )
+
+
+def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
+    """The first inputs, at least two if there are as many, and an iterator over all batches, these included."""
+    batches = iter(Batches(open_data(data) if isinstance(data, str) else data))
+    read: list[Any] = []
+    with kept_random_state():
+        while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
+            read.append(batch)
+    return join(read), itertools.chain(read, batches)
+
+
+def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:
+    """The data in chunks of at most so many inputs."""
+    source = open_data(data) if isinstance(data, str) else data
+    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=largest)
+
+
+def read_inputs(data: Any, max_rows: int | None) -> Any:
+    """All inputs as one batch, in the structure of the data's batches."""
+    with kept_random_state():
+        return join([chunk.batch for chunk in chunks_of(data, max_rows)])
+
+
+def in_chunks(inputs: Any) -> list[Any]:
+    """The inputs in chunks, without a copy."""
+    n = count_inputs(inputs)
+    return [cut(inputs, start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
+
+
+def chunk_size(*sites: Site) -> int:
+    """How many inputs to run at a time: fewer where the activations at these sites take much memory."""
+    return max(1, min(CHUNK, HELD // (4 * sum(math.prod(site.shape) for site in sites))))
+
+
+def sums_of_pairs(
+    models: tuple[CutModel, CutModel],
+    sites: tuple[Sequence[Site], Sequence[Site]],
+    joints: Mapping[Pair, Joint],
+    data: Any,
+    precision: Precision,
+    max_rows: int | None,
+) -> dict[Pair, JointSums]:
+    """The sums that fits and measures of every pair of sites read, from one pass of both networks over the data.
+
+    Every position of an activation is a row; pairs whose rows are the same positions share their sums.
+    """
+    groups: dict[Any, list[Pair]] = {}
+    for pair, joint in joints.items():
+        groups.setdefault((joint.target.space, joint.target.tokens), []).append(pair)
+    totals: dict[Any, JointSums] = {}
+    a, b = models
+    with (
+        as_found([a.model, b.model]),
+        watch(a.model, [site.label for site in sites[0]]) as seen_a,
+        watch(b.model, [site.label for site in sites[1]]) as seen_b,
+        Progress(f"stitching {a.name} to {b.name}", None, "inputs") as bar,
+    ):
+        for chunk in chunks_of(data, max_rows, chunk_size(*sites[0], *sites[1])):
+            _, at_a, masks_a = a.run(chunk.batch, seen_a, sites[0])
+            _, at_b, masks_b = b.run(chunk.batch, seen_b, sites[1])
+            for key, pairs in groups.items():
+                masks = [_counting(joints[i, j], masks_a[i], masks_b[j]) for i, j in pairs]
+                known = [mask for mask in masks if mask is not None]
+                keep = functools.reduce(torch.logical_and, known) if known else None
+                form, device = joints[pairs[0]].target, at_b[pairs[0][1]].device
+                with products():
+                    shapers = {i: joints[i, j] for i, j in pairs}
+                    x = {i: as_block(joint.shaped(at_a[i]).to(device), form, keep) for i, joint in shapers.items()}
+                    y = {j: as_block(at_b[j], form, keep) for _, j in pairs}
+                    part = JointSums.of(x, y, pairs, PRECISIONS[precision], near=totals.get(key))
+                totals[key] = totals[key].merge(part) if key in totals else part
+            bar.advance(chunk.count)
+    return {pair: totals[key] for key, pairs in groups.items() for pair in pairs}
+
+
+def _counting(joint: Joint, mask_a: Tensor | None, mask_b: Tensor | None) -> Tensor | None:
+    """Which positions at a joint are padding at neither site, (inputs, tokens); None: all count."""
+    refuse_padding(joint, mask_a)
+    if mask_a is None or mask_b is None:
+        return mask_a if mask_b is None else mask_b
+    if mask_a.shape != mask_b.shape:
+        raise ValueError(f"need the same tokens at both sites, got {tuple(mask_a.shape)} and {tuple(mask_b.shape)}")
+    return mask_a & mask_b
+
+
+def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tensor:
+    """(parts, channels, rows of a part), without a copy where the layout allows; `keep`: which positions count."""
+    wide = activation if activation.dtype in (torch.float32, torch.float64) else activation.float()
+    if keep is not None:
+        rows = (wide if form.tokens else wide.movedim(1, -1)).flatten(0, -2)
+        return rows[keep.flatten().nonzero().flatten().to(rows.device)].T[None]
+    if form.space and not form.tokens:
+        maps = wide.flatten(2)
+        return maps if maps.shape[2] >= PER_INPUT else maps.transpose(0, 1).flatten(1)[None]
+    return wide.reshape(-1, wide.shape[-1]).T[None]
+
+
+# How alike B and an affine map of A are at the joint of a stitched network, from moments
 
 
 def similarity_at_joint(
     moments: JointMoments, affine: Affine, measures: Iterable[str | Measure], *, of_b: Scatter | None = None
 ) -> dict[str, float]:
-    """The measures' values for S(A) and B; those that read covariances, neurons, or the alignment, centred or not.
+    """The values of measures between S(A) and B; measures may read covariances, neurons or alignments.
 
-    Measures that ignore what S does say nothing of it: CKA ignores rotations, mean_cca and regression_r2 any
+    Measures that ignore what S does say nothing about it: CKA ignores rotations, mean_cca and regression_r2 any
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
     `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
     """
@@ -253,18 +391,18 @@ def similarity_at_joint(
     weight, bias = affine.weight.to(moments.cov_aa), affine.bias.to(moments.cov_aa)
     cov = weight @ moments.cov_aa @ weight.T
     if not bool((cov.diagonal() > 0).any()):
-        raise ValueError("the map sends all of A to one point, so there is nothing to compare with B")
+        raise ValueError("the map sends all of A to a single point, so there is nothing to compare with B")
     mean, cov, cov_ab = weight @ moments.mean_a + bias, (cov + cov.T) / 2, weight @ moments.cov_ab
     return similarities(replace(moments, mean_a=mean, cov_aa=cov, cov_ab=cov_ab), map(find, measures), of_b)
 
 
 def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | None = None) -> dict[str, float]:
-    """The measures' values for A and B as they are."""
+    """The values of measures between A and B."""
     both = Covariances(scatter(m, "a"), of_b or scatter(m, "b"), m.cov_ab)
     values = {}
     for measure in measures:
         if measure.reads in (Alignment, UncentredAlignment):
-            # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in what measures make of it, and is kept for what the view says it holds.
+            # ⟨K, L⟩ = ‖Σ x yᵀ‖²; n² cancels in every measure, and is there because the view is defined with it.
             seconds = m.about("mean" if measure.reads is Alignment else "zero")
             value = measure(measure.reads(*((m.n * second).square().sum() for second in seconds)))
         elif measure.reads is Covariances:
@@ -276,7 +414,7 @@ def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | N
             value = measure(Neurons(m.cov_aa.diagonal(), m.cov_bb.diagonal(), m.cov_ab))
         else:
             raise ValueError(
-                f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not give: apply the "
+                f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not supply: apply the "
                 "map to the rows and compare them"
             )
         values[measure.name] = float(snap_to_bounds(value, measure, m.products))
@@ -284,5 +422,5 @@ def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | N
 
 
 def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:
-    """One side's covariance, cut where its products have no more digits."""
+    """One side's covariance, with a tolerance that fits the precision of its products."""
     return Scatter(m.cov_aa if side == "a" else m.cov_bb, m.n, tolerance=m.tolerance)

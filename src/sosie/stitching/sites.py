@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,31 +14,53 @@ from torch import Tensor
 
 from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_rows, watch
 from ..checks import one_of
+from ..engine.caveats import of_left_out
 from ..engine.network import number_duplicates
 from ..engine.provenance import provenance
 from ..linalg import Affine
 from ..measures import Measure, find
 from ..results import Caveat, Closer, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
-from .cut_models import PRECISIONS, TRIED, CutModel, Precision, in_chunks, look_into, read_inputs, sums_of_pairs
-from .cuts import Cut, LeakingCut
-from .fitting import Tally, Way, check_options, evaluate_joints, filled
-from .joint import Form, Joint, JointSums, Pair, Resize, similarities
-from .task_loss import JointTrainer, TaskLoss, UserLoss, find_way
+from .cuts import Cut, CutModel, LeakingCut
+from .fitting import PROPORTIONS, Tally, Way, check_options, evaluate_joints, filled, find_way
+from .joint import (
+    PRECISIONS,
+    TRIED,
+    Form,
+    Joint,
+    JointSums,
+    Pair,
+    Precision,
+    Resize,
+    in_chunks,
+    look_into,
+    read_inputs,
+    similarities,
+    sums_of_pairs,
+)
+from .task_loss import JointTrainer, TaskLoss, UserLoss
 
 Pairs = Literal["diagonal", "all"]
 MEASURES = ("linear_cka", "regression_r2")
 
-# What a stitched network does: which way is better, its bounds, and what B stitched to itself gives.
-NUMBERS: dict[str, tuple[Closer, tuple[float | None, float | None], float | None]] = {
-    "relative_accuracy": ("up", (0.0, None), 1.0),
-    "accuracy": ("up", (0.0, 1.0), None),
-    "agreement_b": ("up", (0.0, 1.0), 1.0),
-    "agreement_a": ("up", (0.0, 1.0), 1.0),
-    "cross_entropy": ("down", (0.0, None), None),
+
+class Number(NamedTuple):
+    """A number of a stitched network: which way is better, its bounds, and its value for B stitched to itself."""
+
+    closer: Closer
+    bounds: tuple[float | None, float | None]
+    same: float | None
+
+
+NUMBERS = {
+    "relative_accuracy": Number("up", (0.0, None), 1.0),
+    "accuracy": Number("up", (0.0, 1.0), None),
+    "agreement_b": Number("up", (0.0, 1.0), 1.0),
+    "agreement_a": Number("up", (0.0, 1.0), 1.0),
+    "cross_entropy": Number("down", (0.0, None), None),
 }
 _DIAGONAL = (
-    "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each to each"
+    "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each with each"
 )
 _NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="
 _POSITIONS = "every position of an input is a row, as in the fit; such rows are correlated, so there is no interval"
@@ -73,10 +95,10 @@ def stitch_sites(
     (with labels), agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs;
     and the `measures`, from the same sums as the fits, so over every position of every input.
 
-    `sites_a`, `sites_b`: as in `compare`; by default its sites, without those of B that something goes around (a skip
-    connection): these are left out with a caveat, and refused where they were asked for. `fit` is a closed form, or
-    task_loss, which is trained for one pair after the other. `max_rows`: inputs to fit on, and to evaluate on. For the
-    rest see `stitch`.
+    `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something goes around (a skip connection)
+    are left out with a caveat, or refused if `sites_b` chose them. `fit` is a closed form, or task_loss, which is
+    trained for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see
+    `stitch`.
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
@@ -86,21 +108,21 @@ def stitch_sites(
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
             raise ValueError(
-                f"{measure.name} reads more of the rows than the sums that stitching keeps; "
+                f"{measure.name} needs more than the sums that stitching keeps; "
                 "sosie.compare(…, rows='positions') gives it"
             )
-    kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # gone through many times
+    kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # training reads them many times
     given = data if kept is None else in_chunks(kept)
     if test is None and isinstance(given, Iterator):
         raise ValueError("these data can be read only once, by the fit: give test=, or data that can be read again")
     first, batches = look_into(given)
-    models = CutModel.open(model_a, prepare_a, inputs), CutModel.open(model_b, prepare_b, inputs)
+    models = (
+        CutModel.of(model_a, prepare=prepare_a, inputs=inputs),
+        CutModel.of(model_b, prepare=prepare_b, inputs=inputs),
+    )
     number_duplicates(models)
     grid = find_pairs(models, (sites_a, sites_b), pairs, first, resize)
-    mixing = []
-    for model, sites in zip(models, (grid.a, grid.b), strict=True):
-        with replace(model, sites=[site.label for site in sites]).opened() as network:
-            mixing.append(network.mixing(first))
+    mixing = [model.mixing_at(sites, first) for model, sites in zip(models, (grid.a, grid.b), strict=True)]
     sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
     held_out = None if validation is None else read_inputs(validation, None)
 
@@ -124,12 +146,14 @@ def stitch_sites(
         settings["max_rows"] = str(max_rows)
 
     # The results, as a comparison: how the stitched networks do, and what the measures say
+    side_a, side_b = map(_side, models, (grid.a, grid.b), grid.left_out)
     shared = [Caveat(f"undefined: {why}", *grid.labels(pair)) for pair, why in grid.refused.items()]
     if pairs == "diagonal" and len(grid.a) > 1:
         shared.append(Caveat(_DIAGONAL))
     if grid.leaking:
         left_out = ", ".join(grid.leaking)
         shared.append(Caveat(f"left out, since something goes around these sites of {models[1].name}: {left_out}"))
+    shared += of_left_out(side_a, side_b)
     shared += [Caveat(text) for text in dict.fromkeys(mixing) if text]
     some = next(iter(tallies.values()))
     known = some.numbers()
@@ -147,7 +171,7 @@ def stitch_sites(
     )
     if "accuracy_b" in known:
         about["accuracy"] = [known.get("accuracy_a"), known["accuracy_b"]]
-    return Comparison(_side(models[0], grid.a), _side(models[1], grid.b), values, "positions", about, kind="stitching")
+    return Comparison(side_a, side_b, values, "positions", about, kind="stitching")
 
 
 # Which sites are stitched, and how: pairs, cuts of B, and the joint of each
@@ -161,6 +185,7 @@ class SitePairs:
     b: tuple[Site, ...]
     cuts: tuple[Cut, ...]  # of B, one per site
     leaking: tuple[str, ...]  # sites of B left out because something goes around them
+    left_out: tuple[dict[str, str], dict[str, str]]  # sites of A, of B that give no rows, and why
     joints: dict[Pair, Joint] = field(default_factory=dict)
     refused: dict[Pair, str] = field(default_factory=dict)  # pairs that cannot be joined or fitted, and why
 
@@ -174,7 +199,7 @@ class SitePairs:
         return matrix
 
     def fill(self, affine_of: Callable[[Pair], Affine], upper: CutModel) -> None:
-        """Fit every joint; a pair that cannot be fitted is moved to those refused, with the reason."""
+        """Fit every joint; a pair that cannot be fitted moves to `refused`, with the reason."""
         for pair in list(self.joints):
             try:
                 filled(self.joints[pair], affine_of(pair), upper.model)
@@ -189,7 +214,7 @@ def find_pairs(
     models: tuple[CutModel, CutModel], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
 ) -> SitePairs:
     """Pair up the sites, cut B at each of its own, and see which pairs can be joined."""
-    a, b = (_look(model, chosen, batch) for model, chosen in zip(models, sites, strict=True))
+    (a, without_a), (b, without_b) = (_look(model, chosen, batch) for model, chosen in zip(models, sites, strict=True))
     if pairs == "diagonal" and len(a) != len(b):
         names = [", ".join(site.label for site in side[:4]) + (", …" if len(side) > 4 else "") for side in (a, b)]
         raise ValueError(
@@ -205,13 +230,14 @@ def find_pairs(
             one.check(*args, **kwargs)
             cuts[j] = one
         except LeakingCut:
-            if sites[1] is not None:  # they were asked for
+            if sites[1] is not None:  # the user chose them
                 raise
             leaking.append(site.label)
     if not cuts:
         raise LeakingCut(f"something goes around every site of {models[1].name}: {', '.join(leaking)}")
     of_a = [a[j] for j in cuts] if pairs == "diagonal" else a
-    grid = SitePairs(tuple(of_a), tuple(b[j] for j in cuts), tuple(cuts.values()), tuple(leaking))
+    of_b, left_out = tuple(b[j] for j in cuts), (without_a, without_b)
+    grid = SitePairs(tuple(of_a), of_b, tuple(cuts.values()), tuple(leaking), left_out)
     for j in range(len(grid.b)):
         for i in [j] if pairs == "diagonal" else range(len(grid.a)):
             try:
@@ -224,41 +250,38 @@ def find_pairs(
     return grid
 
 
-def _look(model: CutModel, sites: Any, batch: Any) -> tuple[Site, ...]:
-    """The sites that a first run comes by, in execution order."""
+def _look(model: CutModel, sites: Any, batch: Any) -> tuple[tuple[Site, ...], dict[str, str]]:
+    """The sites that a first run reaches, in execution order, and those that give no rows, with the reason."""
     count = min(TRIED, count_inputs(batch))
     args, kwargs = model.call(cut(batch, 0, count))
 
     def check(site: Site, activation: Tensor) -> None:
-        to_rows(activation, "flatten", site=site, inputs=count)  # leaves out what gives no rows
+        to_rows(activation, "flatten", site=site, inputs=count)  # raises at what gives no rows, which is left out
 
     with as_found(model.model), kept_attributes(model.model), watch(model.model, sites, sink=check) as seen:
         seen.run(*args, **kwargs)
-    return seen.sites
+        return seen.sites, dict(seen.left_out)
 
 
 # The values
 
 
 def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, caveats: list[Caveat]) -> Estimate:
-    """A number of what the stitched networks answer, with its intervals."""
-    closer, bounds, same = NUMBERS[name]
+    """One number of every stitched network, with its interval."""
     values = {pair: tally.numbers().get(name, math.nan) for pair, tally in tallies.items()}
     if any(map(math.isnan, values.values())):
         caveats = [*caveats, Caveat("undefined: B gets no input right")]
     intervals = {pair: interval for pair, tally in tallies.items() if (interval := tally.interval(name)) is not None}
-    how = "Wilson's interval" if bounds[1] is not None else "intervals by the error of a mean"
+    how = "Wilson's interval" if name in PROPORTIONS else "intervals by the error of a mean"
     how = "intervals by the delta method for a ratio" if name == "relative_accuracy" else how
-    return Estimate(
+    return Estimate.of(
+        NUMBERS[name],
         grid.matrix(values),
         n=next(iter(tallies.values())).n,
         statistic=f"answers of networks stitched by {fit}; {how}",
-        closer=closer,
-        bounds=bounds,
-        same=same,
         low=grid.matrix({pair: low for pair, (low, _) in intervals.items()}),
         high=grid.matrix({pair: high for pair, (_, high) in intervals.items()}),
-        caveats=tuple(caveats),
+        caveats=caveats,
     )
 
 
@@ -279,17 +302,16 @@ def _measured(measure: Measure, sums: dict[Pair, JointSums], grid: SitePairs, sh
         caveats.append(Caveat(_POSITIONS))
     between = f"{rows[0]:,} to {rows[-1]:,}" if len(rows) > 1 else f"{rows[0]:,}"
     products = str(next(iter(sums.values())).products).removeprefix("torch.")
-    return Estimate(
+    return Estimate.of(
+        measure,
         grid.matrix(values),
         n=rows[0],
         statistic=f"the sums of the fit: {between} rows per pair, {products} products",
-        closer=measure.closer,
-        bounds=measure.bounds,
-        same=measure.same,
-        caveats=tuple(caveats),
+        caveats=caveats,
     )
 
 
-def _side(model: CutModel, sites: Sequence[Site]) -> Side:
+def _side(model: CutModel, sites: Sequence[Site], left_out: dict[str, str]) -> Side:
     channels = tuple(site.shape[-1] if site.channels_last else site.shape[0] for site in sites)
-    return Side(model.name, tuple(site.label for site in sites), channels, tuple(site.shape for site in sites))
+    labels, shapes = tuple(site.label for site in sites), tuple(site.shape for site in sites)
+    return Side(model.name, labels, channels, shapes, left_out=tuple(left_out.items()))

@@ -1,7 +1,7 @@
-"""Task-loss matching: the layer between two frozen networks is trained so that the stitched network does B's job.
+"""Task-loss matching: training the layer between two frozen networks so that the stitched network does B's job.
 
-The options, where training starts, what it reads of the two networks, the loop, and how it went. Many layers between
-the same two sites are trained at once: they are folded into the inputs of B's upper part, which runs once for all.
+Many layers between the same two sites are trained at once: they are folded into the inputs of B's upper part, which
+runs once for all of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from torch import Tensor
 from ..capture import as_found, count_inputs, labels_of
 from ..capture.structure import rebuild, tensors_in
 from ..checks import one_of, positive, whole_number
-from ..factory import parse_call
 from ..linalg import Affine, Fit, JointMoments, centred_grams, centred_rows, explained, find_fit, widened
 from ..measures import linear_cka
 from ..progress import Progress
 from ..stats import Alignment, Scatter
-from .cut_models import CutModel, answer_of, in_chunks
-from .joint import Form, Joint, scatter, similarity_at_joint
+from .cuts import CutModel, answer_of
+from .joint import Form, Joint, in_chunks, scatter, similarity_at_joint
 
 NAME = "task_loss"
 RANDOM = "random"
 UserLoss = Callable[[Tensor, Any], Tensor]
 
-BUDGET = 2 * 2**30  # bytes that are kept of activations, and again of inputs; on a GPU a quarter of what is free
-FOLDED = 2**30  # bytes of activations at the joint in one step; joints beyond that wait for the next turn
+BUDGET = 2 * 2**30  # bytes of activations that are kept, and as many of inputs; on a GPU a quarter of what is free
+FOLDED = 2**30  # bytes of activations at the joint in one step; joints beyond that are trained afterwards
 HELD_OUT = 10  # one input of so many is held out for early stopping where no validation data are given
 INDICES = ("linear_cka", "mean_cca", "svcca")  # recorded in the history
 
@@ -42,14 +41,15 @@ INDICES = ("linear_cka", "mean_cca", "svcca")  # recorded in the history
 class TaskLoss:
     """Train the layer so that the stitched network does B's job (Csiszárik et al. 2021, section 4.2).
 
-    Written as "task_loss(start='random', epochs=10)". `targets`: "soft", the cross-entropy to B's own soft answers, or
-    "labels", to the data's. `start`: "random" (as torch.nn.Linear starts) or any closed form's text. `rank`: the layer
-    is a product of two factors that meet in so few channels. The loss is that + `l1` Σ |weight| + `cka` × linear CKA
-    between S(A) and B on the rows of the batch (biased upwards where these are few). `threshold`: weights that end up
-    smaller are set to zero. Adam, at a `rate` that is divided by ten at each third of the epochs. `patience`: stop
-    after so many epochs without a better validation loss. `seed`: of a random start, the order of the inputs, and which
-    tenth is held out. `autocast`: the networks run in bfloat16. `record`: similarity indices every so many epochs, and
-    at the end; 0: never (at 256 channels they take a good part of a second each time).
+    Written as "task_loss(start='random', epochs=10)". `targets`: the cross-entropy is to B's own "soft" answers, or to
+    the "labels" of the data. `start`: "random" (as torch.nn.Linear starts) or the text of any closed form. `rank`: the
+    layer is a product of two factors with this many channels between them. The loss is the cross-entropy + `l1` Σ
+    |weight| + `cka` × linear CKA between S(A) and B on the rows of the batch (biased upwards where these are few).
+    `threshold`: weights that end up smaller are set to zero. The optimiser is Adam, with a `rate` that is divided by
+    ten at each third of the epochs. `patience`: stop after so many epochs without a better validation loss. `seed`
+    decides a random start, the order of the inputs, and which tenth is held out. `autocast`: the networks run in
+    bfloat16. `record`: compute similarity indices every so many epochs, and at the end; 0: never (at 256 channels they
+    take a good part of a second each time).
     """
 
     targets: str = "soft"
@@ -70,7 +70,7 @@ class TaskLoss:
     def __post_init__(self) -> None:
         one_of(self.targets, f"{NAME}: targets", ("soft", "labels"))
         for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("record", 0), ("rank", 1), ("patience", 1)):
-            if not (name in ("rank", "patience") and getattr(self, name) is None):
+            if name not in ("rank", "patience") or getattr(self, name) is not None:
                 whole_number(getattr(self, name), f"{NAME}: {name}", least=least, most=2**63 - 1)
         positive(self.rate, f"{NAME}: rate")
         for name in ("l1", "threshold", "cka"):
@@ -84,35 +84,20 @@ class TaskLoss:
                 raise ValueError(f"{NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         if self.rank is not None and (self.l1 or self.threshold):
             raise ValueError(f"{NAME}: rank={self.rank} with l1 or threshold: weights set to zero would undo the rank")
-        self.start_fit  # noqa: B018 (an unknown start is refused here, not after the pass over the data)
+        self.start_fit  # noqa: B018 (raises at an unknown start now, not after the pass over the data)
 
     @property
     def start_fit(self) -> Fit | None:
-        """The closed form to start from; None: at random."""
+        """The closed form to start from; None: a random start."""
         if not isinstance(self.start, str):
             raise ValueError(f"{NAME}: start must be '{RANDOM}' or the text of a closed form, got {self.start!r}")
         return None if self.start == RANDOM else find_fit(self.start, also=(RANDOM,))
 
     @property
     def name(self) -> str:
-        """As it is written, with the options that are not the usual ones."""
+        """The text that gives it, with the options that are not the defaults."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{NAME}({', '.join(f'{key}={value!r}' for key, value in changed)})" if changed else NAME
-
-
-def find_way(text: str | Fit | TaskLoss) -> Fit | TaskLoss:
-    """A closed form, or training, by name and options."""
-    if not isinstance(text, str):
-        if not isinstance(text, (Fit, TaskLoss)):
-            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {text!r}")
-        return text
-    name, options = parse_call(text)
-    if name != NAME:
-        return find_fit(text, also=(NAME,))
-    known = [f.name for f in fields(TaskLoss)]
-    if unknown := [key for key in options if key not in known]:
-        raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
-    return TaskLoss(**options)
 
 
 def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
@@ -132,7 +117,7 @@ def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
     else:
         if rank is not None and fit.name == "least_squares":
             fit = find_fit(f"reduced_rank(k={rank})")  # the best of that rank, not the nearest to the best of any
-        for option in ("intercept", "centre"):  # without a bias the best map is another
+        for option in ("intercept", "centre"):  # without a bias another map is best
             if not task.bias and option in fit.parameters and option not in fit.options:
                 fit = fit.using(**{option: False})
         affine = fit(moments)
@@ -142,15 +127,15 @@ def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
             left, roots, right = left[:, :rank], sizes[:rank].sqrt(), right[:rank]
             factors = [left * roots, roots[:, None] * right]
             weight = (left * sizes[:rank]) @ right
-            bias = bias + (affine.weight - weight) @ moments.mean_a  # what was cut off keeps its mean
+            bias = bias + (affine.weight - weight) @ moments.mean_a  # the mean of what the rank cuts off stays
     return [bias if task.bias else torch.zeros_like(bias), *factors]
 
 
 class ActivationCache:
-    """What training reads of the frozen networks over and over, by index: made once, and kept where that fits.
+    """What training reads of the frozen networks again and again, by index: computed once, and kept if it fits.
 
-    An index is (J, m): m inputs each for J joints; J = 1: the same for all. Activations that do not fit are made anew
-    for each batch.
+    An index is (J, m): m inputs each for J joints; J = 1: the same for all. Activations that do not fit into memory are
+    computed again for each batch.
     """
 
     def __init__(
@@ -174,7 +159,7 @@ class ActivationCache:
             self.soft = answers.to(torch.promote_types(answers.dtype, torch.float32)).softmax(1)
 
     def _whole(self, make: Callable[[Any], Tensor], budget: int) -> Tensor | None:
-        """What is made of all inputs; None where that does not fit, or where its shape differs between batches."""
+        """`make` of all inputs; None where that does not fit, or where its shape differs between batches."""
         parts: list[Tensor] = []
         with torch.no_grad(), Progress("running the networks once", self.n, "inputs") as bar:
             for batch in in_chunks(self._inputs):
@@ -192,7 +177,7 @@ class ActivationCache:
         return rows.reshape(len(index), -1, rows.shape[-1])
 
     def inputs(self, index: Tensor) -> Any:
-        """The batch of these J m inputs, as the data give it."""
+        """The batch of these J m inputs, in the structure of the data."""
         at = index.flatten()
         return rebuild(
             lambda leaf: leaf[at.to(leaf.device)] if isinstance(leaf, Tensor) else [leaf[i] for i in at.tolist()],
@@ -213,12 +198,12 @@ class ActivationCache:
 
 
 def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
-    """The rows (K, inputs × positions, q) as K × inputs activations of a form; maps are laid out channels last."""
+    """The rows (K, inputs × positions, q) as K × inputs activations of a form; maps are in channels-last layout."""
     first, width = len(rows) * inputs, rows.shape[-1]
     if not form.space:
         return rows.reshape(first, width)
     if form.tokens and len(form.space) == 1:
-        return rows.reshape(first, -1, width)  # texts need not be as long as the first
+        return rows.reshape(first, -1, width)  # texts may differ in length from the first
     activation = rows.reshape(first, *form.space, width)
     return activation if form.tokens else activation.movedim(-1, 1)
 
@@ -227,13 +212,13 @@ def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
 class History:
     """How the training of one joint went: a line for the start and for each epoch, and the layer that is kept.
 
-    With validation data that is the layer of the epoch that loses least on them, else the last one. A joint whose loss
-    is not finite stops and keeps the layer of the epoch with the lowest loss before.
+    With validation data that is the layer of the epoch with the lowest loss on them, else the last one. A joint whose
+    loss is not finite stops, and keeps the layer of the epoch with the lowest loss before.
     """
 
     task: TaskLoss
     affine: Affine  # the layer that is kept
-    epoch: int = 0  # after which it was so
+    epoch: int = 0  # of that layer
     lines: list[dict[str, float]] = field(default_factory=list)
     going: bool = True
 
@@ -241,7 +226,7 @@ class History:
         self._best = math.inf, 0, self.affine  # loss, epoch, layer
 
     def add(self, line: dict[str, float], layer: Affine) -> None:
-        """Note one more epoch, and whether the joint has to stop."""
+        """Record one more epoch, and decide whether the joint has to stop."""
         loss, epoch = line.get("validation", line["loss"]), int(line["epoch"])
         if loss < self._best[0]:
             self._best = loss, epoch, layer
@@ -251,7 +236,7 @@ class History:
         self.epoch, self.affine = self._best[1:] if "validation" in line else (epoch, layer)
 
     def fails(self, epoch: int, losses: list[float], layer: Affine) -> bool:
-        """Whether the losses of an epoch's steps, or the layer after them, are not finite; if so, the joint stops."""
+        """Whether the losses of an epoch's steps, or the layer after them, are not finite; then the joint stops."""
         step = next((k for k, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
         if step is None and bool(layer.weight.isfinite().all() and layer.bias.isfinite().all()):
             return False
@@ -296,7 +281,7 @@ class JointTrainer:
     loss: UserLoss | None = None
 
     def train(self, tasks: Sequence[TaskLoss]) -> list[History]:
-        """One layer for each task, in their order; those of the same epochs and batch size are trained together."""
+        """Train one layer for each task; those with the same epochs and batch size are trained together."""
         first = next((p for p in self.upper.model.parameters() if p.is_floating_point()), torch.zeros(()))
         # Half precision would lose small steps.
         like = torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
@@ -312,7 +297,7 @@ class JointTrainer:
                 model.requires_grad_(False)
             data, validation = self._caches(tasks, like.device)
             for group in together.values():
-                # Joints of one rate and rank stand side by side, so that their parameters are one tensor.
+                # Joints of one rate and rank come next to each other, so that their parameters are one tensor.
                 group.sort(key=lambda k: (tasks[k].rate, tasks[k].rank or 0))
                 most = max(1, numbers // tasks[group[0]].batch)
                 for part in (group[k : k + most] for k in range(0, len(group), most)):
@@ -325,7 +310,7 @@ class JointTrainer:
     def _caches(
         self, tasks: Sequence[TaskLoss], device: torch.device
     ) -> tuple[ActivationCache, ActivationCache | None]:
-        """Of the data and of the validation data; refused where they do not suit the tasks."""
+        """Caches of the data and of the validation data; raises where they do not suit the tasks."""
         rows_of_b = any(task.cka for task in tasks)
         data, validation = (
             None
@@ -368,7 +353,7 @@ class JointTrainer:
         validation: ActivationCache | None,
         like: Tensor,
     ) -> list[History]:
-        """The training loop, of K joints with the same number of epochs and the same batch size."""
+        """The training loop, for K joints with the same number of epochs and the same batch size."""
         epochs, device = tasks[0].epochs, like.device
         blocks: list[list[Tensor]] = []  # the bias and the weight, or its factors, of joints with one rate and rank
         groups: list[dict[str, Any]] = []
@@ -376,7 +361,7 @@ class JointTrainer:
             parts = zip(*(starts[k] for k in own), strict=True)
             blocks.append([torch.stack(part).to(like).requires_grad_() for part in parts])
             groups.append({"params": blocks[-1], "lr": rate})
-        # Adam works entry by entry: no joint sees another, and one that is no longer finite spoils no other.
+        # Adam works entry by entry, so joints do not affect each other, even if one is no longer finite.
         optimiser = torch.optim.Adam(groups)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda epoch: 0.1 ** (3 * epoch // epochs))
         learns_bias = torch.tensor([[task.bias] for task in tasks], device=device)
@@ -410,10 +395,10 @@ class JointTrainer:
                     optimiser.step()
                 steps.append(torch.stack([loss.detach(), cross_entropy]))
                 counts.append(index.shape[1])
-            table = torch.stack(steps).double().cpu()  # the device is waited for here, once per pass
+            table = torch.stack(steps).double().cpu()  # the only synchronisation with the device, once per pass
             return table, torch.einsum("s,sik->ik", torch.tensor(counts).double() / sum(counts), table)
 
-        # Which inputs a joint is trained on, and in which order, is decided by its seed; (1, n) where all have one.
+        # A joint's seed decides which inputs it is trained on, and in which order; (1, n) where all have one seed.
         seeds = [task.seed for task in tasks]
         generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
         rows = seeds if len(generators) > 1 else seeds[:1]
@@ -458,13 +443,14 @@ class JointTrainer:
     def _objective(
         self, tasks: Sequence[TaskLoss], like: Tensor
     ) -> Callable[[Tensor, Tensor, ActivationCache, Tensor], tuple[Tensor, Tensor]]:
-        """A function of K layers and of the inputs at an index (1, m) or (K, m), which gives two tensors (K,).
+        """A function of K layers and of the inputs at an index (1, m) or (K, m), which returns two tensors (K,).
 
-        Each joint's loss, by its own options, and its cross-entropy to B's soft answers, NaN where B is no classifier.
+        They are each joint's loss, by its own options, and its cross-entropy to B's soft answers, NaN where B is not a
+        classifier.
         """
         form, upper, autocast = self.joint.target, self.upper, tasks[0].autocast
-        channels_last = True  # as the rows lie; until B's upper part turns out not to take maps so
-        # Made once: a tensor that is made at every step would have the device waited for.
+        channels_last = True  # the layout of the rows, until B's upper part turns out not to accept it
+        # Made once: copying a tensor to the device at every step would synchronise it.
         l1, cka = (torch.tensor([getattr(t, name) for t in tasks], dtype=like.dtype).to(like) for name in ("l1", "cka"))
         by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
         with_cka = torch.tensor([k for k, task in enumerate(tasks) if task.cka], dtype=torch.long, device=like.device)
@@ -509,14 +495,14 @@ class JointTrainer:
         return losses_of
 
     def _indices(self, layer: Affine) -> dict[str, float]:
-        """What the history records of a layer: how much of B it explains, and how alike S(A) and B are."""
+        """The indices that the history records: how much of B the layer explains, and how alike S(A) and B are."""
         r2 = {
             "r2": explained(self.moments, layer),
             "r2_about_zero": explained(self.moments, layer, about="zero"),
         }
         try:
             return r2 | similarity_at_joint(self.moments, layer, INDICES, of_b=self._scatter_b)
-        except ValueError:  # a map to one point, as a strong l1 may make it, is like nothing: the line goes without
+        except ValueError:  # a map to a single point, as from a strong l1, has no similarity to B
             return r2
 
     @cached_property
@@ -525,7 +511,7 @@ class JointTrainer:
 
 
 def _by_user(loss: UserLoss, outputs: Tensor, cache: ActivationCache, index: Tensor) -> Tensor:
-    """The user's own loss of each joint's answers, (K,)."""
+    """(K,) the user's own loss of each joint's answers."""
     batches = [cache.inputs(row) for row in index]
     values = [loss(own, batches[k if len(batches) > 1 else 0]) for k, own in enumerate(outputs)]
     for value in values:
@@ -541,7 +527,7 @@ def _by_user(loss: UserLoss, outputs: Tensor, cache: ActivationCache, index: Ten
 def cka_of_rows(x: Tensor, y: Tensor) -> Tensor:
     """(J,) linear CKA of rows x (J, n, p) and y (1 or J, n, q), in float32 at least; differentiable."""
     with torch.autocast(x.device.type, enabled=False):
-        # Over their size: CKA does not see it, and fourth powers of large activations overflow.
+        # Divided by their size, which CKA ignores: fourth powers of large activations overflow.
         sizes = [centred_rows(rows.detach()).square().sum((1, 2), keepdim=True).sqrt() for rows in (x, y)]
         x, y = (widened(rows) / size for rows, size in zip((x, y), sizes, strict=True))
         if x.shape[1] < max(x.shape[2], y.shape[2]):

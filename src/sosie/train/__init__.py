@@ -3,11 +3,9 @@
 from .loop import Training, accuracy, fit
 from .penalties import Decorrelation, Penalty, decorrelation
 from .recipe import Augment, Recipe
-from .side_by_side import fit_side_by_side
-from .sparse.making import Regrow, pruned_masks, random_masks
-from .sparse.masks import Masks
+from .sparse import Masks, Regrow, pruned_masks, random_masks
 from .taps import Attached
-from .together import Checkpoint, fit_together
+from .together import Checkpoint, fit_side_by_side, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
 
 __all__ = [

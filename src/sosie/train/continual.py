@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,23 @@ from ..stats import AtomTable
 from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
 from .recipe import Prepare, Recipe, floats
-from .together import State, made, seeded
+from .together import State, build, seeded
 
 
 @dataclass(frozen=True, eq=False)
 class Continual:
     """The networks of all tasks, and how well they did after each.
 
-    Row i of `accuracy` is what was found once task i was learnt, column j the test images of task j, NaN where j was
-    not learnt yet (it has no last layer). `accuracy` knows the task of an image (task-incremental);
-    `class_accuracy` does not (class-incremental): every task's network answers, and the surest one, by the odds of its
-    largest softmax output, decides.
+    Entry (i, j) of `accuracy` is measured after task i on the test images of task j, NaN where j was not learnt yet.
+    `accuracy` knows the task of an image (task-incremental); `class_accuracy` does not (class-incremental): every
+    task's network answers, and the most confident one, by the odds of its largest softmax output, decides.
     """
 
     method: str
     template: nn.Module
     head: str  # the name of the last layer, of which every task has its own
-    shared: State  # what the networks of all tasks have in common
-    own: tuple[State, ...]  # and what is each task's own
+    shared: State  # parameters and buffers that the networks of all tasks have in common
+    own: tuple[State, ...]  # those of each task alone
     accuracy: Tensor  # (tasks, tasks)
     class_accuracy: Tensor  # (tasks, tasks)
 
@@ -44,20 +43,18 @@ class Continual:
         return len(self.own)
 
     def __repr__(self) -> str:
-        reached = (
-            f", mean accuracy {float(self.accuracy[len(self) - 1].nanmean()):.3f} after the last" if self.own else ""
-        )
-        return f"<Continual by {self.method}: {len(self)} tasks{reached}>"
+        mean = float(self.accuracy[len(self) - 1].nanmean())
+        return f"<Continual by {self.method}: {len(self)} tasks, mean accuracy {mean:.3f} after the last>"
 
     def model(self, task: int) -> nn.Module:
         """The network of one task as a module of its own, in evaluation mode."""
         if not -len(self) <= task < len(self):
             raise IndexError(f"task {task} of {len(self)}")
-        made = copy.deepcopy(self.template)
+        model = copy.deepcopy(self.template)
         own = self.own[task]
-        replace_head(made, self.head, len(own[f"{self.head}.weight"]))
-        made.load_state_dict({**self.shared, **own})
-        return made.eval()
+        replace_head(model, self.head, len(own[f"{self.head}.weight"]))
+        model.load_state_dict({**self.shared, **own})
+        return model.eval()
 
     def atoms(self) -> AtomTable:
         """The atoms of every task, one row per task: `.cosines()` says how alike the tasks are."""
@@ -66,7 +63,7 @@ class Continual:
 
     @property
     def coefficients(self) -> State:
-        """Those that all tasks share, by layer."""
+        """The coefficients that all tasks share, by layer."""
         self._check_atoms()
         return {name: self.shared[f"{name}.coefficients"] for name in atom_layers(self.template)}
 
@@ -76,12 +73,12 @@ class Continual:
 
     @property
     def forgetting(self) -> float:
-        """Mean over all tasks but the last of the best accuracy before the last task less that after it."""
+        """Mean over all tasks but the last: best accuracy before the last task minus accuracy after it."""
         return _forgetting(self.accuracy)
 
     @property
     def class_forgetting(self) -> float:
-        """The same where the task of an image is not known; not 0 with atoms either, since more networks compete."""
+        """Forgetting where the task of an image is not known; not 0 with atoms either, since more networks compete."""
         return _forgetting(self.class_accuracy)
 
 
@@ -94,7 +91,7 @@ def _forgetting(accuracy: Tensor) -> float:
 
 
 def replace_head(model: nn.Module, name: str, classes: int) -> nn.Linear:
-    """Put a last layer for so many classes in place, whose numbers are yet to be set."""
+    """Replace the last layer by one for so many classes, whose weights are not yet set."""
     old = model.get_submodule(name)
     assert isinstance(old, nn.Linear)
     size = {"in_features": old.in_features, "out_features": classes, "bias": old.bias is not None}
@@ -138,7 +135,7 @@ def learn_tasks(
     if len(recipes) != len(tasks):
         raise ValueError(f"recipe: one, or one per task; got {len(recipes)} for {len(tasks)} tasks")
     device, prepare = tasks[0][0].device, recipes[0].prepare
-    template = made(make, seed, device)
+    template = build(make, seed, device)
     name = find_head(template, head)
     if method == "atoms" and not atom_layers(template):
         raise ValueError("make() has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
@@ -155,7 +152,7 @@ def learn_tasks(
 
 
 def _started(found: Continual, task: Task, start: Start, prepare: Prepare | None) -> nn.Module:
-    """The network that the next task begins with, and what of it is to be trained."""
+    """The network that the next task starts from; what it trains requires gradients."""
     if not len(found) or found.method == "separate":
         return copy.deepcopy(found.template)
     if found.method == "fine_tune":
@@ -176,7 +173,7 @@ def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
 
 
 def _with(found: Continual, model: nn.Module) -> Continual:
-    """One task more: what of the model is its own is kept, what is shared is replaced where that was trained."""
+    """The result with one task more; the shared part is replaced where it was trained."""
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if found.method == "separate":
         return replace(found, own=(*found.own, state))
@@ -191,7 +188,7 @@ def _with(found: Continual, model: nn.Module) -> Continual:
 
 @torch.no_grad()
 def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> None:
-    """Fill the row of the last task."""
+    """Measure the accuracies after the last task."""
     now = len(found) - 1
     models = [found.model(task) for task in range(len(found))]
     for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
@@ -206,13 +203,13 @@ def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> N
 
 @torch.no_grad()
 def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
-    """What a model in evaluation mode answers, (images, classes)."""
+    """The logits (images, classes) of a model in evaluation mode."""
     with evaluating(model):
         return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
 def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
-    """Classes of each task."""
+    """The number of classes of each task, after checking the arguments."""
     one_of(method, "method", get_args(Method))
     one_of(start, "start", get_args(Start))
     if not tasks:
@@ -234,12 +231,9 @@ def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     return found
 
 
-# Networks of other tasks called in to help
-
-
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """Test accuracy of each task with the help of members, and without."""
+    """Test accuracy of each task with the networks of other tasks as members, and without."""
 
     members: Tensor  # (tasks, k)
     accuracy: Tensor  # (tasks,)
@@ -277,10 +271,12 @@ def ensemble(
     helped, alone = [], []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
         models = [found.model(int(member)) for member in members[k]]
-        given: dict[str, Any] = {"head": found.head, "prepare": prepare}
-        seen = torch.stack([features(model, images, **given) for model in models])
+        seen, seen_in_test = (
+            torch.stack([features(model, x, head=found.head, prepare=prepare) for model in models])
+            for x in (images, test_images)
+        )
         heads = refit_head(seen, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
-        theirs = heads(torch.stack([features(model, test_images, **given) for model in models])).softmax(-1)
+        theirs = heads(seen_in_test).softmax(-1)
         ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
         mean = torch.cat([ours[None], theirs]).mean(0)
         helped.append(float((mean.argmax(1) == test_labels).double().mean()))

@@ -1,4 +1,4 @@
-"""Last layers: which one it is, what reaches it, and fitting it again for many networks at a time."""
+"""Last layers: finding them, their inputs, and fitting them again for many networks at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
-    """The name of the last linear layer, or of the one that is named."""
+    """The name of the last linear layer, or `name` if that is a linear layer."""
     linear = [each for each, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if name is None and linear:
+    if not linear:
+        raise ValueError("the model has no linear layer to be its head: head= names the one that answers")
+    if name is None:
         return linear[-1]
-    if name is None or name not in linear:
-        if not linear:
-            raise ValueError("the model has no linear layer to be its head: head= names the one that answers")
+    if name not in linear:
         raise ValueError(f"no linear layer is called {name!r}; there are {', '.join(linear)}")
     return name
 
@@ -33,7 +33,7 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
 def features(
     model: nn.Module, images: Tensor, *, head: str | None = None, prepare: Prepare | None = None, batch: int = 500
 ) -> Tensor:
-    """What reaches the last layer, (images, features), with the model in evaluation mode."""
+    """The inputs of the last layer, (images, features), with the model in evaluation mode."""
     name = find_head(model, head)
     seen: list[Tensor] = []
     answers: list[Tensor] = []
@@ -50,7 +50,7 @@ def features(
                 answer = model(floats(part, prepare))
                 if len(answers) == 1 and not (answer.shape == answers[0].shape and torch.equal(answer, answers[0])):
                     raise ValueError(
-                        f"the model answers something else than its linear layer {name!r}: head= names the one"
+                        f"the model's answer is not that of its linear layer {name!r}: head= names the last layer"
                     )
     finally:
         handle.remove()
@@ -80,7 +80,7 @@ def refit_head(
     start: Heads | None = None,
     seed: int | Sequence[int] = 0,
 ) -> Heads:
-    """A linear layer for each of many sets of features, by cross-entropy; each as if it were alone.
+    """Fit a linear layer by cross-entropy to each of many sets of features, each as if it were alone.
 
     features (heads, rows, features) with labels (heads, rows), or (rows,) where all have the same. Heads start from
     zero, or from `start`. All see the rows in one order, which comes from `seed`, or each in its own, from one of many.
@@ -92,7 +92,7 @@ def refit_head(
             f"{tuple(features.shape)} and {tuple(labels.shape)}"
         )
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise ValueError(f"labels from {int(labels.min())} to {int(labels.max())} are not of {classes} classes")
+        raise ValueError(f"labels go from {int(labels.min())} to {int(labels.max())}, but there are {classes} classes")
     count, rows, width = features.shape
     labels = labels.expand(count, rows)
     if start is None:

@@ -30,7 +30,7 @@ Pair = tuple[int, int]  # places among the columns
 
 
 def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
-    """What is asked for, the default put in: pairs within a stage of one model, the same site of several."""
+    """The pairs, checked; by default those within a stage of one model, or the same site of several."""
     if pairs is None:
         return "stage" if alone else "same"
     if isinstance(pairs, str):
@@ -50,10 +50,10 @@ def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
 
 
 def stages(shown: Sequence[Shown]) -> list[list[Shown]]:
-    """Sites that run one after the other under one parent with outputs of one shape, and first what goes in.
+    """Sites that run one after the other under one parent with outputs of one shape, each run after its input.
 
     `layer1.0`, `layer1.1`, … of a residual network; the blocks of a transformer; in a plain chain of layers, as VGG's,
-    all layers of one resolution and width. A layer that fits no neighbour is a stage of its own, with its input.
+    all layers of one resolution and width. A layer that differs from its neighbours is a stage of its own.
     """
     found: list[list[Shown]] = []
     entered: dict[str, Shown] = {}
@@ -117,7 +117,7 @@ def across(models: Sequence[Sequence[Shown]], names: Sequence[str], pairs: Pairs
 
 
 def used(columns: Sequence[Shown], pairs: Sequence[Pair]) -> tuple[list[Shown], list[Pair]]:
-    """Without the columns that are in no pair; what goes into a stage is the column of the layer that gave it."""
+    """Drop the columns that are in no pair; the input of a stage becomes the column of the layer that computed it."""
     index: dict[int, int] = {}
     kept: list[Shown] = []
     at: dict[int, int] = {}
@@ -139,7 +139,7 @@ def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
         for label, side in zip(pair, (a, b), strict=True):
             known = [column.site.label for column in side]
             if label not in known:
-                raise SiteError(f"pairs names {label!r}, which is none of the sites{nearest(label, known)}")
+                raise SiteError(f"pairs names {label!r}, which is not among the sites{nearest(label, known)}")
             ends.append(known.index(label))
         if a is b and ends[0] == ends[1]:
             raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
@@ -149,15 +149,15 @@ def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
 
 # Gram matrices of many layers at once, and their inner products, for gradients to flow through
 #
-# On a GPU a step of training waits for the number of its operations, not for what they compute.
+# On a GPU the time of a training step depends on the number of operations, not on what they compute.
 
-SMALL = 2**18  # numbers up to which rows are copied, to be done together with those of other layers
-FEW = 64  # and how many rows at most: what is added up in the end are parts of n² numbers
+SMALL = 2**18  # entries up to which rows are copied, to be multiplied together with those of other layers
+FEW = 64  # and how many rows at most: the partial sums have n² entries
 CHUNK = 1024  # features that are multiplied at a time
 
 
 def sized_grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """The same of many sets of as many rows, in order: stacks (k, n, n) and (k,). Small ones are done together."""
+    """Gram matrices in stacks (k, n, n) and sizes (k,) of many layers of n rows, in order; small ones together."""
     stacks, sizes = [], []
     for run in _runs(rows):
         stack, size = sized_gram(run[0], centre=centre) if len(run) == 1 else _joined_grams(run, centre)
@@ -175,11 +175,8 @@ def inner_products(stacks: Sequence[Tensor], *, centre: bool, unbiased: bool = F
     return products, traces
 
 
-# Of several layers at once: their rows side by side, each filled up with zeros, which add nothing, to one width
-
-
 def _runs(rows: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours that are done together: few rows each and not many numbers in all; or one set alone."""
+    """Neighbours that are multiplied together: few rows each and not many entries in all; or one layer alone."""
     runs: list[list[Tensor]] = []
     widest = 0
     for each in rows:
@@ -193,24 +190,22 @@ def _runs(rows: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _joined_grams(rows: Sequence[Tensor], centre: bool) -> tuple[Tensor, Tensor]:
+    """Gram matrices and sizes of several layers: their rows side by side, each filled up with zeros to one width."""
     count, width = len(rows[0]), max(each.shape[1] for each in rows)
     width += -width % min(CHUNK, width)
-    joined = widened(torch.cat(_filled_up(rows, width), dim=1))
+    missing = [width - each.shape[1] for each in rows]
+    zeros = rows[0].new_zeros(count, max(missing))
+    fill = {gap: zeros[:, :gap] for gap in set(missing)}
+    parts = [part for each, gap in zip(rows, missing, strict=True) for part in (each, fill[gap]) if part.shape[1]]
+    joined = widened(torch.cat(parts, dim=1))
     sizes = count * squared_sizes(joined[0].view(-1, width))
     if centre:
         joined = joined - joined[:1].detach()  # as in `centred_rows`; gradients pass as they are
     return _JoinedGrams.apply(joined, width, centre), sizes
 
 
-def _filled_up(rows: Sequence[Tensor], width: int) -> list[Tensor]:
-    missing = [width - each.shape[1] for each in rows]
-    zeros = rows[0].new_zeros(len(rows[0]), max(missing))
-    fill = {count: zeros[:, :count] for count in set(missing)}
-    return [part for each, count in zip(rows, missing, strict=True) for part in (each, fill[count]) if part.shape[1]]
-
-
 class _JoinedGrams(torch.autograd.Function):
-    """(L, n, n) in float64, of joined rows (n, L × width); the gradient is taken for symmetric, and centred."""
+    """(L, n, n) in float64, of joined rows (n, L × width); the incoming gradient must be symmetric and centred."""
 
     @staticmethod
     def forward(joined: Tensor, width: int, centre: bool) -> Tensor:
@@ -238,13 +233,9 @@ def _layers(joined: Tensor, width: int) -> Tensor:
     return joined.unflatten(1, (-1, width)).transpose(0, 1)
 
 
-# Inner products
-
-
 class _InnerProducts(torch.autograd.Function):
-    """Centring and U-centring are orthogonal projections: what they made needs no second one on the way back.
-
-    So the gradient of a Gram matrix is a sum of the others, symmetric and centred as they are.
+    """Inner products of Gram matrices. Centring and U-centring are orthogonal projections, so that the backward needs
+    no second one: the gradient of a Gram matrix is a sum of the others, symmetric and centred as they are.
     """
 
     @staticmethod
@@ -267,7 +258,7 @@ class _InnerProducts(torch.autograd.Function):
         *stacks, flat = ctx.saved_tensors
         if gradients[0] is None:
             return None, None, *(None for _ in stacks)
-        if torch.is_grad_enabled():  # the gradient of this gradient will be asked for
+        if torch.is_grad_enabled():  # for the gradient of this gradient
             grams = Settled.apply(_float64(stacks), ctx.centre)
             flat = (u_centred(grams) if ctx.unbiased else grams).flatten(1)
         pull = gradients[0] + gradients[0].T
@@ -283,15 +274,15 @@ def _float64(stacks: Sequence[Tensor]) -> Tensor:
     return (stacks[0] if len(stacks) == 1 else torch.cat(list(stacks))).double()
 
 
-# What a measure makes of pairs of layers, with gradients: all pairs in one product where the measure allows it
+# Values of pairs of layers, with gradients: all pairs in one product where the measure allows it
 
-SMALL_LAYER = 2**18  # numbers of the largest layer up to which a CPU compares pairs sooner than a GPU
-CONSTANT = 8  # roundings of the first row within which rows that differ do not differ
+SMALL_LAYER = 2**18  # entries of the largest layer up to which a CPU is faster at single pairs than a GPU
+CONSTANT = 8  # roundings of the first row within which rows count as equal
 
 
 @dataclass(frozen=True)
 class PenaltyValues:
-    """What pairs of columns give."""
+    """The values of pairs of columns."""
 
     each: Tensor  # (P,)
     counts: Tensor  # (P,) how often each counts; 0 where a column of the pair is constant
@@ -309,12 +300,12 @@ class PenaltyValues:
 
 
 def aligns(measure: Measure) -> bool:
-    """Whether it reads nothing but inner products of Gram matrices."""
+    """Whether the measure reads nothing but inner products of Gram matrices."""
     return issubclass(measure.reads, Alignment)
 
 
 def least_rows(measure: Measure) -> int:
-    """With fewer rows than this the value is a constant."""
+    """The number of rows below which the value is a constant."""
     if aligns(measure):
         return 4 if measure.reads is DebiasedAlignment else 2 if measure.reads is UncentredAlignment else 3
     return 3
@@ -328,7 +319,7 @@ def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
 
 
 def flat(activation: Tensor) -> Tensor:
-    """(n, features) in the order they have in memory: the measures that ask do not look at it."""
+    """(n, features), the features in memory order, which Gram matrices do not depend on."""
     if activation.dim() == 1:
         return activation[:, None]
     if activation.dim() == 4 and activation.is_contiguous(memory_format=torch.channels_last):
@@ -346,21 +337,18 @@ def rows_of(column: Shown, rule: Rule, *, any_order: bool) -> Tensor:
 def values(
     measure: Measure, columns: Sequence[Shown], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
 ) -> PenaltyValues:
-    """Of each pair, which counts so many times; a measure that is not symmetric is the mean of both directions, unless
-    a pair is directed.
+    """The value of each pair, counted `times`; one that is not symmetric is the mean of both directions, unless
+    `directed`.
     """
     if aligns(measure):
         return _all_at_once(measure, columns, pairs, rule, times)
     rows = [rows_of(column, rule, any_order=False) for column in columns]
     _check_rows(measure, columns, rows, pairs)
-    # A GPU is slow at decomposing small matrices, and is waited for anyway.
+    # A GPU is slow at decomposing small matrices, and the host waits for it anyway.
     home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else rows[0].device
     found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
     device = rows[0].device
     return PenaltyValues(found.each.to(device), times * found.counts.to(device), found.still.to(device))
-
-
-# All pairs in one product
 
 
 def _all_at_once(
@@ -378,10 +366,10 @@ def _all_at_once(
 
 @functools.lru_cache(maxsize=64)
 def _places(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the products of pairs are: (3, P) of one with itself, the other with itself, both; which columns (2, P) the
-    pairs are of; and how often each counts. Made once: to make it anew a GPU would be waited for.
+    """Where the products of pairs are: (3, P) of one with itself, the other with itself, both; the columns (2, P) of
+    the pairs; and how often each counts. Cached: making it again would wait for a GPU.
     """
-    with torch.inference_mode(False):  # whoever asks first, gradients can flow past it
+    with torch.inference_mode(False):  # so that gradients can flow, whoever called first
         sides = torch.tensor(pairs).T
         places = torch.stack([sides[0] * (columns + 1), sides[1] * (columns + 1), sides[0] * columns + sides[1]])
         counts = torch.full((len(pairs),), times, dtype=torch.float64)
@@ -417,7 +405,7 @@ def _common(digits: Sequence[torch.dtype]) -> torch.dtype:
 
 
 def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tensor, Tensor]:
-    """The same for more rows than neurons in all: one product of all neurons, squared and added up layer by layer."""
+    """The products for more rows than neurons in all: one product of all neurons, squared and summed by layer."""
     sizes = len(rows[0]) * torch.stack([each[0].detach().double().square().sum() for each in rows])
     wide = [centred_rows(each) if kind is not UncentredAlignment else widened(each) for each in rows]
     joined = torch.cat(wide, dim=1)
@@ -435,28 +423,21 @@ def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tens
 
 @functools.lru_cache(maxsize=64)
 def _owners(widths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(neurons, layers): 1 where a neuron is of a layer."""
+    """(neurons, layers): 1 where a neuron belongs to a layer."""
     with torch.inference_mode(False):
         own = torch.eye(len(widths), dtype=torch.float64)
         return own.repeat_interleave(torch.tensor(widths), dim=0).to(device)
 
 
 def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
-    """Whether rows differ by no more than rounding (uncentred: are all 0). NaN and ∞ do, to be noticed."""
+    """Whether rows differ by no more than rounding (uncentred: are all 0); not where they are NaN or infinite."""
     if kind is UncentredAlignment:
         return traces == 0
     return torch.sub(traces, sizes, alpha=(CONSTANT * torch.finfo(digits).eps) ** 2) <= 0
 
 
-# One pair after the other
-
-
 def _one_by_one(
-    measure: Measure,
-    columns: Sequence[Shown],
-    rows: Sequence[Tensor],
-    pairs: Sequence[Pair],
-    directed: bool,
+    measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor], pairs: Sequence[Pair], directed: bool
 ) -> PenaltyValues:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])

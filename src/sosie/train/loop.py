@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -41,15 +40,15 @@ def fit(
     save_every: int = 1,
     task: str = "training",
 ) -> nn.Module:
-    """Train what requires gradients by a recipe; the order of the images, and how they are changed, come from `seed`.
+    """Train the parameters that require gradients by a recipe; `seed` decides the order and augmentation of the images.
 
     Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch. Model and images
     are on one device. `penalty()` is called after each forward and added to the loss. `masks`: `Masks`, or a `Regrow`
     that moves them, which the steps respect.
 
-    `after_epoch` is called with 0 before training and with each epoch's number after it; it may look at the model
-    in any mode, and must leave its weights. `checkpoint`: a .safetensors file, written after every `save_every` epochs
-    and the last; where it is there already, training goes on from it. A loss that is NaN or infinite ends the training.
+    `after_epoch` is called with 0 before training and with each epoch's number after it; it may put the model into
+    any mode, and must not change its weights. `checkpoint`: a .safetensors file, written after the last epoch and every
+    `save_every`; if it exists already, training resumes from it. A loss that is NaN or infinite ends the training.
     """
     check_data(images, labels)
     check_types(model, images, recipe)
@@ -102,7 +101,7 @@ def fit(
 def shuffled(
     count: int, epochs: range, batch: int, seed: int, device: torch.device, augment: Augment | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The numbers of the images of each batch, every epoch in a new order, and the draws of their changes."""
+    """The indices of the images of each batch, every epoch in a new order, and the draws of their augmentation."""
     orders = torch.Generator().manual_seed(seed)  # on the CPU: the same order on every device
     for epoch in range(epochs.stop):
         order = torch.randperm(count, generator=orders)
@@ -116,9 +115,9 @@ def shuffled(
 
 
 def _floating_point(model: nn.Module) -> nn.Module:
-    """Parameters and running statistics in the same memory; counts and masks are not averaged.
+    """A module of the model's parameters and running statistics, in the same memory; counts and masks are left out.
 
-    A copy of this, which the average is, has none of the model's hooks.
+    The average is a copy of it, and so has none of the model's hooks.
     """
     numbers = nn.Module()
     for k, number in enumerate([*model.parameters(), *model.buffers()]):
@@ -129,7 +128,7 @@ def _floating_point(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _put_back(model: nn.Module, live: nn.Module, averaged: AveragedModel, *, masked: bool) -> None:
-    """Make the model the average; `masked`: a weight that its mask leaves out is 0, also if it was not always."""
+    """Write the average into the model; `masked`: a weight that is masked now becomes 0, even if it once was not."""
     for number, average in zip(live.buffers(), averaged.module.buffers(), strict=True):
         number.copy_(average)
     for module in model.modules() if masked else ():
@@ -142,7 +141,7 @@ def _put_back(model: nn.Module, live: nn.Module, averaged: AveragedModel, *, mas
 def accuracy(
     model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500, prepare: Prepare | None = None
 ) -> float:
-    """Share of images whose largest output is their label."""
+    """The share of images whose largest output is their label."""
     right = sum(
         int((model(floats(x, prepare)).argmax(1) == y).sum())
         for x, y in zip(images.split(batch), labels.split(batch), strict=True)
@@ -154,7 +153,7 @@ def accuracy(
 
 
 class Attacked:
-    """Batches as an attack changes them; the random starts of each step come from the seed and the step alone."""
+    """The attack of a recipe, called on each batch; its random starts depend on the seed and the step alone."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, seed: int) -> None:
         self.model, self.attack, self.prepare, self.seed = model, recipe.opened_attack(), recipe.prepare, seed
@@ -181,10 +180,9 @@ class Attacked:
 class Training(AbstractContextManager["Training"]):
     """A model, its optimiser and the images it learns: `with Training(…) as training: training.step(index, draws)`.
 
-    `images` are padded (`recipe.padded`). Nothing in a step waits for the device, draws random numbers of its own (an
-    attack does both) or depends on its number, but for what `penalty` does. `stepper`: another optimiser than the
-    recipe's; its rate is the caller's, who steps the schedule (`recipe.make_schedule`). Gradients are clipped as masks
-    leave them.
+    `images` are padded (`recipe.padded`). Apart from the penalty, nothing in a step waits for the device, draws random
+    numbers (an attack does both) or depends on the step's number. `stepper`: an optimiser in place of the recipe's; the
+    caller steps the schedule (`recipe.make_schedule`). Gradients are clipped after they are masked.
     """
 
     def __init__(
@@ -219,25 +217,23 @@ class Training(AbstractContextManager["Training"]):
         if self.masks is not None:
             self._held.enter_context(self.masks.hold(self.stepper))
         if self.recipe.clip is not None:
-            # After that of the masks: what they take away should not count.
+            # After the hook of the masks: masked gradients should not count.
             self._held.callback(self.stepper.register_step_pre_hook(self._shorten).remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._held.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     def step(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Learn from the images of these numbers, changed as drawn; the loss, of which no gradient is left."""
+        """Learn from the images of these indices, augmented as drawn; returns the loss, detached."""
         return self.learn(self.batch(index, draws), self.labels[index], index)
 
     def batch(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        """The images of these numbers, changed as drawn."""
+        """The images of these indices, augmented as drawn."""
         if self.recipe.augment is None:
             return self.images[index]
         if draws is None:
-            raise ValueError("the images are to be changed, so a step needs draws: augment.draws gives an epoch's")
+            raise ValueError("the recipe augments images, so a step needs draws: augment.draws gives an epoch's")
         return self.recipe.augment(self.images, index, draws)
 
     def learn(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -270,15 +266,12 @@ class Training(AbstractContextManager["Training"]):
         nn.utils.clip_grad_norm_([p for group in stepper.param_groups for p in group["params"]], self.recipe.clip)
 
 
-# A training that goes on where it was interrupted: everything the next step depends on, in one file
-
-
 class TrainingFile:
-    """The checkpoint of one training: `load()` gives the epoch it goes on from, `save(epoch)` writes the file.
+    """The checkpoint of one training: `load()` returns the epoch to resume from, `save(epoch)` writes the file.
 
-    `parts`: optimiser, schedule, penalty …; those without a `state_dict` have no past to keep. The numbers of the
-    model, masks among them, are kept whole, and so is the state of torch's random numbers (dropout). `settings` must
-    be those of the file.
+    It holds everything the next step depends on: all parameters and buffers (masks among them), the `state_dict` of
+    each of the `parts` that has one (optimiser, schedule, penalty …), and torch's random state (for dropout). The
+    `settings` must be those of the file.
     """
 
     def __init__(
@@ -305,7 +298,7 @@ class TrainingFile:
 
     @torch.no_grad()
     def load(self) -> int:
-        """The epochs done, 0 where there is no file; model, parts and random numbers are then as they were."""
+        """The epochs done, 0 where there is no file; restores the model, the parts and the random state."""
         if not self.path.exists():
             return 0
         about, state = read_nested(self.path, KIND, VERSION)
@@ -332,7 +325,7 @@ class TrainingFile:
 def _settings(
     recipe: Recipe, seed: int, images: Tensor, labels: Tensor, penalty: object, masks: object
 ) -> dict[str, Any]:
-    """The settings of a training, as a checkpoint keeps them to know its own: files of before have these names."""
+    """The settings of a training, under the names by which checkpoints keep them."""
     plain = ("batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip", "mixed",
              "compiled")  # fmt: skip
     things = {"prepare": recipe.prepare, "penalty": penalty, "masks": masks}
@@ -350,7 +343,7 @@ def _settings(
 
 
 def _named(thing: Any) -> Any:
-    """What can be compared of an object that shapes the training: its name, and its settings where it tells them."""
+    """The name of an object that shapes the training, with its settings where it has some."""
     if thing is None:
         return None
     if hasattr(thing, "settings"):
@@ -359,7 +352,7 @@ def _named(thing: Any) -> Any:
 
 
 def _digest(tensor: Tensor) -> str:
-    """Type, shape and numbers in a few letters."""
+    """Type, shape and a short hash of the values."""
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
 

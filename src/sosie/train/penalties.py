@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -28,8 +27,6 @@ from . import likeness
 from .likeness import Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
 from .taps import Attached, Shown, Taps
 
-# What cannot be a penalty, refused before the first step
-
 Target = nn.Module | Mapping[str, Tensor]
 
 
@@ -37,7 +34,7 @@ def check_models(models: Sequence[nn.Module], target: Target | None) -> None:
     if not models or not all(isinstance(model, nn.Module) for model in models):
         raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
     if len({id(model) for model in models}) < len(models):
-        raise ValueError("one model is given twice: members of an ensemble are models of their own")
+        raise ValueError("the same model is listed twice: members of an ensemble are models of their own")
     if target is not None and len(models) > 1:
         raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
     if target is not None and any(target is model for model in models):
@@ -63,9 +60,6 @@ def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: b
     elif rows is not None and rows < least_rows(measure):
         least = least_rows(measure)
         raise ValueError(f"{measure.name} of {rows} rows is constant: it needs at least {least}")
-
-
-# Layers of weights as columns of a penalty: no data and no hooks
 
 
 def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
@@ -95,13 +89,13 @@ def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Mo
         wrong = [name for name in chosen if name not in found] if sites is not None else []
         raise SiteError(
             f"{measure.name} needs layers of type {kind.__name__}; "
-            + (f"site {wrong[0]!r} is none" if wrong else f"there are none in this {type(model).__name__}")
+            + (f"site {wrong[0]!r} is not one" if wrong else f"there are none in this {type(model).__name__}")
         )
     return found
 
 
 def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What the measure reads of each layer, in float64; gradients flow."""
+    """The tensors that the measure reads, one for each layer, in float64; gradients flow."""
     if issubclass(measure.reads, LinearMaps):
         chain = _linear_layers(model)
         products = chain_products([layer.weight.mT.double() for layer in chain])
@@ -113,7 +107,7 @@ def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) ->
 
 
 def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    """Of two columns."""
+    """The value of a measure of weights between two columns."""
     if issubclass(measure.reads, LinearMaps):
         return measure(linear_maps(x, y, measure.reads))
     if issubclass(measure.reads, Atoms):
@@ -139,7 +133,7 @@ class Penalty(Attached):
     matrix per layer and one product for all pairs. Measures of weights (`wcka` of chains of Linear layers,
     `weight_cosine`, `atom_cosine`) compare several models, or one with a target, and need no forward.
 
-    `reduce="sum"` adds ordered pairs, as the paper writes it, so that each two layers count twice (a target's pairs and
+    `reduce="sum"` adds ordered pairs, as in the paper, so that each two layers count twice (a target's pairs and
     listed ones count once); a layer with itself, which is constant, is left out. "mean" is over pairs. `rows`: the
     first so many inputs of a batch, None: all. `every`: the first of so many steps, a step being a call of `penalty()`.
     `rule`: how activations become rows (`flatten`, `mean`, `positions` …). Computed in float32 at least, under autocast
@@ -189,7 +183,7 @@ class Penalty(Attached):
 
     @property
     def _sink(self) -> Any:
-        """What is made of whole activations inside the hook: their Gram matrix, where that is all that is read."""
+        """A function that turns whole activations into their Gram matrix inside the hook, where that is enough."""
         if self.rows is not None or not aligns(self.measure) or self.rule != "flatten":
             return None
         return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
@@ -201,8 +195,6 @@ class Penalty(Attached):
         sides = len(self._models) + (self.target is not None)
         ends = (0, 1) if sides == 1 or 0 < k < sides - 1 else (0,) if k == 0 else (1,)
         return list(dict.fromkeys(pair[end] for pair in self.pairs or () for end in ends))
-
-    # The value
 
     def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
         first = self._first if self.measure.reads_weights else shown[0][0].value
@@ -221,13 +213,13 @@ class Penalty(Attached):
         return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
     def _times(self, pairs: int) -> float:
-        """How often each of so many pairs counts: less than 0 times if it is to become more."""
+        """The factor of each of so many pairs; below 0 where similarity is to increase."""
         lessen = (self.measure.closer == "up") == (self.target is None)
         times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
         return times if lessen else -times
 
     def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Shown], Sequence[Pair]]:
-        """Worked out anew only where other sites are shown than in the last step, or others share a value."""
+        """The columns and their pairs, computed anew only if other sites are shown or share a value than before."""
         sides = shown if self.target is None else [*shown, self._of_target()]
         every = [each for side in sides for each in side]
         first: dict[int, int] = {}
@@ -251,7 +243,7 @@ class Penalty(Attached):
 
     @property
     def _sides(self) -> list[str]:
-        """What the models are called in labels."""
+        """The names of the models in labels."""
         return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
 
     def _of_target(self) -> list[Shown]:
@@ -274,9 +266,19 @@ class Penalty(Attached):
     def _of_weights(self) -> tuple[list[Shown], Sequence[Pair], PenaltyValues]:
         both = zip(self._models, self._layers, strict=True)
         parts: list[Mapping[str, Tensor]] = [columns_of(model, self.measure, layers) for model, layers in both]
-        if self.target is not None:
-            parts.append(self._target_weights())
-        shown = [[_weight(label, value) for label, value in part.items()] for part in parts]
+        if isinstance(self.target, nn.Module):
+            with torch.no_grad():
+                layers = layers_of(self.target, self.measure, self._named(1))
+                parts.append(columns_of(self.target, self.measure, layers))
+        elif self.target is not None:
+            parts.append(self.target)
+        shown = [
+            [
+                Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
+                for label, value in part.items()
+            ]
+            for part in parts
+        ]
         columns, pairs = likeness.used(*likeness.across(shown, self._sides, self.pairs))
         each = [value_of(self.measure, columns[a].value, columns[b].value.to(columns[a].value)) for a, b in pairs]
         stacked = torch.stack(each)
@@ -285,16 +287,9 @@ class Penalty(Attached):
         still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
         return columns, pairs, PenaltyValues(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
 
-    @torch.no_grad()
-    def _target_weights(self) -> Mapping[str, Tensor]:
-        if not isinstance(self.target, nn.Module):
-            return self.target or {}
-        layers = layers_of(self.target, self.measure, self._named(1))
-        return columns_of(self.target, self.measure, layers)
-
     @property
     def recordable(self) -> bool:
-        """Gram matrices are products alone; measures that decompose matrices wait for them."""
+        """Whether the measure reads only Gram matrices; those that decompose matrices wait for the device."""
         return aligns(self.measure)
 
     def begin_again(self) -> None:
@@ -309,8 +304,6 @@ class Penalty(Attached):
         target = type(self.target).__qualname__ if isinstance(self.target, nn.Module) else self.target is not None
         layers = {"layers": [list(each) for each in self._layers]} if self.measure.reads_weights else {}
         return {**super().settings(), **own, "rule": rule, "target": target, **layers}
-
-    # What it was
 
     def _remember(self, columns: list[Shown], pairs: Sequence[Pair], found: PenaltyValues) -> None:
         labels = tuple(column.label for column in columns)
@@ -341,16 +334,14 @@ class Penalty(Attached):
 
     @property
     def constant(self) -> dict[str, int]:
-        """In how many due steps a layer was constant over the rows, so that its pairs counted 0; only where it was."""
+        """The layers that were constant over the rows, so that their pairs counted 0, and in how many due steps."""
         counts: Counter[str] = Counter()
         for labels, found in self._still.items():
             counts.update(dict(zip(labels, found.tolist(), strict=True)))
         return {label: count for label, count in counts.items() if count}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        super().__exit__(kind, *details)
         if kind is None and (found := self.constant):
             listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
             warnings.warn(
@@ -368,20 +359,13 @@ def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
     return Site(label, label, 1, tuple(activation.shape[1:]), activation.dim() < 4), activation.detach()
 
 
-def _weight(label: str, value: Tensor) -> Shown:
-    return Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
-
-
-# A penalty on what channels have in common
-
-
 def decorrelation(z: Tensor, *, normalised: bool = False) -> Tensor:
-    """Σ (ZᵀZ)²ᵢⱼ over all pairs of different channels: 0 where no two have anything in common.
+    """Σ (ZᵀZ)²ᵢⱼ over all pairs of different channels: 0 where all are orthogonal.
 
     z is rows (n, c), or maps (n, c, h, w) whose positions are rows. As printed in the paper it is a plain sum, so that
     it grows with the fourth power of the activations and the square of the number of rows. `normalised` is the mean
     over pairs of the squared cosine of two channels, from 0 to 1 whatever the scale and the rows; a channel that is 0
-    everywhere has nothing in common with others. Neither subtracts a mean. Computed in float32 at least.
+    everywhere counts as orthogonal to the others. Neither subtracts a mean. Computed in float32 at least.
     """
     if z.ndim not in (2, 4):
         raise ValueError(f"need rows (n, c) or maps (n, c, h, w), got {tuple(z.shape)}")
@@ -404,7 +388,7 @@ def decorrelation(z: Tensor, *, normalised: bool = False) -> Tensor:
 class Decorrelation(Attached):
     """`with Decorrelation(model, sites, weight=3e-3) as penalty: fit(model, …, penalty=penalty)`.
 
-    `penalty()` is weight × the sum over sites of `decorrelation` of the last forward; maps and tokens give a row a
+    `penalty()` is weight × the sum over sites of `decorrelation` of the last forward; maps and tokens give one row per
     position. `rows` and `every` as in `Attached`.
     """
 

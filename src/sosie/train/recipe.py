@@ -1,4 +1,4 @@
-"""How a network is trained: a recipe with its optimiser and schedule, how images are changed, and what is refused."""
+"""How a network is trained: a recipe with its optimiser and schedule, and the augmentation of images."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ AUGMENT_SEED = 2**32  # which seed derived from the training's is that of crops:
 class Augment:
     """Random crops of images padded with black, and random mirror images, made on the images' own device.
 
-    `draws` gives the random numbers of a whole epoch; the images of a batch are then a function of the padded images,
-    their numbers and their draws alone.
+    `draws` gives the random numbers of a whole epoch; the images of a batch then depend on the padded images, their
+    indices and their draws alone.
     """
 
     pad: int = 4
     mirror: bool = True
 
     def draws(self, count: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-        """(count, 3): top, left and mirrored of each place of an epoch, the same on every device."""
+        """Top, left and mirrored (count, 3) for each position in an epoch, the same on every device."""
         places = torch.arange(count, device=device)
         drawn = uniforms(derived(derived(seed, AUGMENT_SEED), epoch), places, 3)
         many = torch.tensor([2 * self.pad + 1] * 2 + [2 if self.mirror else 1], device=device)
         return (drawn * many).long()
 
     def __call__(self, padded: Tensor, index: Tensor, draws: Tensor) -> Tensor:
-        """The images of these numbers from a set that was padded: crop and mirror in a single gather."""
+        """The images of these indices from a padded set: crop and mirror in a single gather."""
         height, width = (size - 2 * self.pad for size in padded.shape[-2:])
         device = padded.device
         top, left, mirrored = draws.unsqueeze(-1).unbind(1)  # each (batch, 1)
@@ -70,9 +70,9 @@ class Recipe:
     gradients to this length, all parameters together. `average` (0.999) returns the running average of the weights,
     and of the statistics of batch norms, in place of the last ones.
 
-    `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, on the model as it is then and before
-    `prepare`; the clean images are not shown (Madry et al. 2017). `augment` crops and mirrors. `prepare` is what images
-    go through last (a normalisation). `mixed` computes in bfloat16 with channels last: much faster on a recent GPU, and
+    `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, against the current model and before
+    `prepare`; the clean images are not shown (Madry et al. 2017). `augment` crops and mirrors. `prepare` is applied to
+    images last (a normalisation). `mixed` computes in bfloat16 with channels last: much faster on a recent GPU, and
     the weights stay float32. `compiled` trains through torch.compile.
     """
 
@@ -106,13 +106,13 @@ class Recipe:
             raise ValueError("the one-cycle schedule has a rise of its own: warmup is for 'cosine' and 'constant'")
 
     def refuse(self, who: str, *names: str) -> None:
-        """Raise where one of these fields asks for something that `who` does not do."""
+        """Raise if one of these fields, which `who` does not support, is not at its default."""
         plain = {field.name: field.default for field in fields(self)}
         if asked := [name for name in names if getattr(self, name) != plain[name]]:
             raise ValueError(f"{who} cannot train with {asked[0]}={getattr(self, asked[0])!r}: leave it out, or fit")
 
     def steps(self, count: int) -> int:
-        """The steps of an epoch over so many images; the last batch may be short."""
+        """The number of steps in an epoch over `count` images; the last batch may be short."""
         return -(-count // self.batch)
 
     def make_optimiser(
@@ -134,7 +134,7 @@ class Recipe:
         return made
 
     def make_schedule(self, stepper: Optimizer, an_epoch: int) -> LRScheduler:
-        """The rate of each step, of which an epoch has so many."""
+        """The schedule of the rate, for epochs of `an_epoch` steps."""
         steps, warmup = self.epochs * an_epoch, round(self.warmup * an_epoch)
         if not 0 <= warmup < steps:
             raise ValueError(f"a warm-up of {warmup} steps does not fit into {steps} steps of training")
@@ -154,7 +154,7 @@ class Recipe:
         return LambdaLR(stepper, part)
 
     def rates(self, an_epoch: int) -> Tensor:
-        """The rate of every step, for a training that cannot ask its schedule in between."""
+        """The rate of every step in advance, for steps that are recorded."""
         if self.schedule == "one_cycle" and self.momentum > 0:
             raise ValueError(
                 "the one-cycle schedule moves the momentum too, which recorded steps cannot: take 'cosine' or "
@@ -187,12 +187,9 @@ class Recipe:
 
 
 def floats(x: Tensor, prepare: Prepare | None = None) -> Tensor:
-    """uint8 as [0, 1], floating point as it is; then prepared."""
+    """Images in floating point (uint8 become [0, 1]), then prepared."""
     x = to_float(x) if x.dtype == torch.uint8 else x
     return x if prepare is None else prepare(x)
-
-
-# What cannot be trained, refused in words before torch does in its own
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -215,7 +212,7 @@ def check_data(images: Any, labels: Any) -> None:
 
 @torch.no_grad()
 def check_types(model: nn.Module, images: Tensor, recipe: Recipe) -> None:
-    """Refuse images of a type that the model does not take; tried on one image where the types are not the same."""
+    """Raise if the model does not take images of this type; where the types differ, one image is tried."""
     x = floats(images[:1])
     if x.dtype in types_of(model):
         return

@@ -1,4 +1,4 @@
-"""Hooks for training: what a forward shows at its sites, kept with its gradients and only when a step is due."""
+"""Hooks for training: the activations of a forward, with their gradients, kept only when a step is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,10 +22,10 @@ from ..checks import whole_number
 
 
 class Hook:
-    """Calls `report` with what a hook is given but the module. That of a copied or pickled model does nothing.
+    """Calls `report` with a hook's arguments after the module. The hook of a copied or pickled model does nothing.
 
-    Copies are made while a penalty is attached (an average of the weights, a file of the best model so far), and what
-    they show is no business of the penalty's.
+    Copies are made while a penalty is attached (an average of the weights, a file of the best model so far), and the
+    penalty must not see their activations.
     """
 
     def __init__(self, report: Callable[[Any, Any], None] | None = None) -> None:
@@ -43,14 +42,15 @@ class Hook:
             self.report(args, other)
 
 
-# Activations that a model overwrites after they were read: copied once that is known, refused where it comes late
-
-Key = tuple[int, bool]  # which site, and whether it is what goes into it
+Key = tuple[int, bool]  # which site, and whether it is its input
 AGAIN = "run the step again (it will be copied)"
 
 
 class Overwritten:
-    """Which of a model's activations are overwritten, by training mode (dropout in place, say); learnt as it runs."""
+    """Which activations a model overwrites in place after they were read, by training mode; learnt as it runs.
+
+    Such an activation is copied once that is known; before that, it raises.
+    """
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
@@ -58,7 +58,7 @@ class Overwritten:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what the last forward left."""
+        """Drop the tensors of the last forward."""
         self._live: list[tuple[Key, Tensor, int]] = []
 
     def may_be(self, key: Key, training: bool) -> bool:
@@ -69,7 +69,7 @@ class Overwritten:
         self._live.append((key, activation, activation._version))
 
     def check(self, training: bool) -> None:
-        """After a forward: learn what it overwrote, and refuse it where it was read without a copy."""
+        """After a forward: learn what it overwrote, and raise if that was read without a copy."""
         changed = {key for key, live, version in self._live if live._version != version}
         known = self._known.get(training)
         new = set() if known is None else changed - known
@@ -82,11 +82,11 @@ class Overwritten:
 
     @contextmanager
     def noticed(self, key: Key, training: bool) -> Iterator[None]:
-        """What is computed inside saves tensors whose changes the backward refuses.
+        """Let the backward raise if a tensor that is saved inside has been changed in place.
 
-        Torch looks at versions of saved tensors only where there are no hooks; hooks of our own keep out what
-        checkpointing does to saved tensors, since its second forward passes by the taps. The graph holds these hooks
-        and must not hold the taps, which hold the graph.
+        Torch checks versions of saved tensors only where there are no hooks; hooks of our own keep those of
+        checkpointing out, whose second forward does not reach the taps. The graph holds these hooks and must not hold
+        the taps, which hold the graph.
         """
         unpack = partial(_unchanged, self._named(key), key, self._known.get(training, set()))
         with torch.autograd.graph.saved_tensors_hooks(_with_version, unpack):
@@ -114,7 +114,7 @@ def _unchanged(name: str, key: Key, overwritten: set[Key], saved: Any) -> Tensor
 
 Sink = Callable[[Tensor], Any]
 COMPILED = (
-    " (compiled code that was made before the penalty was attached passes hooks by: attach first, or call "
+    " (code that was compiled before the penalty was attached skips its hooks: attach first, or call "
     "torch.compiler.reset())"
 )
 
@@ -131,22 +131,22 @@ class _Fired(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What one site gave, or what went into it."""
+    """The output of one site, or its input."""
 
     site: Site
     is_input: bool
-    value: Any  # the activation, of as many inputs as were asked for, or what the sink made of it
-    label: str  # what it is called among those of other models
+    value: Any  # the activation of the first `rows` inputs, or what the sink made of it
+    label: str  # its name among those of other models
 
 
 class Taps:
-    """Borrowed hooks on one model. Nothing is done in a forward unless `due` is set before it.
+    """Borrowed hooks on one model. They do nothing in a forward unless `due` is set before it.
 
-    Unlike `watch`, which is for looking, this leaves compiled code on: the hooks are traced with the model, and what
-    they do depends on plain attributes that compiled code looks at. `rows`: the first so many inputs are copied; None:
-    the whole activation, itself where nothing overwrites it (learnt from the first forward, which copies) and through
-    `sink`, inside the hook: its gradient is then made when the backward comes by, not all sites' at once. `inputs`:
-    keep what goes into each site too. `calls`: keep what the model was called with.
+    Unlike `watch`, this leaves compiled code on: the hooks are traced with the model, and depend on plain attributes
+    that compiled code reads. `rows`: only the first so many inputs are kept, as copies; None: the whole activation,
+    without a copy where nothing overwrites it (learnt from the first forward, which copies) and passed through `sink`
+    inside the hook, so that its gradient is computed when the backward reaches that site, not for all sites at once.
+    `inputs`: keep the inputs of each site too. `calls`: keep the arguments the model was called with.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Taps:
         self._reads_input = dict.fromkeys(range(len(self._wanted)), inputs)
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
-        self._entered: dict[str, Site] = {}  # and what goes into sites, by their labels
+        self._entered: dict[str, Site] = {}  # inputs of sites, by their labels
         self._starts: set[str] = set()  # the sites whose inputs are kept once stages are known
         self._overwritten = Overwritten([label_of(self._names, name, 1) for name in self._wanted])
         self._autocast = "cpu", torch.bfloat16, False
@@ -177,7 +177,7 @@ class Taps:
 
     @property
     def asked(self) -> list[str]:
-        """The sites by name, with the calls that are meant where not all are."""
+        """The sites by name, with the calls where only some were named."""
         return [name if each.calls is None else f"{name}@{sorted(each.calls)}" for name, each in self._wanted.items()]
 
     # The forward
@@ -199,7 +199,7 @@ class Taps:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what the last forward left, and its graph."""
+        """Drop the activations of the last forward, and its graph."""
         self._active, self.complete = False, False
         self._fired: list[_Fired] = []
         self._overwritten.forget()
@@ -255,7 +255,7 @@ class Taps:
 
     def _kept(self, key: tuple[int, bool], found: Tensor) -> Any:
         if not found.dim():
-            return found  # no rows; `take` refuses it where it is asked for
+            return found  # no rows: `take` raises where the site was named
         if torch.compiler.is_compiling():
             # Compiled code knows what is overwritten when, so a sink may have the tensor itself.
             if self._rows is None and self._sink is not None and len(found):
@@ -263,7 +263,7 @@ class Taps:
             return found[: self._rows].clone()
         version = -1 if found.is_inference() else found._version
         if self._last is not None and self._last[0] is found and self._last[1] == version >= 0:
-            return self._last[2]  # what the layer before gave is what goes into this one
+            return self._last[2]  # the output of the layer before is the input of this one
         kept: Any = found
         if self._rows is not None:
             kept = found[: self._rows].clone()
@@ -278,10 +278,8 @@ class Taps:
         self._last = (found, version, kept)
         return kept
 
-    # What it showed
-
     def take(self) -> list[Shown]:
-        """In execution order; the copies are the caller's from here on."""
+        """What the last forward showed, in execution order; the copies are the caller's from here on."""
         if not self.complete and self._fired:
             raise RuntimeError("the last forward did not finish, so there is nothing to read: run it again")
         if not self.complete:
@@ -302,7 +300,7 @@ class Taps:
         return found
 
     def read_inputs_of(self, labels: set[str], *, lacking: set[str]) -> None:
-        """From now on keep what goes into these sites only, and refuse a step that lacks what went into others."""
+        """From now on keep the inputs of these sites only; raise if the inputs of `lacking` were not kept."""
         passed_by = lacking & self._entered.keys()  # others have no input that could be kept
         self._starts |= labels | passed_by
         sites = (self._sites or {}).values()
@@ -311,8 +309,8 @@ class Taps:
             self._reads_input[k] = not labels_of.isdisjoint(self._starts)
         if passed_by:
             raise SiteError(
-                f"with inputs of this size a stage begins at site {min(passed_by)!r}, as none did before, and what "
-                "goes into it was not kept; run the step again (it will be)"
+                f"with inputs of this size a stage begins at site {min(passed_by)!r}, as none did before, and its "
+                "input was not kept; run the step again (it will be)"
             )
 
     def _shown(self) -> Iterator[Shown]:
@@ -375,8 +373,6 @@ class Taps:
             raise SilentSite(f"none of the sites gave an activation: name others{COMPILED}")
 
 
-# A term of the loss that is made of activations: hooks borrowed for as long as a block lasts
-
 Term = Callable[..., Tensor]
 LOOKS = 50  # due steps between looks at the values on a GPU: each look waits for it
 IN_USE = (
@@ -388,12 +384,12 @@ IN_USE = (
 class Attached(AbstractContextManager["Attached"]):
     """`with Attached(model, sites, term) as penalty`: `penalty()` is weight × `term` of the last forward's activations.
 
-    `sites` as everywhere (names, globs, types; see `select`). `term` gets the activation of each site, in execution
-    order, and gives a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of so
-    many is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch;
-    None: all. What the model overwrites later (a ReLU in place) is seen as it was. Under torch.compile attach before
-    the model is first called. After the block the model is as it was, also when an error ended it; inside it another
-    thread that would compare the model is refused.
+    `sites`: names, globs or types (see `select`). `term` is called with {site: activation}, in execution order, and
+    returns a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of every so many
+    is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch; None:
+    all. An activation that the model overwrites later (a ReLU in place) is seen as it was before. Under torch.compile
+    attach before the model is first called. After the block the model is as it was, also after an error; inside it
+    another thread that wants to compare the model gets an error.
     """
 
     def __init__(
@@ -404,7 +400,7 @@ class Attached(AbstractContextManager["Attached"]):
         self._taps.append(Taps(model, sites, rows=rows))
 
     def _take_on(self, models: Sequence[nn.Module], rows: int | None, every: int, weight: float) -> None:
-        """What every kind of penalty checks and keeps; it makes its taps itself."""
+        """Check and keep what every kind of penalty has; each makes its taps itself."""
         if rows is not None:
             whole_number(rows, "rows", least=1, why="how many inputs of a batch to take, or None for all")
         whole_number(every, "every", least=1, why="1 for every step, 5 for the first of every five")
@@ -418,13 +414,11 @@ class Attached(AbstractContextManager["Attached"]):
         self._taps: list[Taps] = []
         self._attached = False
         self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
-        self._bad: Tensor | None = (
-            None  # (LOOKS,) of the last due steps: NaN where the value was NaN or infinite, else 0
-        )
+        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was not finite, else 0
 
     @property
     def due(self) -> bool:
-        """Whether the next call of `penalty()` gives more than 0."""
+        """Whether the next call of `penalty()` computes the term."""
         return self.is_due(self.step)
 
     def is_due(self, step: int) -> bool:
@@ -436,29 +430,29 @@ class Attached(AbstractContextManager["Attached"]):
         return True
 
     def go_to(self, step: int) -> None:
-        """Let this be the number of calls so far."""
+        """Set the number of calls so far."""
         self.step = step
         for taps in self._taps:
             taps.forget()
             taps.due = self.due
 
     def begin_again(self) -> None:
-        """As before the first call."""
+        """Go back to before the first call."""
         if self._bad is not None:
             self._bad.zero_()  # not a new one: recorded steps write to this
         self.go_to(0)
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, as far as a checkpoint can compare it."""
+        """The options, which a checkpoint compares."""
         sites = [taps.asked for taps in self._taps]
         return {"weight": self.weight, "rows": self.rows, "every": self.every, "sites": sites}
 
     def state_dict(self) -> dict[str, int]:
-        """The steps so far, on which depends what is due."""
+        """The steps so far, which decide when the next one is due."""
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after so many steps, attached already or not."""
+        """Resume after so many steps, attached already or not."""
         self.go_to(whole_number(state["step"], "step", least=0, why="the calls of penalty() so far"))
 
     def __enter__(self) -> Self:
@@ -475,9 +469,7 @@ class Attached(AbstractContextManager["Attached"]):
             taps.due = self.due
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._attached, self._first = False, None
         for taps in self._taps:
             taps.close()
@@ -507,13 +499,10 @@ class Attached(AbstractContextManager["Attached"]):
         return found
 
     def _check_gradients(self, shown: Sequence[Sequence[Shown]]) -> None:
-        """Refuse what would be a constant: it looks like a penalty, and nothing learns from it."""
+        """Raise where the penalty would be a constant, from which nothing learns."""
         sites = [each for model in shown for each in model]
-        if (
-            sites
-            and torch.is_grad_enabled()
-            and not any(part.requires_grad for each in sites for part in _tensors(each.value))
-        ):
+        flows = any(part.requires_grad for each in sites for part in _tensors(each.value))
+        if sites and torch.is_grad_enabled() and not flows:
             named = ", ".join(repr(each.label) for each in sites[:5])
             raise SiteError(
                 f"no gradient flows from {named}: all parameters before them are frozen (requires_grad), so that the "
@@ -523,7 +512,7 @@ class Attached(AbstractContextManager["Attached"]):
     # Values that are NaN or infinite
 
     def _note(self, found: Tensor, shown: Sequence[Sequence[Shown]]) -> None:
-        """Find the first value that is NaN or infinite; a GPU is not waited for at every step."""
+        """Note whether the value is NaN or infinite, without waiting for a GPU at every step."""
         due = self.step // self.every
         if self._bad is None:
             with torch.inference_mode(False):  # it may be written to outside of it
@@ -534,7 +523,7 @@ class Attached(AbstractContextManager["Attached"]):
             self._look(due, shown)
 
     def _look(self, due: int, shown: Sequence[Sequence[Shown]] = ()) -> None:
-        """At the values up to this due step, since the last look."""
+        """Raise if a value since the last look, up to this due step, was NaN or infinite."""
         wrong = [] if self._bad is None else self._bad.isnan().nonzero().tolist()
         if not wrong:
             return
@@ -554,7 +543,7 @@ class Attached(AbstractContextManager["Attached"]):
         )
 
     def _where(self) -> str:
-        """What else there is to say of such a value while the sites of the model are finite."""
+        """More about such a value where the activations of the model are finite."""
         return ""
 
 

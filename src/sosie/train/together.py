@@ -1,20 +1,27 @@
-"""Many small networks of one architecture trained at once, each as if it were alone."""
+"""Many networks trained at once, each as if it were alone: stacked into one function, or side by side on one GPU."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from ..checks import whole_number
 from ..data.draws import derived
+from ..process_state import Shared, switched
 from ..progress import Progress
-from .recipe import Recipe, check_data, check_types, floats
+from .loop import Training, fit
+from .recipe import Recipe, check_data, check_types, floats, trained
+from .taps import Attached
 
 # Many networks of one architecture as one function of stacked parameters
 
@@ -24,14 +31,14 @@ State = dict[str, Tensor]
 class Stack:
     """Networks that are trained, and answer, all at once, each on inputs of its own.
 
-    A convolution becomes one of as many groups as there are networks, a linear layer a batched product; what all
+    A convolution becomes one with as many groups as there are networks, a linear layer a batched product; what all
     networks have in common (`shared`) is neither copied nor trained, and such a layer sees one large batch.
 
-    Made from the networks' own parameters and buffers (networks, …) and those they share; none is changed. `template`:
-    a network on the device "meta" (`without_numbers`). `count`: of networks, if none has its own. `trains`: the names
-    of what is trained, be it shared before (None: all that requires gradients there). Buffers are each network's own:
-    batch norm writes to them. `mixed` computes in bfloat16; what is trained stays as it is. `draws`: networks may draw
-    random numbers (dropout), each its own.
+    Made from the networks' `own` parameters and buffers (networks, …) and the `shared` ones; none is changed.
+    `template`: a network on the device "meta" (`without_numbers`). `count`: the number of networks, needed if `own` is
+    empty. `trains`: the names of what is trained, shared or not (None: all that requires gradients in the template).
+    Buffers are each network's own: batch norm writes to them. `mixed` computes in bfloat16; the trained parameters keep
+    their type. `draws`: networks may draw random numbers (dropout), each its own.
     """
 
     def __init__(
@@ -69,11 +76,14 @@ class Stack:
         self.held |= {name: copied(name) for name, _ in template.named_buffers()}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What every network answers to its own inputs (networks, batch, …)."""
+        """The answers of every network to its own inputs (networks, batch, …)."""
         trained, held, shared = self.trained, self.held, self.shared
-        if self.mixed:
-            # Autocast does not reach convolutions under vmap.
-            trained, held, shared = (self._lowered(part) for part in (trained, held, shared))
+        if self.mixed:  # by hand: autocast does not reach convolutions under vmap
+            lowered = {name for name, _ in self.template.named_parameters()}
+            trained, held, shared = (
+                {name: t.to(torch.bfloat16) if name in lowered else t for name, t in part.items()}
+                for part in (trained, held, shared)
+            )
             x = x.to(torch.bfloat16)
         answer = vmap(
             lambda t, h, s, own: functional_call(self.template, {**t, **h, **s}, (own,)),
@@ -99,34 +109,28 @@ class Stack:
         stepper.zero_grad()
         loss.backward()
         if pull is not None:
-            self._pull(*pull)
+            # The gradient of the square, added by hand: autograd would keep a difference for every parameter.
+            weight, towards = pull
+            pulled = [(p, p.grad, towards[name]) for name, p in self.trained.items() if p.grad is not None]
+            if pulled:
+                here, gradients, there = (list(part) for part in zip(*pulled, strict=True))
+                with torch.no_grad():
+                    torch._foreach_add_(gradients, torch._foreach_sub(here, there), alpha=weight)
         stepper.step()
 
     @torch.no_grad()
     def answers(self, x: Tensor, batch: int = 500) -> Tensor:
-        """As a call, in evaluation mode, a part of the inputs at a time."""
+        """The answers in evaluation mode, `batch` inputs per network at a time."""
         with evaluating(self.template):
             return torch.cat([self(part) for part in x.split(batch, dim=1)], dim=1)
 
     def state(self) -> State:
-        """Everything that belongs to each network, (networks, …); without what they share."""
+        """Every network's own parameters and buffers, (networks, …), without those they share."""
         return {name: stacked.detach() for name, stacked in {**self.trained, **self.held}.items()}
-
-    def _pull(self, weight: float, towards: State) -> None:
-        # The gradient of the square, added by hand: autograd would keep a difference for every parameter.
-        pulled = [(p, p.grad, towards[name]) for name, p in self.trained.items() if p.grad is not None]
-        if pulled:
-            here, gradients, there = (list(part) for part in zip(*pulled, strict=True))
-            with torch.no_grad():
-                torch._foreach_add_(gradients, torch._foreach_sub(here, there), alpha=weight)
-
-    def _lowered(self, state: State) -> State:
-        parameters = {name for name, _ in self.template.named_parameters()}
-        return {name: t.to(torch.bfloat16) if name in parameters else t for name, t in state.items()}
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
-    """The code of a network in training mode, as the template of a stack."""
+    """A copy of a network on the device "meta" in training mode: the template of a stack."""
     return copy.deepcopy(model).to("meta").train()
 
 
@@ -137,7 +141,7 @@ def stacked_state(models: Sequence[nn.Module]) -> State:
 
 
 def state_of(model: nn.Module) -> State:
-    """Parameters and buffers, a tensor that is used in two places once."""
+    """Parameters and buffers by name; a tensor that is used in two places appears once."""
     return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
@@ -151,7 +155,7 @@ def network(template: nn.Module, state: Mapping[str, Tensor], k: int) -> nn.Modu
 
 
 def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: torch.device) -> Iterator[Tensor]:
-    """The numbers of the images of each step, (networks, batch): of each network as `fit` with its seed has them."""
+    """The indices of the images of each step, (networks, batch): for each network those of `fit` with its seed."""
     own = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same order on every device
     for _ in range(epochs):
         epoch = torch.stack([torch.randperm(count, generator=generator) for generator in own])
@@ -175,8 +179,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def made(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
-    """`make()` under a global seed, which is left as found."""
+def build(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """`make()` under a global seed; the global generators are left as found."""
     with seeded(seed, device):
         return make().to(device)
 
@@ -206,12 +210,12 @@ class Checkpoint:
         return [self.model(k) for k in range(len(self))]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What every network answers: (networks, n, …), to inputs (networks, n, …), each network to its own."""
+        """The answers (networks, n, …) of every network to its own inputs (networks, n, …)."""
         return vmap(lambda state, own: functional_call(self.template, state, (own,)))(self.state, x)
 
     @torch.no_grad()
     def outputs(self, images: Tensor, *, batch: int = 1000) -> Tensor:
-        """What every network answers to the same images: (networks, n, …)."""
+        """The answers (networks, n, …) of every network to the same images."""
         answer = vmap(lambda state, x: functional_call(self.template, state, (x,)), in_dims=(0, None))
         return torch.cat([answer(self.state, floats(part)) for part in images.split(batch)], dim=1)
 
@@ -228,13 +232,13 @@ def fit_together(
     at_once: int | None = None,
     task: str = "training together",
 ) -> list[Checkpoint]:
-    """Train `count` networks at once, each on its own order of the images; the checkpoints after the epochs in `keep`.
+    """Train `count` networks at once, each with its own order of the images; returns checkpoints of the epochs `keep`.
 
     Network k is `make()` under the global seed seeds[k] (0, 1, 2 … if None) and is trained as `fit` with that seed
-    trains it, to rounding; an attack of the recipe sees each network as it is then. `keep`: None keeps the last epoch;
-    0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; the networks are
-    trained where the images are; `at_once` of them in one call (None: all, on a CPU 20, which its caches hold), without
-    effect on the result. Networks that draw random numbers themselves (dropout) are refused.
+    trains it, up to rounding; an attack is made against each network at every step. `keep`: None keeps the last epoch;
+    0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; training runs on
+    their device, with `at_once` networks in one call (None: all, on a CPU 20, which fit its caches), which does not
+    change the result. Networks that draw random numbers themselves (dropout) are refused.
     """
     recipe.refuse("fit_together", "clip", "average", "augment", "mixed", "compiled")
     check_data(images, labels)
@@ -251,7 +255,7 @@ def fit_together(
     reached: dict[int, list[State]] = {epoch: [] for epoch in sorted(kept)}
     with Progress(task, recipe.epochs * an_epoch * len(groups), "steps") as bar:
         for group in groups:
-            models = [made(make, seed, device) for seed in group]
+            models = [build(make, seed, device) for seed in group]
             _check_alike(models)
             check_types(models[0], images, recipe)
             stack = Stack(without_numbers(models[0]), stacked_state(models), draws=False)
@@ -279,7 +283,7 @@ def fit_together(
 
 
 def _check_alike(models: Sequence[nn.Module]) -> None:
-    """Refuse networks that cannot be one function of stacked parameters, before torch does in its own words."""
+    """Raise for networks that cannot be one function of stacked parameters."""
     for name, module in models[0].named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
             raise ValueError(f"{name!r} ({type(module).__name__}) draws random numbers: train such networks with fit")
@@ -292,3 +296,234 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
                     f"need networks of one architecture: {name} of network 0 is {there}, of network {k} "
                     f"{tuple(value.shape)}"
                 )
+
+
+# Networks of any architecture on one GPU: their steps are recorded as CUDA graphs and replayed side by side
+
+Kind = tuple[int, bool]  # how many images a step takes, and whether the penalty is due
+AHEAD = 50  # steps whose images are made at once: random crops of so many cost hardly more than those of one batch
+WARM = 2  # steps before a recording: libraries choose algorithms and make their workspaces
+LOOKS = 5  # epochs between looks at the losses: each look waits for the GPU
+
+
+class StepGraphs:
+    """The steps of one network as CUDA graphs: replaying one launches hundreds of kernels in a single call.
+
+    Everything that changes from step to step is in tensors that the step itself advances: the place among the prepared
+    images, and the rate, read from a table. Each kind of step (the short last batch, with or without the penalty) is a
+    graph of its own.
+    """
+
+    def __init__(self, training: Training, rates: Tensor, seed: int) -> None:
+        device, count, batch = training.images.device, len(training.images), training.recipe.batch
+        self.training, self.seed, self.penalty = training, seed, training.penalty
+        self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
+        self._stream = torch.cuda.Stream(device)
+        self._random = torch.Generator().manual_seed(seed)  # on the CPU: the same order as `fit` takes
+        self._batch = batch
+        self._order = torch.arange(count, device=device)
+        self._draws = torch.zeros(count, 3, dtype=torch.long, device=device)
+        first = self._order[: AHEAD * batch]
+        self._x, self._y = training.batch(first, self._draws[: len(first)]).clone(), training.labels[first]
+        self._place = torch.zeros((), dtype=torch.long, device=device)
+        self._along = torch.arange(batch, device=device)
+        self._sizes = [batch] * (count // batch) + [count % batch] * (count % batch > 0)
+        self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+
+    # Recording
+
+    def record(self) -> None:
+        """Record a graph of every kind of step; the network, its optimiser and its penalty are left as found."""
+        self.training.model.train()
+        before = {name: value.clone() for name, value in state_of(self.training.model).items()}
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), self.training:
+            for kind in self._kinds():
+                for _ in range(WARM):
+                    self._rewind()
+                    self._step(kind)
+            for kind in self._kinds():
+                if kind[1] and isinstance(self.penalty, Attached) and not self.penalty.recordable:
+                    continue
+                self._rewind()
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                # One pool for all graphs of a network: they never run at the same time.
+                pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                    self._step(kind)
+                self._graphs[kind] = graph
+            self._go_back(before)
+        torch.cuda.synchronize()
+
+    def _kinds(self) -> list[Kind]:
+        every = self.penalty.every if isinstance(self.penalty, Attached) else 1
+        due = [False] if self.penalty is None else [True] if every == 1 else [True, False]
+        return [(size, each) for size in sorted(set(self._sizes), reverse=True) for each in due]
+
+    def _step(self, kind: Kind) -> None:
+        size, due = kind
+        if isinstance(self.penalty, Attached):
+            self.penalty.go_to(0 if due else 1)
+        places = self._place + self._along[:size]
+        self._rate.copy_(self._rates.take(self.training.taken))
+        self.training.learn(self._x.index_select(0, places), self._y.index_select(0, places), places)
+        self._place += size
+
+    def _rewind(self) -> None:
+        """Go back to the first step; a short training has fewer steps than there are kinds to record."""
+        self._place.zero_()
+        self.training.taken.zero_()
+
+    @torch.no_grad()
+    def _go_back(self, before: dict[str, Tensor]) -> None:
+        for name, value in state_of(self.training.model).items():
+            value.copy_(before[name])
+        for state in self.training.stepper.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()  # what every optimiser here starts from
+        self._rewind()
+        self.training.failed.zero_()
+        if isinstance(self.penalty, Attached):
+            self.penalty.begin_again()
+
+    # Replaying
+
+    def shuffle(self, epoch: int) -> None:
+        """Draw the order and the augmentation of the images in this epoch, as `fit` does."""
+        count, augment = len(self._order), self.training.recipe.augment
+        with torch.cuda.stream(self._stream):
+            order = torch.randperm(count, generator=self._random)
+            self._order.copy_(order.pin_memory(), non_blocking=True)  # else the host would wait for the epoch before
+            if augment is not None:
+                self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
+
+    def replay(self, step: int, in_epoch: int) -> None:
+        """Run the next step, number `step` of the training and `in_epoch` of its epoch, without waiting for the GPU."""
+        due = self.penalty is not None and (not isinstance(self.penalty, Attached) or self.penalty.is_due(step))
+        kind = (self._sizes[in_epoch], due)
+        with torch.cuda.stream(self._stream):
+            if in_epoch % AHEAD == 0:  # prepare the images of the next steps
+                some = slice(in_epoch * self._batch, (in_epoch + AHEAD) * self._batch)
+                index = self._order[some]
+                self._x[: len(index)] = self.training.batch(index, self._draws[some])
+                self._y[: len(index)] = self.training.labels[index]
+                self._place.zero_()
+            if kind in self._graphs:
+                self._graphs[kind].replay()
+            else:
+                with self.training:
+                    self._step(kind)
+        if isinstance(self.penalty, Attached):
+            self.penalty.go_to(step + 1)
+
+    def look(self, k: int, an_epoch: int) -> None:
+        """Wait for the GPU, and raise if a loss of this network, number k, was NaN or infinite."""
+        self._stream.synchronize()
+        try:
+            self.training.look(an_epoch)
+        except ValueError as error:
+            error.add_note(f"in network {k} of those trained side by side (seed {self.seed})")
+            raise
+
+
+def fit_side_by_side(
+    models: Sequence[nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    penalties: Sequence[Callable[[], Tensor] | None] | None = None,
+    masks: Sequence[Any] | None = None,
+    at_once: int = 10,
+    after_epoch: Callable[[int, int], None] | None = None,
+    task: str = "training side by side",
+) -> list[nn.Module]:
+    """Train every model as `fit` with its seed trains it, up to rounding; architectures may differ.
+
+    A small network leaves most of a GPU idle, waiting for the next kernel to be launched. Here the whole step of each
+    network (images, passes, penalty, optimiser, rate) is recorded once as a CUDA graph, and the graphs of
+    `at_once` networks run on streams of their own: on an H200 ten ResNet-20s at batch 128 take as long as `fit` takes
+    for one. On a CPU they train one after the other.
+
+    `penalties` and `masks`: one for each model, or None. Penalties are attached by the caller (inside their `with`
+    blocks). Masks stay as they are: what moves them (`Regrow`) decides on the host, so use `fit`. A penalty whose
+    measure decomposes matrices (`mean_cca`) cannot be recorded: its due steps run as they are, slowly.
+    `after_epoch(k, epoch)` is called for each network after each of its epochs.
+    """
+    count = len(models)
+    own_penalties, own_masks = _one_each(penalties, count, "penalties"), _one_each(masks, count, "masks")
+    if len(seeds) != count or not count:
+        raise ValueError(f"need one seed per model: {count} models, {len(seeds)} seeds")
+    _check_apart(models)
+    whole_number(at_once, "at_once", least=1, why="how many networks train at a time")
+    check_data(images, labels)
+    recipe.refuse("fit_side_by_side", "average", "attack", "compiled")
+
+    def tell(k: int, epoch: int) -> None:
+        if after_epoch is not None:
+            after_epoch(k, epoch)
+        models[k].train()
+
+    if images.device.type != "cuda":
+        for k, model in enumerate(models):
+            fit(
+                model, images, labels, recipe=recipe, seed=seeds[k], penalty=own_penalties[k], masks=own_masks[k],
+                after_epoch=functools.partial(tell, k), task=f"{task}, {k + 1} of {count}",
+            )  # fmt: skip
+        return list(models)
+    for model in models:
+        check_types(model, images, recipe)
+    an_epoch = recipe.steps(len(images))
+    rates, padded = recipe.rates(an_epoch).to(images.device), recipe.padded(images)
+    with Progress(task, recipe.epochs * -(-count // at_once), "epochs") as bar, _FASTEST:
+        for start in range(0, count, at_once):
+            group: dict[int, StepGraphs] = {}
+            for k in range(start, min(start + at_once, count)):
+                stepper = recipe.make_optimiser(trained(models[k]), fused=True, capturable=True)
+                given: dict[str, Any] = {"stepper": stepper, "penalty": own_penalties[k], "masks": own_masks[k]}
+                group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **given), rates, seeds[k])
+            for k, each in group.items():
+                tell(k, 0)
+                each.record()
+            for epoch in range(1, recipe.epochs + 1):
+                for each in group.values():
+                    each.shuffle(epoch - 1)
+                for step in range(an_epoch):
+                    for each in group.values():
+                        each.replay((epoch - 1) * an_epoch + step, step)
+                if after_epoch is not None or epoch % LOOKS == 0 or epoch == recipe.epochs:
+                    for k, each in group.items():
+                        each.look(k, an_epoch)
+                        tell(k, epoch)
+                bar.advance()
+            for each in group.values():
+                each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
+    return [model.eval() for model in models]
+
+
+def _check_apart(models: Sequence[nn.Module]) -> None:
+    """Raise for networks that share a part, which each would train at the same time."""
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("one model is given twice: networks trained side by side are models of their own")
+    owner: dict[int, int] = {}
+    for k, model in enumerate(models):
+        for name, number in itertools.chain(model.named_parameters(), model.named_buffers()):
+            if owner.setdefault(id(number), k) != k:
+                raise ValueError(
+                    f"networks {owner[id(number)]} and {k} share {name!r}: those trained side by side have nothing in "
+                    "common; copy.deepcopy makes a part their own"
+                )
+
+
+def _one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
+    each = [None] * count if given is None else list(given)
+    if len(each) != count:
+        raise ValueError(f"{name}: need one for each of {count} models, or None in its place; got {len(each)}")
+    return each
+
+
+# cuDNN tries its algorithms on the first call of a shape: it pays when a step is replayed ten thousand times.
+_FASTEST = Shared(lambda: switched(torch.backends.cudnn, "benchmark", True))

@@ -20,12 +20,12 @@ from .taps import Attached, Shown, Taps
 def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """Mean over images and stages of (share − share of the image's tokens that stayed)² (Rao et al. 2021).
 
-    `decisions`: of each stage (batch, tokens), 1 where a token stays; `shares`: what should stay, of all tokens.
+    `decisions`: for each stage (batch, tokens), 1 where a token stays; `shares`: the share of all tokens to stay.
     """
     if not decisions or len(decisions) != len(shares):
         raise ValueError(f"need one share per stage, got {len(decisions)} stages and {len(shares)} shares")
-    found = [(each.float().mean(1) - share).square().mean() for each, share in zip(decisions, shares, strict=True)]
-    return torch.stack(found).mean()
+    terms = [(each.float().mean(1) - share).square().mean() for each, share in zip(decisions, shares, strict=True)]
+    return torch.stack(terms).mean()
 
 
 def answer_loss(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -42,8 +42,7 @@ def answer_loss(logits: Tensor, teacher: Tensor) -> Tensor:
 def token_loss(tokens: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
     """Mean over kept tokens of all images, and over features, of the squared difference to the teacher's token.
 
-    tokens and teacher (batch, tokens, width), kept (batch, tokens), through which no gradient flows; 0 where nothing
-    was kept.
+    tokens and teacher (batch, tokens, width), kept (batch, tokens), which gets no gradient; 0 if nothing was kept.
     """
     if tokens.shape != teacher.shape or kept.shape != tokens.shape[:2]:
         raise ValueError(
@@ -92,7 +91,7 @@ class TokenPenalty(Attached):
 
     @property
     def recordable(self) -> bool:
-        """A teacher is watched from the host."""
+        """Whether a due step can be recorded: not with a teacher, which is watched from the host."""
         return self.teacher is None
 
     def settings(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class TokenPenalty(Attached):
         return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
 
     def _of_teacher(self) -> tuple[Tensor, Any]:
-        """Its logits and, where they count, its tokens after the final norm, without the class token."""
+        """The teacher's logits and, where they count, its tokens after the final norm, without the class token."""
         assert self.teacher is not None
         args, kwargs = self._taps[0].called or ((), {})
         with as_found(self.teacher), self._taps[0].as_called():
@@ -133,16 +132,16 @@ class TokenPenalty(Attached):
 def calibrate_tokens(
     model: DynamicViT, images: Tensor, *, debiased: bool = True, prepare: Prepare | None = None
 ) -> Tensor:
-    """Measure how alike each token is to the others at each stage (stages, patches), for rule="cka"; kept in the model.
+    """Measure how alike each token is to the others at each stage (stages, patches) and store it for rule="cka".
 
-    Mean over the other positions of the token CKA (`debiased`, or else linear, which few images push towards 1), rows
-    being the images, with every token in place. A few hundred images are enough; memory is patches × images². Nothing
-    else of the model changes, and what is kept from an image then depends on that image alone.
+    It is the mean over the other positions of the token CKA (`debiased`, or else linear, which few images push towards
+    1), rows being the images, with no token dropped. A few hundred images are enough; memory is patches × images².
+    Nothing else of the model changes, and which tokens an image keeps then depends on that image alone.
     """
     if not isinstance(model, DynamicViT):
         raise TypeError(f"need a dynamic_vit, got {type(model).__name__}")
     if model.patch_count < 2:
-        raise ValueError("the model has one patch, which has no others to be like: rule='cka' needs two at least")
+        raise ValueError("the model has one patch, and rule='cka' compares at least two")
     with as_found(model):
         tokens = model.embed(floats(images, prepare))
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,17 +17,16 @@ from ..engine.uncertainty import judged
 from ..measures import Measure, atom_cosine, snap_to_bounds
 from ..models import AtomConv2d, atom_layers, recompose, share_coefficients
 from ..models.atoms import check_count, check_shared, check_weight, replace_convolutions, why_not
-from ..progress import Progress
+from ..progress import track
 from ..results import Array, Caveat, Estimate, Side
 from ..stats import Atoms, AtomTable
-from .maps import estimate, shuffled
-from .matching import match_weights
-from .tensors import ALL, tensor_sites
+from .maps import shuffled
+from .matching import match_weights, some
+from .tensors import ALL, side_of, tensor_sites
 
 POLAR = "polar"
-SHOWN = 6  # layers that are named
 NO_ATOMS = "it is not made of atoms"
-OTHERS = "NaN for pairs of different layers: they share no coefficients, so their atoms do not belong to each other"
+OTHERS = "NaN for pairs of different layers: they share no coefficients, so their atoms do not correspond"
 SIZES = "NaN where two layers have different numbers or sizes of atoms"
 STARTED = (
     "models that started from the same atoms are near 1 before they have learned anything: base= gives the cosine of "
@@ -39,7 +39,7 @@ WITHOUT_CHANCE = (
 )
 NEVER_NEGATIVE = (
     "polar factors are positive, so their cosine is never negative, and far from 0 for any two layers: read it beside "
-    "what shuffled weights give"
+    "the value of shuffled weights"
 )
 
 Joint = int | Literal["polar"] | None
@@ -65,22 +65,21 @@ class AtomComparison:
     def values(self, i: int, j: int) -> dict[str, Estimate]:
         """All measures of a pair."""
         drawn: dict[str, list[Array]] = {measure.name: [] for measure in self.measures}
-        if self.redraw is not None and self.draws:
-            names = f"{self.sides[i].name} and {self.sides[j].name}"
-            with Progress(f"chance for {names}", self.draws, "shuffled copies") as bar:
-                for draw in range(self.draws):
-                    a, b = self.redraw(i, j, draw)
-                    for measure in self.measures:
-                        drawn[measure.name].append(self._matrix(measure, i, j, a, b)[0])
-                    bar.advance()
+        names = f"{self.sides[i].name} and {self.sides[j].name}"
+        for draw in track(range(self.draws), f"chance for {names}", self.draws, "shuffled copies"):
+            assert self.redraw is not None
+            a, b = self.redraw(i, j, draw)
+            for measure in self.measures:
+                drawn[measure.name].append(self._matrix(measure, i, j, a, b)[0])
         count = sum(atoms.numel() for atoms in self.layers[i].values())
         values = {}
         for measure in self.measures:
             value, more = self._matrix(measure, i, j, self.layers[i], self.layers[j])
-            draws = drawn[measure.name]
-            chance = judged(measure, value, np.stack(draws)) if draws else None
             known = [*map(Caveat, self.caveats), *more]
-            values[measure.name] = estimate(measure, value, count, self.statistic, known, chance)
+            chance = judged(measure, value, np.stack(drawn[measure.name])).fields() if self.draws else {}
+            values[measure.name] = Estimate.of(
+                measure, value, n=count, statistic=self.statistic, caveats=known, **chance
+            )
         return values
 
     def value(self, i: int, j: int, measure: Measure) -> Array:
@@ -103,41 +102,36 @@ class AtomComparison:
                 value = table.cosines()
             else:
                 value = torch.stack([measure(table.at(layer)) for layer in wanted]).mean(0)
-        except ValueError:  # of some pair there is no value: the pairs say why
+        except ValueError:  # some pair has no value: its own comparison says why
             return None
         return snap_to_bounds(value, measure).numpy()
 
     def _matrix(self, measure: Measure, i: int, j: int, a: Layers, b: Layers) -> tuple[Array, list[Caveat]]:
-        """Site by site; NaN, and a caveat, where atoms cannot be compared."""
+        """The values site by site; NaN, and a caveat, where atoms cannot be compared."""
         side_a, side_b, anywhere = self.sides[i], self.sides[j], self.anywhere or "linear" in measure.invariant
         value, caveats = np.full((len(side_a.sites), len(side_b.sites)), np.nan), []
+        for site in (site for site in side_a.sites if site != ALL and site not in a):
+            caveats.append(Caveat(f"{site} of {side_a.name}: {NO_ATOMS}", site_a=site))
+        for site in (site for site in side_b.sites if site != ALL and site not in b):
+            caveats.append(Caveat(f"{site} of {side_b.name}: {NO_ATOMS}", site_b=site))
         general: set[str] = set()
-        for k, site_a in enumerate(side_a.sites):
-            if site_a != ALL and site_a not in a:
-                caveats.append(Caveat(f"{site_a} of {side_a.name}: {NO_ATOMS}", site_a=site_a))
-            for l, site_b in enumerate(side_b.sites):
-                try:
-                    if site_a == site_b == ALL:
-                        value[k, l] = _mean(measure, a, b)
-                        caveats.append(Caveat(f"all: the mean over {len(a)} layers of atoms", ALL, ALL))
-                    elif site_a in a and site_b in b:
-                        if site_a != site_b and not anywhere:
-                            general.add(OTHERS)
-                        elif site_a != site_b and a[site_a].shape != b[site_b].shape:
-                            general.add(SIZES)
-                        else:
-                            value[k, l] = _one(measure, a[site_a], b[site_b])
-                except ValueError as error:
-                    caveats.append(Caveat(f"{measure.name}: {error}", site_a, site_b))
-        missing = [site for site in side_b.sites if site != ALL and site not in b]
-        caveats += [Caveat(f"{site} of {side_b.name}: {NO_ATOMS}", site_b=site) for site in missing]
+        for (k, site_a), (l, site_b) in itertools.product(enumerate(side_a.sites), enumerate(side_b.sites)):
+            try:
+                if site_a == site_b == ALL:
+                    if a.keys() != b.keys():
+                        raise ValueError("the models have different layers of atoms, so there is no mean over layers")
+                    value[k, l] = np.mean([_one(measure, atoms, b[name], f"{name}: ") for name, atoms in a.items()])
+                    caveats.append(Caveat(f"all: the mean over {len(a)} layers of atoms", ALL, ALL))
+                elif site_a in a and site_b in b:
+                    if site_a != site_b and not anywhere:
+                        general.add(OTHERS)
+                    elif site_a != site_b and a[site_a].shape != b[site_b].shape:
+                        general.add(SIZES)
+                    else:
+                        value[k, l] = _one(measure, a[site_a], b[site_b])
+            except ValueError as error:
+                caveats.append(Caveat(f"{measure.name}: {error}", site_a, site_b))
         return value, [*map(Caveat, sorted(general)), *caveats]
-
-
-def _mean(measure: Measure, a: Layers, b: Layers) -> float:
-    if a.keys() != b.keys():
-        raise ValueError("the models have different layers of atoms, so there is no mean over layers")
-    return float(np.mean([_one(measure, x, b[name], f"{name}: ") for name, x in a.items()]))
 
 
 def _one(measure: Measure, x: Tensor, y: Tensor, where: str = "") -> float:
@@ -164,7 +158,7 @@ def open_atoms(
     draws: int = 0,
     seed: int = 0,
 ) -> AtomComparison:
-    """Everything that is needed to compare any two of the networks; options as those of `compare_weights`."""
+    """The atoms of all networks, ready to compare any two of them; options as those of `compare_weights`."""
     if joint is None:
         layers = _shared_layers(networks, base, measures)
         statistic = "atoms on shared coefficients" + ("" if base is None else ", less those of a common base")
@@ -232,7 +226,7 @@ def _shared_layers(networks: Sequence[Network], base: nn.Module | None, measures
 
 
 def _less_base(layers: Sequence[Layers]) -> list[Layers]:
-    """What training made of the atoms, where the first model is the base."""
+    """How far training moved the atoms from those of the first model, the base."""
     base = layers[0]
     for own in layers[1:]:
         if own.keys() != base.keys():
@@ -244,24 +238,21 @@ def _of_unmoved(networks: Sequence[Network], layers: Sequence[Layers]) -> list[s
     texts = []
     for network, own in zip(networks, layers, strict=True):
         if still := [name for name, change in own.items() if not change.any()]:
-            more = f" and {len(still) - SHOWN} more" if len(still) > SHOWN else ""
-            where = f"{', '.join(still[:SHOWN])}{more}"
-            texts.append(f"{network.name} has the atoms of the base at {where}: it did not move, so has no direction")
+            texts.append(f"{network.name} has the atoms of the base at {some(still)}: it did not move in any direction")
     return texts
 
 
 def _sides(networks: Sequence[Network], layers: Sequence[Layers]) -> list[Side]:
-    """The sites asked for; by default layers of atoms in the order of registration, then "all"."""
+    """The chosen sites of each network; by default layers of atoms in the order of registration, then "all"."""
     sides = []
     for network, own in zip(networks, layers, strict=True):
-        sites = (*own, ALL) if network.sites is None else tuple(tensor_sites(network.model, network.sites))
-        shapes = [tuple(own[site].shape) if site in own else () for site in sites]
-        sides.append(Side(network.name, sites, tuple(shape[0] if shape else 0 for shape in shapes), tuple(shapes)))
+        sites = [*own, ALL] if network.sites is None else tensor_sites(network.model, network.sites)
+        sides.append(side_of(network.name, {site: own.get(site, NO_ATOMS) for site in sites}))
     return sides
 
 
 def polar_atoms(kernels: Tensor) -> Tensor:
-    """P = (WᵀW)^½ of W (kernels, entries): what is left of W = QP, QᵀQ = I, without Q: kernels in any order."""
+    """P = (WᵀW)^½ of W (kernels, entries): W = QP, QᵀQ = I; the order of the kernels is in Q alone."""
     _, s, vh = torch.linalg.svd(kernels, full_matrices=False)
     return vh.mT @ (s[:, None] * vh)
 
@@ -281,7 +272,7 @@ class JointAtoms:
     atoms: dict[str, int]  # of each layer that was decomposed: how many
     errors: dict[str, tuple[float, ...]]  # of each such layer: ‖W − αD‖ / ‖W‖ of every model
     left: dict[str, str]  # layers of weights that stayed as they were, and why
-    caveats: tuple[str, ...]  # what matching has to say
+    caveats: tuple[str, ...]  # those of matching
 
     def table(self) -> AtomTable:
         """The atoms of all models, so that all pairs are one product."""
@@ -306,7 +297,7 @@ def decompose_together(
     """Models of one architecture made of atoms with common coefficients α, αᵀα = I, as near to them as `atoms` allow.
 
     `match` first puts the neurons of every model into the order of the first's (`match_weights`); models that started
-    from the same weights need none of it. The weights of each layer side by side, (kernels, models × entries of a
+    from the same weights do not need it. The weights of each layer side by side, (kernels, models × entries of a
     kernel), have α as their leading left singular vectors; a model's atoms are αᵀW. There may be as many atoms as there
     are columns: then all is exact, and the atom cosine is the cosine of the weights.
     """
@@ -338,7 +329,7 @@ def decompose_together(
 def _aligned(
     models: Sequence[nn.Module], *, match: bool, seed: int, input_shape: Sequence[int] | None
 ) -> tuple[list[nn.Module], list[str]]:
-    """Plain copies, each with its neurons in the order of the first's; and what matching could not do."""
+    """Plain copies, with their neurons in the order of the first's if `match`; and the caveats of matching."""
     if len(models) < 2:
         raise ValueError(f"need at least two models to decompose together, got {len(models)}")
     plain = [recompose(unwrap(model)) for model in models]
@@ -363,7 +354,7 @@ def _kernels(model: nn.Module, device: str | None = None) -> dict[str, Tensor]:
 
 
 def _check_kernels(kernels: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
-    """Raise where the shapes of layers differ, so that no common coefficients could stand for them."""
+    """Raise where the shapes of layers differ, so that they cannot have common coefficients."""
     first, *others = [
         {layer: f"{len(each)} kernels of {each.shape[1]} entries" for layer, each in own.items()} for own in kernels
     ]
@@ -395,11 +386,11 @@ def _decompose(
 
 
 def common_atoms(weights: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
-    """Of weights (models, kernels, entries): orthonormal coefficients (kernels, m), and atoms (models, m, entries)."""
+    """Orthonormal coefficients (kernels, m) and atoms (models, m, entries) of weights (models, kernels, entries)."""
     count, rows, entries = weights.shape
     side_by_side = weights.movedim(0, 1).reshape(rows, count * entries)
     u, _, _ = torch.linalg.svd(side_by_side, full_matrices=False)
-    sign = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # known up to it: the largest entry is positive
+    sign = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # makes the largest entry positive
     coefficients = (u * sign)[:, :atoms]
     # From the weights, not from the other singular vectors: a model of zeros has atoms of zeros, not of rounding.
     return coefficients, coefficients.T @ weights

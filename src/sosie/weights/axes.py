@@ -1,8 +1,8 @@
 """Which axes of a network's weights must be permuted together for what it computes to stay the same.
 
-An axis is a leaf that may be permuted, a product of axes (flattened into one, the last running fastest) or axes one
-after another (concatenated). One forward is read, operation by operation: each has a rule that says which axes of its
-tensors are the same, or are made of smaller ones.
+An axis is a leaf that may be permuted, a product of axes (flattened into one, the last running fastest) or a
+concatenation. One forward is read, operation by operation: each has a rule that says which axes of its tensors are the
+same, or are made of smaller ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = Literal["leaf", "product", "concatenation"]
 
 
 class NotUnderstood(Exception):
-    """Something that no rule covers: all axes of the operation are then fixed."""
+    """An operation or a shape that no rule covers: all axes of the operation are then fixed."""
 
 
 class Axis:
@@ -50,7 +50,7 @@ class Axis:
         return axis
 
     def become(self, other: Axis) -> None:
-        """A leaf is from now on that other axis."""
+        """Make this leaf the same as another axis, from now on."""
         self._now = other
         if self.reason is not None:
             fix(other, self.reason)
@@ -75,18 +75,19 @@ def product(parts: Sequence[Axis]) -> Axis:
 
 
 def concatenation(parts: Sequence[Axis]) -> Axis:
-    """The axis that these give one after another."""
+    """The axis that concatenating these gives."""
     parts = [part for part in parts if part.size] or [leaf(0)]
     return parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), "concatenation", parts)
 
 
 def leaves(axis: Axis) -> list[Axis]:
+    """The leaves that an axis is made of, as they are known by now."""
     axis = axis.resolve()
     return [axis] if axis.kind == "leaf" else [each for part in axis.parts for each in leaves(part)]
 
 
 def fix(axis: Axis, reason: str) -> None:
-    """Let the entries of an axis stay where they are; the first reason is kept."""
+    """Keep the entries of an axis where they are; the first reason is kept."""
     for part in leaves(axis):
         if part.reason is None:
             part.reason = reason
@@ -111,11 +112,11 @@ def unite(one: Axis, other: Axis) -> None:
         while ours and theirs:
             x, y = ours.pop(0).resolve(), theirs.pop(0).resolve()
             if x.size > y.size:
-                x, second = _cut(x, y.size, one.kind)
-                ours.insert(0, second)
+                x, rest = _cut(x, y.size, one.kind)
+                ours.insert(0, rest)
             elif x.size < y.size:
-                y, second = _cut(y, x.size, one.kind)
-                theirs.insert(0, second)
+                y, rest = _cut(y, x.size, one.kind)
+                theirs.insert(0, rest)
             unite(x, y)
     except NotUnderstood:
         for axis in (one, other):
@@ -123,7 +124,7 @@ def unite(one: Axis, other: Axis) -> None:
 
 
 def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
-    """A leaf as two: its slower `size` entries and the rest of a product, or its first entries and the rest."""
+    """Cut a leaf in two: a product with `size` slower entries, or the first `size` entries and the rest."""
     if axis.kind != "leaf" or (kind == "product" and axis.size % size):
         raise NotUnderstood
     rest = axis.size // size if kind == "product" else axis.size - size
@@ -181,14 +182,11 @@ def order_of(axis: Axis, orders: Mapping[Axis, Tensor]) -> Tensor:
     if axis.kind == "leaf":
         return orders[axis] if axis in orders else torch.arange(axis.size)
     if axis.kind == "concatenation":
-        orders_of_parts, offset = [], 0
-        for part in axis.parts:
-            orders_of_parts.append(order_of(part, orders) + offset)
-            offset += part.size
-        return torch.cat(orders_of_parts)
+        offsets = [0, *itertools.accumulate(part.size for part in axis.parts)]
+        return torch.cat([order_of(part, orders) + k for part, k in zip(axis.parts, offsets, strict=False)])
     whole = torch.zeros(1, dtype=torch.long)
     for part in axis.parts:
-        whole = (whole[:, None] * part.size + order_of(part, orders)[None, :]).flatten()
+        whole = (whole[:, None] * part.size + order_of(part, orders)).flatten()
     return whole
 
 
@@ -216,10 +214,10 @@ def repeated(axis: Axis) -> set[Axis]:
     axis = axis.resolve()
     if axis.kind == "leaf":
         return set()
-    inside = [set(leaves(part)) for part in axis.parts]
     twice = set().union(*(repeated(part) for part in axis.parts))
     if axis.kind == "product":
-        twice |= {each for i, here in enumerate(inside) for there in inside[:i] for each in here & there}
+        for one, other in itertools.combinations(axis.parts, 2):
+            twice |= set(leaves(one)) & set(leaves(other))
     return twice
 
 
@@ -240,10 +238,10 @@ class WeightAxes:
 
     of: dict[str, tuple[Axis, ...]]  # by the tensor's first name; scalars are left out
     groups: dict[str, Axis]  # what may be permuted, in execution order; named after the first axis that holds it
-    fixed: dict[str, str]  # axes of parameters that are held in place for want of an understanding, and why
+    fixed: dict[str, str]  # axes of parameters that keep their order because an operation is not understood
 
     def members(self, group: str) -> list[tuple[str, int]]:
-        """The axes that hold a group, as the tensor's name and the axis's number."""
+        """The axes that hold a group, as names of tensors and numbers of axes."""
         wanted = self.groups[group]
         return [(name, i) for name, axes in self.of.items() for i, axis in enumerate(axes) if wanted in leaves(axis)]
 
@@ -256,9 +254,9 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
 def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     """Run the model once on these inputs, in eval mode, and read from it which axes of weights belong together.
 
-    Axes of the input and of the output keep their order. So does what goes through an operation that is not
-    understood, and that is named. Symmetries that are not whole axes in another order are left out: heads of attention
-    or groups of a convolution are permuted within all alike.
+    Axes of the input and of the output keep their order. So do those that meet an operation which is not understood,
+    and `fixed` names it. Symmetries that do not move whole axes are left out: entries within heads of attention or
+    groups of a convolution are permuted in all of them alike.
     """
     weights = named_weights(model)
     with kept_attributes(model), as_found(model), attention_in_parts, _Reader(model) as reader:
@@ -275,9 +273,8 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
         for axis in axes:
             if id(weights[name]) not in reader.order:
                 fix(axis, UNUSED)
-    for axis in [axis for axes in of.values() for axis in axes]:
-        for each in repeated(axis):
-            fix(each, REPEATED)
+            for each in repeated(axis):
+                fix(each, REPEATED)
     groups: dict[Axis, str] = {}
     fixed: dict[str, str] = {}
     parameters = {name for name, _ in model.named_parameters()}
@@ -295,9 +292,9 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
 
 
 class _Reader(TorchDispatchMode):
-    """Sees every operation of a forward and keeps the axes of every tensor.
+    """Sees every operation of a forward and records the axes of every tensor.
 
-    The tensors are held, so that no id names two of them.
+    It keeps the tensors too, so that no two of them have the same id.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -310,7 +307,7 @@ class _Reader(TorchDispatchMode):
         self.order: dict[int, int] = {}  # of the tensors, as they are first used
 
     def axes(self, tensor: Tensor) -> list[Axis]:
-        if id(tensor) not in self._axes:  # made outside the forward, and no parameter or buffer
+        if id(tensor) not in self._axes:  # made outside the forward, and not a parameter or buffer
             self.set(tensor, [leaf(size, CONSTANT) for size in tensor.shape])
         return self._axes[id(tensor)]
 
@@ -365,7 +362,7 @@ class _Reader(TorchDispatchMode):
         return output
 
     def _sharing(self, call: Call) -> list[Axis]:
-        """What is written into a part of another tensor changes that one too: the axes of all such tensors."""
+        """The axes of other tensors on the same memory, which an operation in place changes too."""
         axes: list[Axis] = []
         for output in call.outputs:
             own = [axis.resolve() for axis in self.axes(output)]
@@ -376,37 +373,30 @@ class _Reader(TorchDispatchMode):
 
 
 class Call:
-    """An operation with its arguments by name, what it gave, and the axes of its tensors."""
+    """An operation with its arguments by name, its outputs, and the axes of its tensors."""
 
     def __init__(
         self, reader: _Reader, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, where: str
     ) -> None:
-        self.name = func.overloadpacket.__name__.rstrip("_")  # what is written in place reads like any other
+        self.name = func.overloadpacket.__name__.rstrip("_")  # add_ has the rule of add
         self.overload, self.pointwise = func._overloadname, torch.Tag.pointwise in func.tags
         names = [argument.name for argument in func._schema.arguments]
         defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         self._arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        self.tensors, self.outputs = _tensors(list(self._arguments.values())), _tensors(output)
+        self.tensors, self.outputs = tensors_in(self._arguments), tensors_in(output)
         self.shape = self.outputs[0].shape if self.outputs else ()
-        given = _tensors([args])
-        self.in_place = bool(func._schema.is_mutable) and any(out is a for out in self.outputs for a in given)
+        self.in_place = bool(func._schema.is_mutable) and any(o is t for o in self.outputs for t in self.tensors)
         self.reader, self._where = reader, where
 
     def __getitem__(self, name: str) -> Any:
         return self._arguments.get(name)
 
     def axes(self, which: int | str = 0) -> list[Axis]:
-        """Of a tensor, by its number among the tensors or by the name of the argument."""
+        """The axes of a tensor, by its number among the tensors or by the name of the argument."""
         return self.reader.axes(self.tensors[which] if isinstance(which, int) else self._arguments[which])
 
     def __str__(self) -> str:
         return f"{self.name} in {self._where or 'the model itself'}"
-
-
-def _tensors(part: Any) -> list[Tensor]:
-    if isinstance(part, Tensor):
-        return [part]
-    return [tensor for each in part for tensor in _tensors(each)] if isinstance(part, (list, tuple)) else []
 
 
 # What each operation says about the axes of its tensors
@@ -436,11 +426,8 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 @rule("native_layer_norm")
 def _entry_by_entry(call: Call) -> list[Axis]:
-    return _broadcast(call, call.shape)
-
-
-def _broadcast(call: Call, shape: Sequence[int]) -> list[Axis]:
-    """The axes of what all tensors give entry by entry: those that meet are the same."""
+    """All tensors are broadcast: axes that meet are the same."""
+    shape = call.tensors[0].shape if call.name == "stack" else call.shape
     met: list[Axis | None] = [None] * len(shape)
     for k in range(len(call.tensors)):
         for i, axis in enumerate(reversed(call.axes(k)), 1):
@@ -467,10 +454,10 @@ def _uniform(call: Call) -> list[Axis]:
 
 @rule("mean|sum|amax|amin|var|std|prod|logsumexp|linalg_vector_norm|any|all")
 def _reduction(call: Call) -> list[Axis]:
-    axes, given = call.axes(), call["dim"]
-    if given is None or given == []:
-        given = range(len(axes))
-    dims = {dim % len(axes) for dim in ([given] if isinstance(given, int) else given)}
+    axes, dim = call.axes(), call["dim"]
+    if dim is None or dim == []:
+        dim = range(len(axes))
+    dims = {each % len(axes) for each in ([dim] if isinstance(dim, int) else dim)}
     if call["keepdim"]:
         return [leaf(1) if i in dims else axis for i, axis in enumerate(axes)]
     return [axis for i, axis in enumerate(axes) if i not in dims]
@@ -493,7 +480,7 @@ def _convolution(call: Call) -> list[Axis]:
         before, channels = weight[:2] if call["transposed"] else weight[1::-1]
         unite(images[1], before)
     else:
-        # Groups may change places, and entries within all groups alike: less than there is, but whole axes.
+        # Groups may change places, and entries within all groups alike: not every symmetry, but whole axes.
         outer, within = weight[:2]
         slow, fast = leaf(groups), leaf(outer.size // groups)
         unite(outer, product([slow, fast]))
@@ -543,7 +530,7 @@ def _matrix_product(call: Call) -> list[Axis]:
 
 
 def _plus(axes: list[Axis], added: Sequence[Axis]) -> list[Axis]:
-    """Unite the axes of what is added, which may be broadcast."""
+    """Unite these axes with those of a term that is added, which may be broadcast."""
     for axis, other in zip(reversed(axes), reversed(added), strict=False):
         if other.size != 1:
             unite(axis, other)
@@ -651,7 +638,7 @@ def _concatenate(call: Call) -> list[Axis]:
 
 @rule("stack")
 def _stack(call: Call) -> list[Axis]:
-    axes = _broadcast(call, call.tensors[0].shape)
+    axes = _entry_by_entry(call)
     axes.insert(call["dim"] % (len(axes) + 1), leaf(len(call.tensors), PLACE))
     return axes
 
@@ -665,6 +652,6 @@ def _pad(call: Call) -> list[Axis]:
         low, high = pad[2 * i : 2 * i + 2]
         dim = len(axes) - 1 - i
         if low + high:
-            # What is filled in is the same everywhere, so has no order of its own.
+            # Padding is the same everywhere, so it has no order.
             axes[dim] = concatenation([leaf(low), axes[dim], leaf(high)])
     return axes

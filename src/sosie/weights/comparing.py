@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checks import one_of, whole_number
-from ..engine.network import Network, number_duplicates
-from ..engine.plan import MEMORY, draws_of, parse_size
+from ..engine.network import Network, for_each, number_duplicates
+from ..engine.plan import MEMORY, draws_of, find_measures, parse_size
 from ..engine.provenance import describe_model, provenance
-from ..measures import MEASURES, Measure, find
-from ..models import open_model, weights_of, with_name
+from ..measures import Measure
 from ..process_state import products
 from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
@@ -24,9 +23,10 @@ from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
 from .tensors import tensor_values
 
 DEFAULT = "wcka"
+NO_STATE_DICT = "; a state dict does not say how its tensors are joined: load it into a model"
 
 
-@products()  # a forward is how weights are read here, and the caller's autocast is not for it
+@products()  # weights are read by a forward, which the caller's autocast must not change
 def compare_weights(
     model_a: Any,
     model_b: Any = None,
@@ -61,38 +61,26 @@ def compare_weights(
     `null="weights"`: the value at chance, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
     is always there. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
-    measures of tensors and atoms, a model that all started from; compared is how far they moved.
+    measures of tensors and atoms, a model that all started from; their moves away from it are compared.
 
     Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
     mean over layers. `joint=m`: models that share nothing are first decomposed together, into m atoms per layer on
     common coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their
     kernels, with the value of shuffled weights beside it; polar factors do not depend on the order of neurons, so
-    `match` is only for other measures asked for with them. `weight_cosine` always reads the whole weights.
+    `match` is only for other measures beside them. `weight_cosine` always reads the whole weights.
     """
-    things, names = _things(model_a, model_b)
-    chosen = _chosen(measures)
-    of_tensors = [m.name for m in chosen if not issubclass(m.reads, LinearMaps)]
-    if of_tensors and len(of_tensors) < len(chosen):
-        of_maps = ", ".join(m.name for m in chosen if m.name not in of_tensors)
-        raise ValueError(
-            f"{', '.join(of_tensors)} compare single tensors, {of_maps} networks up to a layer: ask for them in "
-            "separate calls"
-        )
-    if base is not None and not of_tensors:
-        raise ValueError("base= is for measures of tensors, not for wcka")
-    for name, given in (("null=", None if joint else null), ("probes=", probes)):
-        if given is not None and of_tensors:
-            raise ValueError(f"{name} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
-    if match is not None:
-        one_of(match, "match", ["weights"])
-    _check_joint(joint, chosen, match, base)
+    things, names = _things_and_names(model_a, model_b)
+    chosen = find_measures(DEFAULT if measures is None else measures, of="weights")
+    of_tensors = any(not issubclass(measure.reads, LinearMaps) for measure in chosen)
+    _check_options(chosen, joint=joint, match=match, base=base, null=null, probes=probes)
     if probes is not None:
         why = f"{PROBES} are usual, and more narrow the interval"
         probes = -(-whole_number(probes, "probes", least=FEWEST, why=why) // BLOCK) * BLOCK
-    if len(things) > 2 and sites_b is not None:
-        raise ValueError("with more than two models, sites_a is for all of them; leave sites_b out")
-    sites = [sites_a, sites_a if len(things) > 2 else sites_b, *[sites_a] * (len(things) - 2)]
-    networks = [_open(*each, device) for each in zip(things, names, sites, strict=True)]
+    sites = for_each("sites", len(things), sites_a, sites_b)
+    networks = [
+        Network.of(thing, name=name, otherwise=NO_STATE_DICT, sites=own, device=device)
+        for thing, name, own in zip(things, names, sites, strict=True)
+    ]
     number_duplicates(networks)
     for network in networks:
         check_weights(network)
@@ -101,16 +89,15 @@ def compare_weights(
     about = provenance(settings=settings, models=described)
     atoms = None
     if of_tensors:
-        # What polar factors give by chance is far from 0, so it is always measured.
+        # Polar factors of unrelated layers are far from 0, so their value at chance is always measured.
         drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
-        start = None if base is None else _open(base, None, None, None).model
+        start = None if base is None else Network.of(base, otherwise=NO_STATE_DICT).model
         how: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
         if of_atoms := [measure for measure in chosen if measure.reads is Atoms]:
             atoms = open_atoms(networks, of_atoms, joint=joint, base=start, match=bool(match), draws=drawn, **how)
         options = {"base": start, "match": match, **(how if match else {})}
         compare, value = _compare_tensors(networks, chosen, about, atoms, options)
     else:
-        size = parse_size(memory)
         compare, value = compare_maps(
             networks,
             chosen,
@@ -119,7 +106,7 @@ def compare_weights(
             probes=probes,
             draws=draws_of(null, draws, "weights"),
             seed=seed,
-            memory=MEMORY if size is None else size,
+            memory=parse_size(memory) or MEMORY,
             matched=match is not None,
         )
     if len(networks) == 2:
@@ -129,38 +116,39 @@ def compare_weights(
     return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
-def _things(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
-    """What is compared, and its names where they are given."""
-    tensors = isinstance(model_a, Mapping) and any(isinstance(value, Tensor) for value in model_a.values())
-    several = isinstance(model_a, (list, tuple, Mapping)) and not isinstance(model_a, nn.Module) and not tensors
-    if not several:
+def _things_and_names(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
+    """The models to compare, and the names of those in a dict."""
+    named = isinstance(model_a, Mapping) and not any(isinstance(value, Tensor) for value in model_a.values())
+    if not named and not isinstance(model_a, (list, tuple)):
         if model_b is None:
             raise TypeError("compare_weights needs two models, or a list of them")
         return [model_a, model_b], [None, None]
     if model_b is not None:
         raise TypeError("with several models there is no second one: compare_weights([m1, m2, m3])")
-    things = list(model_a.values()) if isinstance(model_a, Mapping) else list(model_a)
-    if len(things) < 2:
-        raise ValueError(f"need at least two models to compare, got {len(things)}")
-    return things, list(map(str, model_a)) if isinstance(model_a, Mapping) else [None] * len(things)
+    if len(model_a) < 2:
+        raise ValueError(f"need at least two models to compare, got {len(model_a)}")
+    return list(model_a.values() if named else model_a), [str(name) if named else None for name in model_a]
 
 
-def _chosen(measures: str | Measure | Sequence[str | Measure] | None) -> tuple[Measure, ...]:
-    if measures is None:
-        measures = DEFAULT
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
-    known = ", ".join(measure.name for measure in MEASURES.values() if measure.reads_weights)
-    if not chosen:
-        raise ValueError(f"no measures asked for; those of weights are {known}")
-    if others := [measure.name for measure in chosen if not measure.reads_weights]:
-        raise ValueError(
-            f"{', '.join(others)} do not read weights; {known} do. sosie.compare takes data for the others"
-        )
-    return chosen
-
-
-def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, base: Any) -> None:
+def _check_options(
+    measures: Sequence[Measure], *, joint: Joint, match: str | None, base: Any, null: str | None, probes: int | None
+) -> None:
+    """Raise for options that the measures do not read, or that do not go together."""
+    of_tensors = [measure.name for measure in measures if not issubclass(measure.reads, LinearMaps)]
+    of_maps = [measure.name for measure in measures if measure.name not in of_tensors]
     of_atoms = [measure for measure in measures if measure.reads is Atoms]
+    if of_tensors and of_maps:
+        raise ValueError(
+            f"{', '.join(of_tensors)} compare single tensors, {', '.join(of_maps)} networks up to a layer: ask for "
+            "them in separate calls"
+        )
+    if of_maps and base is not None:
+        raise ValueError("base= is for measures of tensors, not for wcka")
+    for name, option in (("null=", None if joint else null), ("probes=", probes)):
+        if of_tensors and option is not None:
+            raise ValueError(f"{name} is for wcka and wcka_uncentred, not for {', '.join(of_tensors)}")
+    if match is not None:
+        one_of(match, "match", ["weights"])
     if joint is None:
         if of_atoms and match is not None:
             names = ", ".join(measure.name for measure in of_atoms)
@@ -174,29 +162,12 @@ def _check_joint(joint: Joint, measures: Sequence[Measure], match: str | None, b
         if others := [measure.name for measure in of_atoms if measure.base != "atom_cosine"]:
             raise ValueError(f"joint='polar' has as many atoms as entries, for which {', '.join(others)} is always 1")
         if base is not None:
-            raise ValueError("joint='polar' does not go with base=: what a factor moved by depends on all of a layer")
+            raise ValueError("joint='polar' does not go with base=: how far a factor moved depends on all of a layer")
         if match is not None and len(of_atoms) == len(measures):
             raise ValueError(
-                "joint='polar' does not depend on the order of neurons, so match= has nothing to do: leave it out "
-                "(weight_cosine, asked beside it, is matched)"
+                "joint='polar' does not depend on the order of neurons: leave match= out (it is for measures such as "
+                "weight_cosine beside it)"
             )
-
-
-def _open(thing: Any, name: str | None, sites: Any, device: Any) -> Network:
-    """A module, a named model or a specification."""
-    if isinstance(thing, str):
-        thing = open_model(thing)
-    model, own, prepare = with_name(thing)
-    name = own if name is None else name
-    if not isinstance(model, nn.Module):
-        hint = ""
-        if isinstance(model, dict) and model and all(isinstance(value, Tensor) for value in model.values()):
-            hint = " (a state dict does not say how its tensors are joined: load it into a model)"
-        raise TypeError(
-            f"cannot compare the weights of {name}: give a torch.nn.Module or a specification like "
-            f"'tiny10@weights.safetensors', got {type(model).__name__}{hint}"
-        )
-    return Network(model, name, sites, prepare=prepare, device=device, weights=weights_of(thing))
 
 
 def _compare_tensors(
@@ -206,7 +177,7 @@ def _compare_tensors(
     atoms: AtomComparison | None,
     options: dict[str, Any],
 ) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
-    """For measures of one tensor, or of the atoms of one layer: the comparison of a pair, and its values alone."""
+    """Two functions for measures of tensors or of atoms: the comparison of a pair, and its values alone."""
     asked = [measure.name for measure in measures]
     others = [measure for measure in measures if measure.reads is not Atoms]
     sites = [network.sites for network in networks] if atoms is None else [side.sites for side in atoms.sides]

@@ -1,8 +1,8 @@
 """Networks as linear maps of their input, compared without data.
 
-With its activation functions taken away a network is a linear map, and so is its beginning up to any site. Compared are
-the kernels W Wᵀ of the sites, W (d, p) the map from the d entries of the input to the p features of a site: exactly,
-with each entry of the input tried, or estimated from Gaussian inputs where there are too many entries.
+Without its activation functions a network is a linear map, and so is its beginning up to any site. The kernels W Wᵀ of
+the sites are compared, where W (d, p) maps the d entries of the input to the p features of a site: exactly, from each
+entry of the input, or estimated from Gaussian inputs where there are too many entries.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from ..capture import (
 from ..capture.arguments import shapes_for
 from ..engine import caveats
 from ..engine.network import Network
-from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
+from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, as_array, by_jackknife, judged
 from ..linalg import VANISHED, Invariants, centred, chain_products, double_centred, permuted_moments, unit
 from ..measures import Measure, snap_to_bounds
-from ..progress import Progress
+from ..progress import Progress, track
 from ..results import Array, Caveat, Comparison, Estimate, Side
 from ..stats import UncentredLinearMaps
+from .matching import check_finite
 
 CHUNK = 128  # inputs of one forward pass
 FEWEST_ENTRIES = 4  # of an input, for the formula of the chance level
@@ -87,14 +88,11 @@ def compare_maps(
     def compare(i: int, j: int) -> Comparison:
         a, b = maps[i], maps[j]
         drawn: dict[str, list[Array]] = {measure.name: [] for measure in measures}
-        if draws:
-            with Progress(f"chance for {a.side.name} and {b.side.name}", draws, "shuffled copies") as bar:
-                for draw in range(draws):
-                    copied = replace(b.network, model=shuffled(b.network.model, seed, draw))
-                    other = _chain(copied) or replace(b, network=copied)
-                    for name, value in every.with_other(i, other, measures).items():
-                        drawn[name].append(value)
-                    bar.advance()
+        for draw in track(range(draws), f"chance for {a.side.name} and {b.side.name}", draws, "shuffled copies"):
+            copied = replace(b.network, model=shuffled(b.network.model, seed, draw))
+            other = _chain(copied) or replace(b, network=copied)
+            for name, value in every.with_other(i, other, measures).items():
+                drawn[name].append(value)
         has_layout = max(len(a.shape), len(b.shape)) > 1
         values = {}
         for measure in measures:
@@ -102,7 +100,7 @@ def compare_maps(
             chance: Chance | None = None
             if draws:
                 chance = judged(measure, value, np.stack(drawn[measure.name]))
-            elif isinstance(every, Exact) and not has_layout:  # entries of an image in any order are no image
+            elif isinstance(every, Exact) and not has_layout:  # an image with its pixels in any order is not an image
                 chance = every.chance(i, j, measure)
             doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
             if not exact:
@@ -111,36 +109,22 @@ def compare_maps(
             doubts += caveats.of_draws(draws)
             doubts += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
             doubts += caveats.of_bounds(measure, value)
-            values[measure.name] = estimate(
-                measure, value, every.n, every.statistic, doubts, chance, low=low, high=high
+            beside = {"low": low, "high": high, **({} if chance is None else chance.fields())}
+            values[measure.name] = Estimate.of(
+                measure, value, n=every.n, statistic=every.statistic, caveats=doubts, **beside
             )
-        return Comparison(
-            a.side, b.side, values, "entries of the input", {**about, "input": list(maps[0].shape)}, kind="weights"
-        )
+        own = {**about, "input": list(maps[0].shape)}
+        return Comparison(a.side, b.side, values, "entries of the input", own, kind="weights")
 
     by_name = {measure.name: measure for measure in measures}
-    return compare, lambda i, j, name: every.value(i, j, by_name[name])
-
-
-def estimate(
-    measure: Measure,
-    value: Array,
-    n: int,
-    statistic: str,
-    caveats: Sequence[Caveat],
-    chance: Chance | None = None,
-    **interval: Any,
-) -> Estimate:
-    """The values of one measure with all that is known about them; `interval` is their low and high."""
-    more = interval | ({} if chance is None else chance.fields())
-    return Estimate(value, n, statistic, measure.closer, measure.bounds, measure.same, caveats=tuple(caveats), **more)
+    return compare, lambda i, j, name: every.pair(i, j, by_name[name])[0]
 
 
 def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     text = "undefined: the product of the weights up to here is zero, or the same for each entry of the input"
-    lost = np.isnan(value)
-    yield from (Caveat(text, site_a=side_a.sites[i]) for i in np.flatnonzero(lost.all(1)))
-    yield from (Caveat(text, site_b=side_b.sites[j]) for j in np.flatnonzero(lost.all(0)))
+    undefined = np.isnan(value)
+    yield from (Caveat(text, site_a=side_a.sites[i]) for i in np.flatnonzero(undefined.all(1)))
+    yield from (Caveat(text, site_b=side_b.sites[j]) for j in np.flatnonzero(undefined.all(0)))
 
 
 def _of_networks(measure: Measure, a: LinearNetwork, b: LinearNetwork, matched: bool) -> Iterator[Caveat]:
@@ -149,16 +133,12 @@ def _of_networks(measure: Measure, a: LinearNetwork, b: LinearNetwork, matched: 
     for each in (a, b):
         if each.guessed:
             shape = " × ".join(map(str, each.shape))
-            yield Caveat(f"{each.side.name}: an input was taken to be {shape}; input_shape= says otherwise")
+            yield Caveat(f"{each.side.name}: inputs of {shape} were assumed; input_shape= sets another shape")
         yield from (Caveat(f"{each.side.name}: {text}") for text in each.notes)
 
 
 def _is_centred(measure: Measure) -> bool:
     return not issubclass(measure.reads, UncentredLinearMaps)
-
-
-def _array(value: Tensor) -> Array:
-    return value.detach().cpu().double().numpy()
 
 
 # A network without its activation functions: what input it takes, and what its sites are
@@ -173,8 +153,8 @@ class LinearNetwork:
     side: Side
     layers: tuple[nn.Linear, ...] = ()  # of a chain, which is made of dense layers and activations alone
     depths: tuple[int, ...] = ()  # of a chain: how many layers there are up to each site
-    guessed: bool = False  # whether nothing said the shape of the input
-    notes: tuple[str, ...] = ()  # what is not plain linear algebra, and what it was taken for
+    guessed: bool = False  # whether the shape of the input is a guess
+    notes: tuple[str, ...] = ()  # which operations are not linear, and what stands in for them
 
     @property
     def entries(self) -> int:
@@ -182,16 +162,13 @@ class LinearNetwork:
 
     @property
     def index(self) -> list[int]:
-        """Which kernel is that of each site: a chain's last layer and its output have one together."""
+        """The number of each site's kernel: a chain's last layer and its output share one."""
         depths = self.depths or tuple(range(len(self.side.sites)))
         return [sorted(set(depths)).index(depth) for depth in depths]
 
-    def run(self, run: Linearised, rows: Tensor) -> list[Any]:
-        """What becomes of rows (n, entries) of inputs at each site."""
-        return run.run(_inputs(self.network, self.shape, rows))
-
 
 def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
+    """Rows (n, entries) as inputs of the network, on its device."""
     first = next(itertools.chain(network.model.parameters(), network.model.buffers()), None)
     return rows.reshape(len(rows), *shape).to(None if first is None else first.device)
 
@@ -208,7 +185,7 @@ def _linear(network: Network, sink: Any) -> Iterator[Linearised]:
 
 
 def check_weights(network: Network) -> None:
-    """Raise where a parameter or buffer holds no numbers, or NaN; the error names it."""
+    """Raise where a parameter or buffer holds no numbers, NaN or infinity; the error names it."""
     name = network.name
     for key, value in (*network.model.named_parameters(), *network.model.named_buffers()):
         if is_lazy(value):
@@ -219,15 +196,11 @@ def check_weights(network: Network) -> None:
             raise ValueError(f"{name}: {key} is on the meta device, which holds no numbers")
         if value.is_complex():
             raise ValueError(f"{name}: {key} is complex ({value.dtype}), which is not supported")
-        # A sum is finite only if all its terms are, and takes a fraction of the time.
-        if not value.is_floating_point() or bool(torch.isfinite(value.detach().sum())):
-            continue
-        if bad := int((~torch.isfinite(value)).sum()):
-            raise ValueError(f"{name}: {key} has {bad} of {value.numel()} values that are NaN or infinite")
+        check_finite({key: value}, name)
 
 
 def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
-    """Find an input that the network takes, learn its sites, and check that they are linear in it."""
+    """Find a shape of input that the network takes, and its sites; raise unless they are linear in the input."""
     shapes, guessed = candidates(network.model, network.name, input_shape)
     generator = torch.Generator().manual_seed(0)
 
@@ -256,12 +229,12 @@ def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
     )
 
 
-def candidates(model: nn.Module, name: str, given: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
+def candidates(model: nn.Module, name: str, input_shape: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of one input to try, in order; and whether they are guesses."""
-    if given is not None:
-        shape = tuple(int(size) for size in given)
+    if input_shape is not None:
+        shape = tuple(int(size) for size in input_shape)
         if not shape or min(shape) < 1:
-            raise ValueError(f"input_shape is the shape of one input, as (3, 32, 32); got {tuple(given)}")
+            raise ValueError(f"input_shape is the shape of one input, as (3, 32, 32); got {tuple(input_shape)}")
         return list(dict.fromkeys([shape, (math.prod(shape),)])), False
     first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))), None)
     if isinstance(first, nn.Linear):
@@ -277,7 +250,7 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def shuffled(model: nn.Module, seed: int, draw: int) -> nn.Module:
-    """A copy whose tensors of weights have the same numbers in another order; biases and norms as they are."""
+    """A copy with the numbers of each tensor of weights in random order; biases and norms are left as they are."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
     with torch.no_grad():
@@ -299,24 +272,25 @@ PASSED = (
 
 
 def _chain(network: Network) -> LinearNetwork | None:
-    """The chain that a network is, if it is one: an nn.Sequential of dense layers and elementwise activations."""
+    """The network as a chain, an nn.Sequential of dense layers and elementwise activations; None if it is not one."""
     model, sites = network.model, network.sites
     if network.prepare is not None:
         return None
-    every = list(_walk("", model))
+    every = _walk("", model)
     layers = {name: module for name, module in every if type(module) is nn.Linear}
-    if not layers or any(module is None for _, module in every):
-        return None
-    if len(set(layers.values())) < len(layers):
-        return None  # a layer that is used twice has sites for both calls
-    if any(a.out_features != b.in_features for a, b in itertools.pairwise(layers.values())):
+    if (
+        not layers
+        or any(module is None for _, module in every)
+        or len(set(layers.values())) < len(layers)  # a layer that is used twice has sites for both calls
+        or any(a.out_features != b.in_features for a, b in itertools.pairwise(layers.values()))
+    ):
         return None
     depth = {name: k for k, name in enumerate(layers, 1)} | {"": len(layers)}
     chosen = {} if sites is None else select(model, sites)
     wanted = dict.fromkeys([*layers, ""]) if sites is None else chosen
     if any(name not in depth for name in wanted) or any(each.calls not in (None, {1}) for each in chosen.values()):
         return None
-    # In the order in which they fire, as anywhere else: the model's own output comes last.
+    # In execution order, as anywhere else: the model's own output comes last.
     ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
     label = "." if "output" in dict(model.named_modules()) else "output"
     linear, depths = tuple(layers.values()), tuple(depth[name] for name in ordered)
@@ -349,7 +323,7 @@ BLOCK_BYTES = 2**23  # that a block of pairs of models takes
 
 @dataclass(frozen=True)
 class Kernels:
-    """Of N models with equally many sites: basis · core · basisᵀ, NaN where a map vanishes."""
+    """Kernels of N models with equally many sites, as basis · core · basisᵀ; NaN where a map vanishes."""
 
     basis: Tensor | None  # (N, d, r) with orthonormal columns; None: the entries of the input themselves, r = d
     cores: Tensor  # (N, S, r, r)
@@ -367,7 +341,7 @@ class Kernels:
 
 
 def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool, Kernels]:
-    """Of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
+    """Kernels of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
     if not maps[0].layers:
         own = _maps(maps[0])
         return {kind: _of_maps(own, centre=kind) for kind in kinds}
@@ -380,7 +354,7 @@ def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool,
 
 
 def _of_chains(factors: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
-    """Of N chains with factors (N, d, p₁), (N, p₁, p₂), …, at these depths: how many factors are multiplied."""
+    """Kernels of N chains with factors (N, d, p₁), (N, p₁, p₂), …; a depth is how many factors are multiplied."""
     first = unit(factors[0])
     q, r = torch.linalg.qr(centred(first) if centre else first)
     products = chain_products([r, *factors[1:]])
@@ -404,8 +378,9 @@ def _maps(linear: LinearNetwork) -> list[Tensor]:
     ):
         for start in range(0, d, CHUNK):
             entries = torch.arange(start, min(start + CHUNK, d))
-            for k, (rows, exponent) in enumerate(linear.run(run, nn.functional.one_hot(entries, d).double())):
-                maps[k][entries] = rows.cpu()
+            rows = nn.functional.one_hot(entries, d).double()
+            for k, (mapped, exponent) in enumerate(run.run(_inputs(linear.network, linear.shape, rows))):
+                maps[k][entries] = mapped.cpu()
                 exponents[entries, k] = exponent
             bar.advance(len(entries))
     scale = _common_scale(exponents)
@@ -413,7 +388,7 @@ def _maps(linear: LinearNetwork) -> list[Tensor]:
 
 
 def _common_scale(exponents: Tensor) -> Tensor:
-    """Powers of two that bring what was scaled apart, along the first axis, to the scale of the largest."""
+    """Powers of two that bring rows of different exponents, along the first axis, to the largest one's scale."""
     shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it float64 has nothing left
     return torch.pow(2.0, shift.double())
 
@@ -430,7 +405,7 @@ def _of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
 
 
 def _normed(kernels: Tensor) -> Tensor:
-    """Of norm 1; a kernel of zeros becomes NaN."""
+    """Kernels of norm 1; a kernel of zeros becomes NaN."""
     return kernels / torch.linalg.vector_norm(kernels, dim=(-2, -1), keepdim=True)
 
 
@@ -468,7 +443,7 @@ def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> 
 
 
 def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
-    """What trying each entry takes: all kernels, and the maps of one model while they are made."""
+    """Bytes that exact values take: all kernels, and the maps of one model while they are made."""
     kernels = largest = 0
     for each in maps:
         d, sites = each.entries, len(each.side.sites)
@@ -493,8 +468,8 @@ class Exact:
         self._tables: dict[tuple[int, int, str], Array] = {}  # values of all pairs of two groups (N, M, S, T)
         self._invariants: dict[tuple[int, bool], Invariants] = {}
 
-    def value(self, i: int, j: int, measure: Measure) -> Array:
-        """The values of a pair."""
+    def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, None, None]:
+        """The values of a pair; there is no interval, since nothing is estimated."""
         if swapped := self._place[i][0] > self._place[j][0]:
             i, j = j, i
         (g, m), (h, n) = self._place[i], self._place[j]
@@ -503,14 +478,10 @@ class Exact:
             a, b = (self._kernels[group][_is_centred(measure)] for group in (g, h))
             self._tables[key] = _cosines(measure, inner_products(a, b, upper=g == h))
         table = self._tables[key][m, n][np.ix_(self._index[i], self._index[j])]
-        return table.T if swapped else table
-
-    def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, None, None]:
-        """The values of a pair; there is no interval, since nothing is estimated."""
-        return self.value(i, j, measure), None, None
+        return table.T if swapped else table, None, None
 
     def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
-        """The values of a network with one that is not among them."""
+        """The values of a network with one from outside."""
         g, m = self._place[i]
         kernels = _kernels([other], self._kernels[g])
         values = {}
@@ -532,10 +503,10 @@ class Exact:
         )
         # Below 0 by rounding only, where a kernel is a multiple of the centring matrix: all shuffles give the same.
         spread = torch.where(variance > 0, variance, torch.zeros_like(variance)).sqrt()
-        return Chance(_array(mean), _array(torch.where(variance.isnan(), variance, spread)))
+        return Chance(as_array(mean), as_array(torch.where(variance.isnan(), variance, spread)))
 
     def _moments(self, k: int, kind: bool) -> Invariants:
-        """What the chance level of a network's sites (S,) depends on, made once however many pairs it is in."""
+        """What the chance level of a network's sites (S,) depends on, computed once for all its pairs."""
         if (k, kind) not in self._invariants:
             (group, member), index = self._place[k], self._index[k]
             kernels = self._kernels[group][kind]
@@ -551,16 +522,16 @@ class Exact:
 def _cosines(measure: Measure, products: Tensor) -> Array:
     """The values of a measure for kernels of norm 1."""
     one = products.new_ones(())
-    return _array(snap_to_bounds(measure(measure.reads(one, one, products)), measure))
+    return as_array(snap_to_bounds(measure(measure.reads(one, one, products)), measure))
 
 
-# Kernels from random inputs, where there are too many entries to try each: unbiased, and with an interval
+# Kernels from random inputs, where the input has too many entries to try each: unbiased, and with an interval
 #
 # For independent Gaussian g and h the mean of (gᵀK h)(gᵀL h) is ⟨K, L⟩; products of pairs of different inputs within
-# blocks estimate it without bias, for all pairs of sites at once. Centring takes from each input its mean: what the
-# network makes of the constant input is known, so that both kinds come from one pass.
+# blocks estimate it without bias, for all pairs of sites at once. Centring subtracts the mean of each input: the
+# constant input runs too, so that one pass gives centred and uncentred kernels.
 
-BLOCK = 128  # inputs whose pairs are looked at
+BLOCK = 128  # inputs that are paired with each other
 PROBES = 8 * BLOCK
 FEWEST = 2 * BLOCK
 
@@ -568,7 +539,7 @@ Grams = dict[bool, Tensor]  # centred (True) and as they are (False)
 
 
 def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
-    """Gram matrices (blocks, S, b, b) of what each site makes of Gaussian inputs, their diagonal 0.
+    """Gram matrices (blocks, S, b, b) of each site's response to Gaussian inputs, their diagonal 0.
 
     The inputs depend on `seed` alone, so that they are the same for each network.
     """
@@ -584,7 +555,8 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
         for _ in range(probes // BLOCK):
             rows = torch.randn(BLOCK, linear.entries, generator=generator, dtype=torch.float64)
             means.append(rows.mean(1))
-            of_sites = linear.run(run, torch.cat([rows, rows.new_ones(1, linear.entries)]))
+            rows = torch.cat([rows, rows.new_ones(1, linear.entries)])
+            of_sites = run.run(_inputs(linear.network, linear.shape, rows))
             grams.append(torch.stack([each for each, _ in of_sites]))
             exponents.append(torch.tensor([exponent for _, exponent in of_sites]))
             bar.advance(BLOCK)
@@ -609,9 +581,6 @@ class Estimated:
         self.n, self.seed, self.statistic = probes, seed, f"{probes} Gaussian inputs, seed {seed}"
         self._grams = [probe(each, probes, seed) for each in maps]
 
-    def value(self, i: int, j: int, measure: Measure) -> Array:
-        return self.pair(i, j, measure)[0]
-
     def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, Array | None, Array | None]:
         """The values of a pair and their interval, from leaving out one block after the other."""
         value, without = _from_grams(measure, self._grams[i], self._grams[j])
@@ -634,4 +603,4 @@ def _from_grams(measure: Measure, of_a: Grams, of_b: Grams) -> tuple[Array, Arra
     )
     whole = measure(measure.reads(*(each.sum(0) for each in sums)))
     without = measure(measure.reads(*(each.sum(0) - each for each in sums)))
-    return _array(snap_to_bounds(whole, measure)), _array(without)
+    return as_array(snap_to_bounds(whole, measure)), as_array(without)

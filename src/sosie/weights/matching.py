@@ -20,13 +20,11 @@ from .axes import Axis, WeightAxes, leaves, named_weights, order_of, places_of, 
 
 SWEEPS = 200  # far more than any descent took
 GAIN = 1e-10  # of the size of all weights: less is rounding, and could go round in circles
-# Of how far answers to different inputs lie apart: rounding of sums in another order stays far below.
+# Differences of outputs that count as rounding, over their range; sums in another order stay far below.
 SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
 COARSE = 5e-2  # in fewer digits
 NAMED = 3  # names that an error spells out
-CHANGES = "another order of it changes what the model computes"
-BLIND = "the model gives all random inputs one answer: that matching leaves what it computes could not be checked"
-
+BLIND = "the model answers all random inputs alike, so it could not be checked that matching leaves what it computes"
 
 Orders: TypeAlias = Mapping[Axis, Tensor]
 
@@ -39,8 +37,8 @@ class Matched:
     permutations: dict[str, Tensor]  # for each group of axes: entry i of the copy is entry permutation[i] of B
     history: tuple[float, ...]  # cosine of all parameters with A's: as found, at the start, after each sweep
     starts: tuple[float, ...]  # that cosine from each start; the best was taken
-    fixed: dict[str, str]  # axes that were held in place for want of an understanding, and why
-    change: Change  # what the new order made of B's outputs: rounding
+    fixed: dict[str, str]  # axes that keep their order because an operation is not understood, and which
+    blind: bool  # whether B answered all inputs alike, so that the check of its outputs says little
 
     @property
     def before(self) -> float:
@@ -49,14 +47,14 @@ class Matched:
 
     @property
     def after(self) -> float:
-        """The same once B is matched."""
+        """Cosine of all parameters of A and the matched B."""
         return self.history[-1]
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What was held in place, and why; whether the check of the outputs says anything."""
+        """Axes that were not matched, and why; whether the check of the outputs says little."""
         texts = [f"{axis} was not matched: {reason}" for axis, reason in self.fixed.items()]
-        return (*texts, BLIND) if self.change.blind else tuple(texts)
+        return (*texts, BLIND) if self.blind else tuple(texts)
 
 
 def match_weights(
@@ -74,7 +72,7 @@ def match_weights(
     (Ainsworth et al. 2023, weight matching), until no group improves: a local optimum, so there are several starts:
     from the input layer by layer, from the output, from B as it is, then random orders. The best is kept. What B
     computes stays the same, which is checked. Which axes belong together is read from one forward on `example`, or on
-    random inputs of `input_shape` (without the batch axis), or of a shape that the first layer tells.
+    random inputs of `input_shape` (without the batch axis), or of a shape that fits the first layer.
 
     Not removed: scales that ReLU passes on, signs that tanh does, and orders of neurons within one head of attention
     or one group of a convolution.
@@ -101,16 +99,16 @@ def match_weights(
             break  # A itself, in another order
     orders, history = max(runs, key=lambda run: run[1][-1])
     model = with_orders(plain_b, axes, orders)
-    change = function_change(plain_b, model, example)
-    if not change.is_none:
-        raise ValueError(f"matching changed what the model computes, by {change.share:.1e} of its range")
+    share, limit, blind = function_change(plain_b, model, example)
+    if share > limit:
+        raise ValueError(f"matching changed what the model computes, by {share:.1e} of its range")
     return Matched(
         model,
         {name: orders.get(axis, torch.arange(axis.size)) for name, axis in axes.groups.items()},
         (problem.cosine({}), *history),
         tuple(cosines[-1] for _, cosines in runs),
         axes.fixed,
-        change,
+        blind,
     )
 
 
@@ -150,7 +148,7 @@ class Problem:
         return cls(ours, theirs, axes.of, slices, norms[0] * norms[1])
 
     def cosine(self, orders: Orders) -> float:
-        """Of all parameters, with B's in these orders."""
+        """Cosine of all parameters, with B's in these orders."""
         products = (float((a * reordered(self.b[n], self.axes[n], orders)).sum()) for n, a in self.a.items())
         return sum(products) / self.size
 
@@ -170,19 +168,18 @@ class Problem:
         """A start: groups from the input on (or back from the output), by weights whose other axes are settled."""
         orders: dict[Axis, Tensor] = {}
         for group in reversed(self.slices) if backwards else self.slices:
-            settled = [slices for slices in self.slices[group] if self._is_settled(slices[0], group, orders)]
+            settled = []
+            for name, dim, places in self.slices[group]:
+                others = {each for axis in self.axes[name] for each in leaves(axis)} & self.slices.keys() - {group}
+                if others <= orders.keys():
+                    settled.append((name, dim, places))
             orders[group] = best_assignment(self.scores(group, orders, settled or None))[1].cpu()
         return orders
-
-    def _is_settled(self, name: str, group: Axis, orders: Orders) -> bool:
-        """Whether all other groups that a tensor holds have their order."""
-        inside = {each for axis in self.axes[name] for each in leaves(axis)}
-        return all(each is group or each in orders or each not in self.slices for each in inside)
 
     def descend(self, start: Orders, generator: torch.Generator) -> tuple[dict[Axis, Tensor], list[float]]:
         """Sweep over the groups, in a random order each time, until none improves.
 
-        Gives the orders, and the cosines at the start and after each sweep.
+        Returns the orders, and the cosines at the start and after each sweep.
         """
         orders, groups = dict(start), list(self.slices)
         history = [self.cosine(orders)]
@@ -195,7 +192,7 @@ class Problem:
         return orders, history
 
     def _improve(self, group: Axis, orders: dict[Axis, Tensor]) -> bool:
-        """Assign one group anew; whether that brings the weights nearer."""
+        """Assign one group anew if that brings the weights nearer; whether it does."""
         scores = self.scores(group, orders)
         rows = torch.arange(group.size)
         before = orders.get(group, rows)
@@ -233,21 +230,12 @@ def with_orders(model: nn.Module, axes: WeightAxes, orders: Orders) -> nn.Module
     return changed
 
 
-@dataclass(frozen=True)
-class Change:
-    """The largest difference of two models' outputs, over how far one's answers to different inputs lie apart."""
+def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> tuple[float, float, bool]:
+    """How differently two models answer, in float64 where their forwards can.
 
-    share: float
-    limit: float  # what rounding may make it
-    blind: bool  # all inputs got the same answer, which then says little
-
-    @property
-    def is_none(self) -> bool:
-        return self.share <= self.limit
-
-
-def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Change:
-    """How differently two models answer; in float64 where their forwards can."""
+    Returns the largest difference of their outputs, over how far one's answers to different inputs lie apart; what
+    rounding may make it; and whether all inputs got the same answer, which then says little.
+    """
     doubled = example.double() if example.is_floating_point() else example
     try:
         outputs = [_outputs(copy.deepcopy(each).double(), doubled) for each in (model, other)]
@@ -261,7 +249,7 @@ def function_change(model: nn.Module, other: nn.Module, example: Tensor) -> Chan
         spread = max(spread, float((one - one.mean(0) if several else one).abs().max()))
         difference = max(difference, float((one - another).abs().max()))
         limit = max(limit, SAME.get(one.dtype, COARSE))
-    return Change(difference / spread if spread else difference, limit, spread == 0)
+    return difference / spread if spread else difference, limit, spread == 0
 
 
 def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
@@ -270,20 +258,22 @@ def _outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
 
 
 def checked_axes(model: nn.Module, example: Tensor, *, seed: int = 0) -> WeightAxes:
-    """The groups of a model's axes, each tried: neurons in a random order must leave what it computes as it is.
+    """The groups of a model's axes, tried out: neurons in a random order must leave what it computes as it is.
 
-    A group that does not is fixed, and named.
+    A group that fails is fixed, and named.
     """
     axes = weight_axes(model, example)
     orders = random_orders(axes, torch.Generator().manual_seed(seed))
 
     def changes(groups: Iterable[Axis]) -> bool:
         other = with_orders(model, axes, {axis: orders[axis] for axis in groups})
-        return not function_change(model, other, example).is_none
+        share, limit, _ = function_change(model, other, example)
+        return share > limit
 
     if not changes(axes.groups.values()):
         return axes
-    bad = {name: CHANGES for name, axis in axes.groups.items() if changes([axis])}
+    why = "another order of it changes what the model computes"
+    bad = {name: why for name, axis in axes.groups.items() if changes([axis])}
     kept = {name: axis for name, axis in axes.groups.items() if name not in bad}
     axes = replace(axes, groups=kept, fixed={**axes.fixed, **bad})
     if changes(axes.groups.values()):
@@ -304,10 +294,10 @@ def check_same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: 
     faults = []
     for label, ours, theirs in ((names[0], a, b), (names[1], b, a)):
         if only := [name for name in ours if name not in theirs]:
-            faults.append(f"only {label} has {_some(only)}")
+            faults.append(f"only {label} has {some(only)}")
     shapes = [name for name in a if name in b and a[name].shape != b[name].shape]
     differ = [f"{n} is {tuple(a[n].shape)} in {names[0]} and {tuple(b[n].shape)} in {names[1]}" for n in shapes]
-    faults += [_some(differ)] if differ else []
+    faults += [some(differ)] if differ else []
     if faults:
         raise ValueError(f"{names[0]} and {names[1]} are not of one architecture: {'; '.join(faults)}")
 
@@ -315,10 +305,14 @@ def check_same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: 
 def check_finite(tensors: Mapping[str, Tensor], label: str) -> None:
     """Raise where a tensor holds NaN or infinity; the error names it."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and (bad := int((~torch.isfinite(tensor)).sum())):
+        # A sum is finite only if all its terms are, and takes a fraction of the time.
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum())):
+            continue
+        if bad := int((~torch.isfinite(tensor)).sum()):
             raise ValueError(f"{name} of {label} has {bad} of {tensor.numel()} values that are NaN or infinite")
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -24,8 +24,7 @@ function mapFigure(points, by) {
     const place = (p) => [offset + (p.x - left) * each, height - margin - (p.y - low) * each];
     const marks = points.map((p) => markOf(p, groups.get(p[by]), place(p)));
     const labels = points.length <= LABELS_MOST ? labelsOf(points, place, width) : [];
-    host.replaceChildren(shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "Models in the plane; the table below has the numbers" }, [...marks, ...labels]));
+    host.replaceChildren(drawing(width, height, "Models in the plane; the table below has the numbers", [...marks, ...labels]));
   });
   const shown = [...groups].filter(([, k]) => k < GROUPS_MOST);
   const rest = groups.size - shown.length;
@@ -39,10 +38,9 @@ function mapFigure(points, by) {
 function markOf(point, group, [x, y]) {
   const mark = shape("circle", { class: `point group-${group}`, cx: x.toFixed(1), cy: y.toFixed(1), r: 4.5 });
   const facts = [["architecture", point.architecture], ["task", point.task], ["tags", point.tag]];
-  mark.addEventListener("pointermove", (event) => showTip(
-    [element("p", {}, named(point.name)), tipFacts(facts.map(([term, text]) => [term, named(text, "words")]))], event.clientX, event.clientY));
-  mark.addEventListener("pointerleave", hideTip);
-  return mark;
+  return tipped(mark, () => [
+    element("p", {}, named(point.name)), tipFacts(facts.map(([term, text]) => [term, named(text, "words")])),
+  ]);
 }
 
 // A name beside its point, left out where it would lie on another or on a point.

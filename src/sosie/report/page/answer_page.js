@@ -1,21 +1,13 @@
 // The page of an answer: the map, if it is one, and the rows.
 
-const content = document.getElementById("content");
-
 function coloured() {
   const host = element("div", {});
   const kinds = [["architecture", "architecture"], ["task", "task"], ["tag", "tags"]];
   const useful = kinds.filter(([by]) => groupsOf(DATA.points, by).size > 1);
   const draw = (by) => host.replaceChildren(...mapFigure(DATA.points, by));
-  const choices = useful.map(([by, title], k) => {
-    const input = element("input", { type: "radio", name: "colour", change: () => draw(by) });
-    input.checked = k === 0;
-    return element("label", { class: "choice" }, [input, title]);
-  });
   draw(useful.length ? useful[0][0] : "architecture");
-  if (choices.length < 2) return [host];
-  return [element("p", { class: "colour-by quiet" }, "Colour by"),
-    element("div", { class: "switch", role: "radiogroup", "aria-label": "Colour by" }, choices), host];
+  if (useful.length < 2) return [host];
+  return [element("p", { class: "colour-by quiet" }, "Colour by"), choices("colour", "Colour by", useful, useful[0][0], draw), host];
 }
 
 function cell(value, column) {
@@ -31,13 +23,9 @@ function table() {
   return element("div", { class: "scroll" }, element("table", { class: "answer" }, [element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows)]));
 }
 
+const left = (count, words) => (count ? element("p", { class: "quiet" }, `${count.toLocaleString("en")} more ${words}.`) : null);
+
 content.append(element("div", { class: "panel" }, [
-  DATA.points.length ? element("section", { class: "card" }, [
-    element("h3", {}, "Map"), ...coloured(),
-    DATA.undrawn ? element("p", { class: "quiet" }, `${DATA.undrawn.toLocaleString("en")} more models are not drawn.`) : null,
-  ]) : null,
-  DATA.rows.length ? element("section", { class: "card" }, [
-    element("h3", {}, "Rows"), table(),
-    DATA.left ? element("p", { class: "quiet" }, `${DATA.left.toLocaleString("en")} more rows are not shown.`) : null,
-  ]) : null,
+  DATA.points.length ? section("Map", ...coloured(), left(DATA.undrawn, "models are not drawn")) : null,
+  DATA.rows.length ? section("Rows", table(), left(DATA.left, "rows are not shown")) : null,
 ]));

@@ -13,25 +13,32 @@ function linesOf(found) {
 }
 
 function curve(found) {
-  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
-    const plan = curvePlan(found, width);
-    const svg = shape("svg", {
-      class: "curve", role: "application", tabindex: 0, width, height: plan.height,
-      viewBox: `0 0 ${width} ${plan.height}`,
-      "aria-label": `${found.measure.name} by layer of ${found.a.name}. Left and right keys move along the layers.`,
-    }, [
-      gridLines(plan),
+  return layerCurve(found, curveEnds(found), {
+    axis: "↑ more alike", foot: `A · ${found.a.name} →`, describe: describeLayer,
+    lines: (plan) => [
       ...linesOf(found).map(({ kind, className }) => band(found, plan, kind, className)),
       ...chance(found, plan),
       ...linesOf(found).map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
       nothingDrawn(plan, linesOf(found).flatMap(({ kind }) => found.a.sites.map((_, i) => valueAt(found, kind, i)))),
+    ],
+  });
+}
+
+// Lines over the layers of A, with a ruler that follows the pointer and arrow keys.
+function layerCurve(found, ends, { axis, foot, lines, describe }) {
+  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
+    const plan = curvePlan(found, width, ends);
+    const label = `${found.measure.name} by layer of ${found.a.name}. Left and right keys move along the layers.`;
+    const svg = drawing(width, plan.height, label, [
+      gridLines(plan),
+      ...lines(plan),
       footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
-      shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
+      shape("text", { class: "label axis", x: 0, y: 12 }, axis),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 },
-        [shape("title", {}, found.a.name), shortened(`A · ${found.a.name} →`, width - plan.left - 8)]),
-    ]);
+        [shape("title", {}, found.a.name), shortened(foot, width - plan.left - 8)]),
+    ], { class: "curve", role: "application", tabindex: 0 });
     host.replaceChildren(svg);
-    following(svg, found, plan);
+    following(svg, found, plan, describe);
   });
   return host;
 }
@@ -41,7 +48,7 @@ function valueAt(found, kind, i, what = "value") {
   return j === null || j === undefined ? null : drawnAt(found, what, i, j);
 }
 
-function curvePlan(found, width, ends = curveEnds(found)) {
+function curvePlan(found, width, ends) {
   const count = found.a.sites.length;
   const [far, alike] = ends;
   const ticks = ticksBetween(Math.min(far, alike), Math.max(far, alike), 5);
@@ -72,32 +79,9 @@ function curveEnds(found) {
   return found.scale.closer === "up" ? [low, high] : [high, low];
 }
 
-function gridLines(plan) {
-  return shape("g", { class: "grid" }, plan.ticks.flatMap(({ value, text }) => [
-    shape("line", { x1: plan.left, x2: plan.width - 8, y1: plan.y(value), y2: plan.y(value) }),
-    shape("text", { class: "label", x: plan.left - 8, y: plan.y(value) + 4, "text-anchor": "end" }, text),
-  ]));
-}
-
-// Undefined layers interrupt a line; a layer between two of them is still a point.
-function runs(plan, defined) {
-  const found = [[]];
-  for (let i = 0; i < plan.count; i += 1) {
-    if (defined(i)) found.at(-1).push(i);
-    else found.push([]);
-  }
-  return found.filter((run) => run.length);
-}
-
 function line(plan, value, className) {
-  const group = shape("g", { class: className });
-  for (const run of runs(plan, (i) => value(i) !== null)) {
-    const points = run.map((i) => `${plan.x(i).toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
-    group.append(shape("path", { class: "stroke", d: `M${points.join("L")}` }));
-    if (plan.pitch < 9 && run.length > 1) continue;
-    for (const i of run) group.append(shape("circle", { class: "dot", cx: plan.x(i), cy: plan.y(value(i)), r: 2.75 }));
-  }
-  return group;
+  const points = Array.from({ length: plan.count }, (_, i) => (value(i) === null ? null : [plan.x(i), plan.y(value(i))]));
+  return shape("g", { class: className }, broken(points, { dots: plan.pitch >= 9 }));
 }
 
 function chance(found, plan) {
@@ -121,7 +105,8 @@ function band(found, plan, kind, className) {
 
 // A layer between two undefined ones, or all alone, has a band just wide enough to be seen.
 function ribbon(plan, low, high, className) {
-  const paths = runs(plan, (i) => low(i) !== null && high(i) !== null).map((run) => {
+  const defined = Array.from({ length: plan.count }, (_, i) => (low(i) === null || high(i) === null ? null : i));
+  const paths = runs(defined).map((run) => {
     const alone = () => [-4, 4].map((aside) => [run[0], plan.x(run[0]) + aside]);
     const places = run.length > 1 ? run.map((i) => [i, plan.x(i)]) : alone();
     const edge = (value) => places.map(([i, x]) => `${x.toFixed(1)} ${plan.y(value(i)).toFixed(1)}`);
@@ -130,7 +115,7 @@ function ribbon(plan, low, high, className) {
   return shape("g", { class: className }, paths);
 }
 
-function following(svg, found, plan, describe = describeLayer) {
+function following(svg, found, plan, describe) {
   const ruler = shape("line", { class: "ruler", y1: plan.top, y2: plan.top + CURVE, visibility: "hidden" });
   svg.append(ruler);
   let layer = null;

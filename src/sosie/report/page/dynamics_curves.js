@@ -22,26 +22,10 @@ function plot(width, ends, { left, foot, count }) {
   };
 }
 
-function gridOfTicks(plan) {
-  return shape("g", { class: "grid" }, [
-    ...plan.ticks.flatMap(({ value, text }) => [
-      shape("line", { x1: plan.left, x2: plan.width - 8, y1: plan.y(value), y2: plan.y(value) }),
-      shape("text", { class: "label", x: plan.left - 8, y: plan.y(value) + 4, "text-anchor": "end" }, text),
-    ]),
-    shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike"),
-  ]);
-}
+const upwards = () => shape("text", { class: "label axis", x: 0, y: 12 }, "↑ more alike");
 
-// A line that undefined values interrupt; one between two of them is still a point.
-function broken(points, attributes) {
-  const runs = [[]];
-  for (const point of points) {
-    if (point === null) runs.push([]);
-    else runs.at(-1).push(point);
-  }
-  return runs.filter((run) => run.length).map((run) => (run.length > 1
-    ? shape("path", { ...attributes, d: `M${run.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` })
-    : shape("circle", { cx: run[0][0], cy: run[0][1], r: 2, fill: attributes.stroke ?? "currentColor" })));
+function siteTip(s, value, words) {
+  return [tipValue(written(value)), element("p", {}, named(DATA.sites[s])), element("p", { class: "quiet" }, words)];
 }
 
 // Recorded times lie at equal distances, whatever steps they are of; as many are labelled as have room.
@@ -66,19 +50,17 @@ function overTime(found) {
       ...broken(DATA.stepsA.map((__, k) => {
         const value = found.toEnd(s, k);
         return value === null ? null : [plan.at(k), plan.y(value)];
-      }), { class: "stroke", stroke: depthColour(s) }),
+      }), { colour: depthColour(s) }),
       ...found.settledDots(s).map((k) =>
         shape("circle", { class: "settled-dot", cx: plan.at(k), cy: plan.y(found.toEnd(s, k)), r: 3, fill: depthColour(s) })),
     ]));
     const cursor = shape("line", { class: "cursor", y1: plan.top - 4, y2: plan.top + HEIGHT });
     host.follow = () => filled(cursor, { x1: plan.at(state.a), x2: plan.at(state.a) });
-    const svg = shape("svg", {
-      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
-      "aria-label": `${found.measure.name} with the last state over time, a line for each layer; the table has the numbers`,
-    }, [
-      gridOfTicks(plan), ...lines, nothingDrawn(plan, found.measure.value), cursor, timeLabels(plan, DATA.stepsA),
+    const label = `${found.measure.name} with the last state over time, a line for each layer; the table has the numbers`;
+    const svg = drawing(width, plan.height, label, [
+      gridLines(plan), upwards(), ...lines, nothingDrawn(plan, found.measure.value), cursor, timeLabels(plan, DATA.stepsA),
       shape("text", { class: "label axis", x: plan.left, y: plan.height - 4 }, `step${DATA.twoRuns ? " of A" : ""} →`),
-    ]);
+    ], { class: "curve" });
     host.replaceChildren(svg);
     host.follow();
     pointAtLines(svg, found, plan);
@@ -88,10 +70,6 @@ function overTime(found) {
 
 // The line nearest to the pointer stands out, and is named.
 function pointAtLines(svg, found, plan) {
-  const leave = () => {
-    svg.classList.remove("pointed");
-    hideTip();
-  };
   const nearest = (event) => {
     const area = svg.getBoundingClientRect();
     const last = DATA.stepsA.length - 1;
@@ -103,14 +81,13 @@ function pointAtLines(svg, found, plan) {
     const s = DATA.sites.map((_, i) => i).reduce((one, other) => (distance(other) < distance(one) ? other : one), 0);
     return [s, k];
   };
-  svg.addEventListener("pointermove", (event) => {
+  tipped(svg, (event) => {
     const [s, k] = nearest(event);
     svg.classList.add("pointed");
     svg.querySelectorAll(".site-line").forEach((line) => line.classList.toggle("near", Number(line.dataset.site) === s));
-    showTip([tipValue(written(found.toEnd(s, k))), element("p", {}, named(DATA.sites[s])),
-      element("p", { class: "quiet" }, `step ${DATA.stepsA[k]} and the last, ${DATA.stepsB.at(-1)}`)], event.clientX, event.clientY);
+    return siteTip(s, found.toEnd(s, k), `step ${DATA.stepsA[k]} and the last, ${DATA.stepsB.at(-1)}`);
   });
-  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("pointerleave", () => svg.classList.remove("pointed"));
   svg.addEventListener("click", (event) => move({ a: nearest(event)[1] }));
 }
 
@@ -128,28 +105,22 @@ function overLayers(found) {
         const value = found.at(s, state.a, column);
         return value === null ? null : [x(s), plan.y(value)];
       });
-      const chosen = points(state.b);
       lines.replaceChildren(
         ...(state.b === DATA.stepsB.length - 1 ? []
-          : [shape("g", { class: "line-best" }, broken(points(DATA.stepsB.length - 1), { class: "stroke" }))]),
-        shape("g", { class: "line-depth profile" }, [
-          ...broken(chosen, { class: "stroke" }),
-          ...chosen.flatMap((point) => (point === null ? [] : [shape("circle", { class: "dot", cx: point[0], cy: point[1], r: 2.75 })])),
-        ]),
+          : [shape("g", { class: "line-best" }, broken(points(DATA.stepsB.length - 1)))]),
+        shape("g", { class: "line-depth profile" }, broken(points(state.b), { dots: true })),
       );
     };
-    const svg = shape("svg", {
-      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
-      "aria-label": `${found.measure.name} of two times, layer by layer`,
-    }, [gridOfTicks(plan), lines, nothingDrawn(plan, found.measure.value), footLabels(foot, { left: plan.left, top: 26 + HEIGHT, pitch, leaning: under.leaning })]);
+    const svg = drawing(width, plan.height, `${found.measure.name} of two times, layer by layer`, [
+      gridLines(plan), upwards(), lines, nothingDrawn(plan, found.measure.value),
+      footLabels(foot, { left: plan.left, top: 26 + HEIGHT, pitch, leaning: under.leaning }),
+    ], { class: "curve" });
     host.replaceChildren(svg);
     host.follow();
-    svg.addEventListener("pointermove", (event) => {
+    tipped(svg, (event) => {
       const s = clamp(Math.floor((event.clientX - svg.getBoundingClientRect().left - plan.left) / pitch), 0, count - 1);
-      showTip([tipValue(written(found.at(s, state.a, state.b))), element("p", {}, named(DATA.sites[s])),
-        element("p", { class: "quiet" }, between())], event.clientX, event.clientY);
+      return siteTip(s, found.at(s, state.a, state.b), between());
     });
-    svg.addEventListener("pointerleave", hideTip);
   });
   return host;
 }

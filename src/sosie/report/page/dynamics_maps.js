@@ -1,4 +1,4 @@
-// One small map a layer: every time against every other, the first at the top left.
+// One small map per layer: every time against every other, the first at the top left.
 
 // Bytes of red, green and blue for every level, for pictures that are filled pixel by pixel.
 const bytes = palette.map((colour) => colour.match(/\d+/g).map(Number));
@@ -30,12 +30,10 @@ function timeMap(found, s) {
     const at = (share, count) => clamp(Math.floor(share * count), 0, count - 1);
     return [at((event.clientY - area.top) / area.height, rows), at((event.clientX - area.left) / area.width, columns)];
   };
-  frame.addEventListener("pointermove", (event) => {
+  tipped(frame, (event) => {
     const [a, b] = under(event);
-    showTip([tipValue(written(found.at(s, a, b))), element("p", {}, named(DATA.sites[s])),
-      element("p", { class: "quiet" }, between(a, b))], event.clientX, event.clientY);
+    return siteTip(s, found.at(s, a, b), between(a, b));
   });
-  frame.addEventListener("pointerleave", hideTip);
   frame.addEventListener("click", (event) => {
     const [a, b] = under(event);
     move({ a, b });

@@ -7,13 +7,10 @@ const LEGEND = 240; // px beside it that the sign for chance needs
 function heatmap(grid) {
   const host = redrawn(element("div", { class: "map" }), (width) => {
     const plan = arrange(grid, width);
-    const svg = shape("svg", {
-      class: "heatmap", role: "application", tabindex: 0, width: plan.width, height: plan.height,
-      viewBox: `0 0 ${plan.width} ${plan.height}`, "aria-label": grid.label,
-    }, [
-      hatching(plan), bar(grid, plan), cells(grid, plan), faded(grid, plan), marks(grid, plan), printed(grid, plan),
-      axes(grid, plan),
-    ]);
+    const svg = drawing(plan.width, plan.height, grid.label, [
+      hatching(plan), colourBar(grid, grid.ends, Math.min(plan.width - 2, BAR)), cells(grid, plan), faded(grid, plan),
+      marks(grid, plan), printed(grid, plan), axes(grid, plan),
+    ], { class: "heatmap", role: "application", tabindex: 0 });
     host.replaceChildren(svg);
     pointing(svg, grid, plan);
   });
@@ -144,10 +141,6 @@ function shortNumbers(value, [far, alike]) {
     return value === 0 ? ["0"] : [1, 0].map((digits) => value.toExponential(digits));
   }
   return [Math.abs(value) < 0.005 ? "0.00" : written(value, 2), ...(Math.abs(value) >= 1 ? [written(value, 0)] : [])];
-}
-
-function bar(grid, plan) {
-  return colourBar(grid, grid.ends, Math.min(plan.width - 2, BAR));
 }
 
 function axes(grid, plan) {

@@ -4,10 +4,8 @@ const entries = DATA.entries;
 const KINDS = Object.keys(DATA.kinds);
 const GROUPS = Object.keys(DATA.groups);
 
-function section(title, note, ...children) {
-  return element("section", { class: "card" }, [
-    element("h3", {}, title), note ? element("p", { class: "quiet about" }, note) : null, ...children,
-  ]);
+function about(note) {
+  return element("p", { class: "quiet about" }, note);
 }
 
 function small(value, digits = 2) {
@@ -59,9 +57,9 @@ function ranking() {
     numbers("AUC", "auc", (k) => barred(rows[k].auc, small(rows[k].auc), 2 * ((rows[k].auc ?? 0.5) - 0.5))),
     numbers("Moved", "moved_in_vain", (k) => small(rows[k].moved_in_vain) || "–"),
     numbers("Noticed", "noticed", (k) => small(rows[k].noticed) || "–"),
-    numbers("Time a pair", "seconds", (k) => timed(rows[k].seconds) || "–"),
+    numbers("Time per pair", "seconds", (k) => timed(rows[k].seconds) || "–"),
   ];
-  return element("div", { class: "ranking" }, sortable(columns, rows.map((_, k) => k), "Measures, best first"));
+  return tableOf(columns, rows.map((_, k) => k), "Measures, best first");
 }
 
 function tableOf(columns, rows, label) {
@@ -82,37 +80,30 @@ function manipulations() {
     { title: "Measure", key: (k) => k, cell: measureName },
     ...names.map(([name]) => ({ title: name, number: true, key: (k) => at(k, name).moved ?? null, cell: (k) => cell(k, name) })),
   ];
-  const facts = names.map(([name, { keeps, about, agreement }]) => [
-    element("dt", {}, name),
-    element("dd", {}, `${about}; ${agreement === null ? "not tried" : `${Math.round(100 * agreement)} % of images answered as before`}` +
-      ` (${keeps ? "function kept: 0 is best" : "function broken: 1 is best"})`),
-  ]).flat();
-  return [tableOf(columns, rows, "Manipulations"), element("dl", { class: "facts" }, facts)];
+  const facts = names.map(([name, { keeps, about: words, agreement }]) => [name,
+    `${words}; ${agreement === null ? "not tried" : `${Math.round(100 * agreement)} % of images answered as before`}` +
+      ` (${keeps ? "function kept: 0 is best" : "function broken: 1 is best"})`]);
+  return [tableOf(columns, rows, "Manipulations"), factList(facts)];
 }
 
-function byNumber(what, cell) {
-  const rows = entries.map((_, k) => k).filter((k) => entries[k].calibration?.numbers.length);
-  const found = (k) => new Map(what === "seconds" ? entries[k].calibration.seconds : entries[k].calibration.numbers);
-  const numbers = [...new Set(rows.flatMap((k) => [...found(k).keys()]))].sort((a, b) => a - b);
-  const value = (k, n) => (what === "seconds" ? found(k).get(n) : found(k).get(n)?.auc) ?? null;
-  return tableOf([
-    { title: "Measure", key: (k) => k, cell: measureName },
-    ...numbers.map((n) => ({ title: n.toLocaleString("en"), number: true, key: (k) => value(k, n), cell: (k) => cell(value(k, n)) })),
-  ], rows, "By number of probing images");
+// A column for each number or kind of probing images; found(calibration) has [number or kind, value] pairs.
+function byImages(label, found, cell, headings = (keys) => keys) {
+  const values = entries.map(({ calibration }) => new Map(calibration ? found(calibration) : []));
+  const rows = entries.map((_, k) => k).filter((k) => values[k].size);
+  const value = (k, key) => values[k].get(key) ?? null;
+  const columns = headings([...new Set(rows.flatMap((k) => [...values[k].keys()]))]).map((key) => ({
+    title: typeof key === "number" ? key.toLocaleString("en") : key.replaceAll("_", " "), number: true,
+    key: (k) => value(k, key), cell: (k) => cell(value(k, key)),
+  }));
+  return columns.length ? tableOf([{ title: "Measure", key: (k) => k, cell: measureName }, ...columns], rows, label) : null;
 }
 
-function byKind() {
-  const rows = entries.map((_, k) => k).filter((k) => Object.keys(entries[k].calibration?.kinds ?? {}).length);
-  const kinds = [...new Set(rows.flatMap((k) => Object.keys(entries[k].calibration.kinds)))];
-  const value = (k, kind) => entries[k].calibration.kinds[kind]?.auc ?? null;
-  if (!kinds.length) return null;
-  return tableOf([
-    { title: "Measure", key: (k) => k, cell: measureName },
-    ...kinds.map((kind) => ({
-      title: kind.replaceAll("_", " "), number: true, key: (k) => value(k, kind), cell: (k) => overlap(value(k, kind)),
-    })),
-  ], rows, "By kind of probing images");
+function byNumber(found, cell) {
+  return byImages("By number of probing images", found, cell, (numbers) => numbers.sort((a, b) => a - b));
 }
+
+const aucs = (pairs) => pairs.map(([key, { auc }]) => [key, auc]);
+const byKind = () => byImages("By kind of probing images", ({ kinds }) => aucs(Object.entries(kinds ?? {})), overlap);
 
 function overlap(value) {
   if (value === null) return "–";

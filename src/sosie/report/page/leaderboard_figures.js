@@ -1,6 +1,6 @@
 // Drawings: correlations with their intervals, and the two distributions of calibration.
 
-const LINE = 17; // pixels a measure
+const LINE = 17; // pixels per measure
 const NAMES = 205; // pixels for names
 
 // One panel for each kind of pair; a dot, Fisher's interval (thin) and that over training runs (thick).
@@ -12,10 +12,9 @@ function correlationFigure(group, coefficient) {
     const height = 34 + LINE * shown.length + 18;
     const lowest = Math.min(-0.2, ...shown.flatMap((k) => KINDS.map((kind) => correlation(entries[k], kind, group, coefficient)?.value ?? 0)));
     const low = Math.max(-1, Math.floor(lowest * 5) / 5);
-    const panels = KINDS.map((kind, p) => panelOf({ kind, from: left + p * each + 8, size: each - 20, low, shown, group, coefficient, height }));
-    host.replaceChildren(shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": `${coefficient} of each measure with agreement, by kind of pair; the table above has the numbers` },
-    [...shown.map((k, i) => nameAt(k, left, 34 + LINE * (i + 0.5))), ...panels.flat()]));
+    const panels = KINDS.map((kind, p) => kindPanel({ kind, from: left + p * each + 8, size: each - 20, low, shown, group, coefficient, height }));
+    const label = `${coefficient} of each measure with agreement, by kind of pair; the table above has the numbers`;
+    host.replaceChildren(drawing(width, height, label, [...shown.map((k, i) => nameAt(k, left, 34 + LINE * (i + 0.5))), ...panels.flat()]));
   });
   return host;
 }
@@ -24,7 +23,7 @@ function nameAt(k, left, y) {
   return shape("text", { class: "label", x: 0, y: y + 4 }, [shape("title", {}, entries[k].name), shortened(entries[k].name, left - 8)]);
 }
 
-function panelOf({ kind, from, size, low, shown, group, coefficient, height }) {
+function kindPanel({ kind, from, size, low, shown, group, coefficient, height }) {
   const x = (value) => from + (size * (clamp(value, low, 1) - low)) / (1 - low);
   const parts = [shape("text", { class: "label axis", x: from, y: 12 }, `differ in ${kind}`)];
   for (const tick of [low, 0, 0.5, 1].filter((t, i, all) => t >= low && all.indexOf(t) === i)) {
@@ -46,11 +45,7 @@ function panelOf({ kind, from, size, low, shown, group, coefficient, height }) {
       shape("circle", { cx: x(found.value), cy: y, r: 3.2 }),
       shape("rect", { class: "catch", x: from, y: y - LINE / 2, width: size, height: LINE }),
     ]);
-    const show = (event) => showTip([tipValue(small(found.value)), element("p", {}, named(entries[k].name)), tipFacts(facts)],
-      event.clientX, event.clientY);
-    mark.addEventListener("pointermove", show);
-    mark.addEventListener("pointerleave", hideTip);
-    parts.push(mark);
+    parts.push(tipped(mark, () => [tipValue(small(found.value)), element("p", {}, named(entries[k].name)), tipFacts(facts)]));
   });
   return parts;
 }
@@ -86,14 +81,13 @@ function distributionFigure() {
         ]);
       })];
     });
-    host.replaceChildren(shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "Values of untrained networks and of consecutive checkpoints, by measure" }, [...ticks, ...lines]));
+    host.replaceChildren(drawing(width, height, "Values of untrained networks and of consecutive checkpoints, by measure", [...ticks, ...lines]));
   });
-  const legend = element("p", { class: "quiet legends dots" }, [
-    element("span", { class: "legend unlike-key" }, [element("span", { class: "key" }), "untrained networks"]),
-    element("span", { class: "legend alike-key" }, [element("span", { class: "key" }), "consecutive checkpoints"]),
+  const legends = element("p", { class: "quiet legends dots" }, [
+    legend("unlike-key", "untrained networks"),
+    legend("alike-key", "consecutive checkpoints"),
     "dot: median; thick: middle half; thin: middle 95 %",
   ]);
   const note = rest.length ? element("p", { class: "quiet table-note" }, `Not from 0 to 1, so not drawn: ${rest.join(", ")}.`) : null;
-  return [legend, host, note];
+  return [legends, host, note];
 }

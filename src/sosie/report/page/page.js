@@ -1,12 +1,7 @@
 // The page: which pair and measure are shown, and everything about them.
 
 const state = { pair: 0, measure: 0, stretched: false, calibrated: false, cell: null };
-const content = document.getElementById("content");
 const many = DATA.names.length > 0;
-
-function section(title, ...children) {
-  return element("section", { class: "card" }, [element("h3", {}, title), ...children]);
-}
 
 // A reader who ticks a box stays where they are: same place, same focus.
 function change(changes) {
@@ -20,27 +15,12 @@ function change(changes) {
 
 function show(measures) {
   const pair = DATA.pairs[state.pair];
-  content.replaceChildren(...[stitched(pair), tabs(pair), ...measures.map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
+  content.replaceChildren(...[stitched(pair), measureTabs(pair), ...measures.map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
   content.querySelectorAll(".map, .curve-host").forEach((host) => host.redraw());
 }
 
-// Arrow keys move between tabs, as the pattern for tabs asks.
-function tabs(pair) {
-  const select = (k) => {
-    const wanted = (k + pair.measures.length) % pair.measures.length;
-    change({ measure: wanted });
-    document.getElementById(`tab-${wanted}`).focus();
-  };
-  return element("div", { class: "tabs", role: "tablist", "aria-label": "Measures" }, pair.measures.map(({ name }, k) =>
-    element("button", {
-      type: "button", role: "tab", id: `tab-${k}`, "aria-selected": String(k === state.measure),
-      "aria-controls": `panel-${k}`, tabindex: k === state.measure ? 0 : -1,
-      click: () => select(k),
-      keydown: (event) => {
-        if (event.key === "ArrowRight") select(k + 1);
-        if (event.key === "ArrowLeft") select(k - 1);
-      },
-    }, named(name))));
+function measureTabs(pair) {
+  return tabs(pair.measures.map(({ name }) => name), state.measure, (k) => change({ measure: k }));
 }
 
 function panel(pair, k) {
@@ -48,7 +28,7 @@ function panel(pair, k) {
   if (!measure) return element("p", {}, "Nothing was measured.");
   if (pair.transfer) return transferPanel(pair, k);
   const found = reading(pair, measure);
-  return element("div", { role: "tabpanel", id: `panel-${k}`, "aria-labelledby": `tab-${k}`, class: "panel" }, [
+  return panelOf(k, [
     element("h2", { class: "print-only" }, named(measure.name)),
     ...(many ? models(pair, measure) : []),
     element("div", { class: wide(found) || pair.inOrder ? "figures wide" : "figures" }, [
@@ -69,53 +49,31 @@ function mapFigure(found) {
   const kept = pinned(found);
   const map = heatmap(gridOf(found, kept.choose));
   const drawing = () => map.querySelector("svg");
-  const stretch = element("label", { class: "choice" }, [
-    element("input", { id: "stretch", type: "checkbox" }),
-    " Stretch to the values found",
-  ]);
-  stretch.addEventListener("change", (event) => change({ stretched: event.target.checked }));
-  stretch.firstChild.checked = state.stretched;
   const buttons = [
     ["CSV", () => save(new Blob([csv(found)], { type: "text/csv" }), fileName(found, "csv"))],
     ["SVG", () => saveSvg(drawing(), fileName(found, "svg"))],
     ["PNG", () => savePng(drawing(), fileName(found, "png"))],
   ].map(([name, click]) =>
     element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
-  return element("figure", { class: "card" }, [
-    element("figcaption", {}, [element("h3", {}, found.pair.shifted ? "Every pair of shifts" : "Every pair of layers"), key(found)]),
-    found.measure.calibrated ? scaleChoice() : null,
+  // Draw what was measured, or where it lies between chance and the same.
+  const scale = choices("drawn", "What the map and the curve show",
+    [["value", "Value"], ["score", "Score (0 chance, 1 same)"]], state.calibrated ? "score" : "value",
+    (drawn) => change({ calibrated: drawn === "score" }));
+  return figure(found.pair.shifted ? "Every pair of shifts" : "Every pair of layers", [key(found)],
+    found.measure.calibrated ? scale : null,
     map,
     kept.host,
-    element("div", { class: "tools" }, [stretch, element("span", { class: "downloads" }, ["Download ", ...buttons])]),
-  ]);
-}
-
-// Draw what was measured, or where it lies between chance and the same.
-function scaleChoice() {
-  const choice = (id, title, calibrated) => {
-    const input = element("input", { id, type: "radio", name: "drawn", change: () => change({ calibrated }) });
-    input.checked = state.calibrated === calibrated;
-    return element("label", { class: "choice" }, [input, title]);
-  };
-  return element("div", { class: "switch", role: "radiogroup", "aria-label": "What the map and the curve show" }, [
-    choice("drawn-value", "Value", false),
-    choice("drawn-score", "Score (0 chance, 1 same)", true),
-  ]);
+    element("div", { class: "tools" }, [
+      stretchChoice((stretched) => change({ stretched })), element("span", { class: "downloads" }, ["Download ", ...buttons]),
+    ]));
 }
 
 function curveFigure(found) {
   const title = found.measure.null_spread ? "by chance, ± spread" : "by chance";
   const chance = found.measure.null ? [{ title, className: "line-chance" }] : [];
-  const legend = [...linesOf(found), ...chance].map(({ title, className }) =>
-    element("span", { class: `legend ${className}` }, [element("span", { class: "key" }, ""), title]));
-  const shade = found.hasRange ? "shaded: 95 % interval" : "";
-  return element("figure", { class: "card" }, [
-    element("figcaption", {}, [
-      element("h3", {}, found.pair.shifted ? "Both under the same shift" : "From the first layer to the last"),
-      element("p", { class: "quiet legends" }, [...legend, shade]),
-    ]),
-    curve(found),
-  ]);
+  const legends = [...linesOf(found), ...chance].map((each) => legend(each.className, each.title));
+  return figure(found.pair.shifted ? "Both under the same shift" : "From the first layer to the last",
+    [element("p", { class: "quiet legends" }, [...legends, found.hasRange ? "shaded: 95 % interval" : ""])], curve(found));
 }
 
 // Several models: a matrix of all of them on top, in which a pair is picked.

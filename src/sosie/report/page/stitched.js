@@ -8,24 +8,12 @@ function stitched(pair) {
   const says = pair.stitched.says.slice(0, MOST_INDICES).map((k) => reading(pair, pair.measures[k]));
   const note = `What the stitched network does (${does.measure.name}${does.hasRange ? ", shaded: 95 % interval" : ""}), ` +
     "and what the index says of the two layers before they are joined.";
-  const caption = (title, ...words) => element("figcaption", {}, [element("h3", {}, title), ...words]);
+  const lines = (readings, first) => readings.map(({ measure }, k) => legend(lineClass(first + k), named(measure.name)));
+  const quiet = (className, words) => element("p", { class: `quiet ${className}` }, words);
   return element("div", { class: "figures stitched" }, [
-    element("figure", { class: "card" }, [
-      caption("Along the layers", element("p", { class: "quiet" }, note), element("p", { class: "quiet legends" }, legend([does, ...says], 0))),
-      stitchedLines(does, says),
-    ]),
-    element("figure", { class: "card" }, [
-      caption("Does the index tell?", element("p", { class: "quiet" }, question(does)),
-        element("p", { class: "quiet legends dots" }, legend(says, 1))),
-      scatter(does, says),
-    ]),
+    figure("Along the layers", [quiet("", note), quiet("legends", lines([does, ...says], 0))], stitchedLines(does, says)),
+    figure("Does the index tell?", [quiet("", question(does)), quiet("legends dots", lines(says, 1))], scatter(does, says)),
   ]);
-}
-
-function legend(readings, first) {
-  return readings.map((found, k) => element("span", { class: `legend ${lineClass(first + k)}` }, [
-    element("span", { class: "key" }, ""), named(found.measure.name),
-  ]));
 }
 
 function question(does) {
@@ -49,28 +37,14 @@ function stitchedLines(does, says) {
   const all = [does, ...says];
   const at = (found, kind) => (i) => found.at(kind, i, does.measure.partner[i]);
   const held = all.flatMap((found) => does.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(found, kind)(i))));
-  const host = redrawn(element("div", { class: "curve-host" }), (width) => {
-    const plan = curvePlan(does, width, unitEnds(held));
-    const svg = shape("svg", {
-      class: "curve", role: "img", width, height: plan.height, viewBox: `0 0 ${width} ${plan.height}`,
-      "aria-label": `${all.map(({ measure }) => measure.name).join(", ")} by layer.`,
-    }, [
-      gridLines(plan),
+  return layerCurve(does, unitEnds(held), {
+    axis: "", foot: "layers of A →", describe: (_, i) => describePair(all, i, does.measure.partner[i]),
+    lines: (plan) => [
       does.hasRange ? ribbon(plan, at(does, "low"), at(does, "high"), lineClass(0)) : null,
       ...all.map((found, k) => line(plan, at(found, "value"), lineClass(k))),
       nothingDrawn(plan, all.flatMap((found) => does.a.sites.map((_, i) => at(found, "value")(i)))),
-      footLabels(plan.foot, { left: plan.left, top: plan.top + CURVE, pitch: plan.pitch, leaning: plan.under.leaning }),
-      shape("text", { class: "label axis", x: plan.left, y: plan.height - 6 }, "layers of A →"),
-    ]);
-    host.replaceChildren(svg);
-    svg.addEventListener("pointermove", (event) => {
-      const i = Math.floor((event.clientX - svg.getBoundingClientRect().left - plan.left) / plan.pitch);
-      if (i < 0 || i >= plan.count) return hideTip();
-      return showTip(describePair(all, i, does.measure.partner[i]), event.clientX, event.clientY);
-    });
-    svg.addEventListener("pointerleave", hideTip);
+    ],
   });
-  return host;
 }
 
 function describePair(all, i, j) {
@@ -103,19 +77,15 @@ function scatter(does, says) {
       if (value === null) return [];
       const r = does.measure.partner[i] === j ? 4.5 : 2.5;
       const dot = shape("circle", { class: `scatter ${lineClass(k + 1)}`, cx: x(value), cy: y(does.at("value", i, j)), r });
-      dot.addEventListener("pointermove", (event) => showTip(describePair([does, ...says], i, j), event.clientX, event.clientY));
-      dot.addEventListener("pointerleave", hideTip);
-      return [dot];
+      return [tipped(dot, () => describePair([does, ...says], i, j))];
     }));
     const axis = (place, text) => shape("text", { class: "label axis", ...place }, text);
-    host.replaceChildren(shape("svg", {
-      class: "curve", role: "img", width, height, viewBox: `0 0 ${width} ${height}`,
-      "aria-label": `${does.measure.name} against ${says.map(({ measure }) => measure.name).join(", ")}.`,
-    }, [
+    const indices = says.map(({ measure }) => measure.name).join(", ");
+    host.replaceChildren(drawing(width, height, `${does.measure.name} against ${indices}.`, [
       gridLines(plan), ...under, ...dots, nothingDrawn(plan, dots.length ? [0] : []),
       axis({ x: 0, y: 12 }, `↑ ${does.measure.name}`),
-      axis({ x: left, y: height - 6 }, shortened(`${says.map(({ measure }) => measure.name).join(", ")} →`, width - left - 8)),
-    ]));
+      axis({ x: left, y: height - 6 }, shortened(`${indices} →`, width - left - 8)),
+    ], { class: "curve" }));
   });
   return host;
 }

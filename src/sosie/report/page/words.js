@@ -15,50 +15,30 @@ function caveats(found) {
   ])]);
 }
 
-// What is shuffled where no rows are paired, by the rule that makes the rows.
-const CHANCE = {
-  "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn",
-  tensors: "shuffled weights give",
-};
-
 function method(found) {
   const { measure, pair } = found;
   const given = (kind, words, missing) => {
     if (measure[kind]) return words;
     return measure.dropped.includes(kind) ? "left out here to keep the page small" : missing;
   };
-  // “all” is the whole model, no layer.
-  const [layers, others] = [found.a, found.b].map(({ sites }) => sites.filter((site) => pair.rule !== "tensors" || site !== "all").length);
-  const facts = [
+  const [layers, others] = pair.layers;
+  return factList([
     ["Statistic", measure.statistic],
-    pair.stitched?.overInputs.includes(measure.name) ? ["Inputs", `${measure.n.toLocaleString("en")}, each answered once`]
-      : pair.rule === "tensors" ? ["Numbers", `${measure.n.toLocaleString("en")} in all layers of A`]
-      : ["Rows", `${measure.n.toLocaleString("en")}, made by the rule “${pair.rule}”`],
-    ["Range", measure.extent],
-    ["Direction", measure.same === null ? measure.direction
-      : `${measure.direction}; anything compared with itself has ${Number(measure.same.toPrecision(4))}`],
+    measure.counted,
+    ...readingFacts(measure),
     ["Interval", given("low", "95 %, given for each pair", "none for this statistic")],
-    ["Chance", given("null", `what ${CHANCE[pair.rule] ?? "the measure gives when rows are paired at random"}: mean ± spread, for each pair`, "not measured")],
+    ["Chance", given("null", `what ${pair.chance}: mean ± spread, for each pair`, "not measured")],
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for the search: how often it gives one anywhere among the pairs"]] : []),
     ...(measure.calibrated ? [["Score", "0 is what chance gives, 1 is what anything gives when compared with itself"]] : []),
     ...(pair.shifted ? [["Same shift", "both models answer the same changed inputs; elsewhere A answers those of the row and B those of the column"]]
       : pair.inOrder ? [] : [["Same depth", `each of A’s ${layers} layers against the layer at the same relative depth among B’s ${others}`]]),
-  ];
-  return element("dl", { class: "facts" }, facts.flatMap(([term, text]) => [
-    element("dt", {}, term), element("dd", {}, named(text, "words")),
-  ]));
+  ]);
 }
 
 function provenance(pair) {
   const lines = DATA.records[pair.provenance] ?? [];
-  if (!lines.length) return null;
-  const rows = lines.map(([key, text]) =>
-    element("tr", {}, [element("th", { scope: "row" }, named(key)), element("td", {}, named(text, "words"))]));
-  return element("details", { class: "card", open: lines.length <= 40 ? "" : null }, [
-    element("summary", {}, element("h3", {}, "Provenance")),
-    element("div", { class: "scroll" }, element("table", { class: "provenance" }, element("tbody", {}, rows))),
-  ]);
+  return lines.length ? record("Provenance", lines, lines.length <= 40) : null;
 }
 
 // What a reader must know to read the colours.

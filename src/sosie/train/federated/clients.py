@@ -57,11 +57,11 @@ class Clients:
 
     @property
     def classes(self) -> int:
-        """How many classes the labels of the pool number."""
+        """The number of classes in the pool."""
         return int(self.labels.max()) + 1
 
     def to(self, device: torch.device | str) -> Clients:
-        """The same with everything on a device."""
+        """A copy with everything on a device."""
         names = ("images", "labels", "train", "test", "tasks")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
@@ -95,10 +95,10 @@ def split_classes(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> Parts:
-    """Images of `classes` classes for each client, as many of each; no image goes to two clients.
+    """Give each client images of `classes` classes, equally many of each; no image goes to two clients.
 
-    Classes are dealt so that each goes to as many clients as any other, or to one more. A client has `per_class`
-    training and `test_per_class` test images of each class (None: as many as go round).
+    Each class goes to as many clients as any other, or to one more. A client has `per_class` training and
+    `test_per_class` test images of each class (None: as many as there are for all).
     """
     known = labels.unique()
     if not 1 <= classes <= len(known):
@@ -124,7 +124,7 @@ def split_tasks(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> Parts:
-    """Classes in their order cut into tasks; `sharing` clients divide the images of each, class by class.
+    """Cut the classes, in their order, into tasks; `sharing` clients divide the images of each task, class by class.
 
     Further arguments as of `split_classes`.
     """
@@ -176,7 +176,7 @@ def _divided(
 
 
 def _table(what: str, given: Tensor | Sequence[Tensor], pool: int) -> Tensor:
-    """Numbers of images as (clients, n), whatever was given."""
+    """Numbers of images as one tensor (clients, n)."""
     if not len(given):
         raise ValueError(f"{what}: there are no clients")
     sizes = [len(own) for own in given]

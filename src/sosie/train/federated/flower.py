@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import atom_layers
+from ...models.atoms import some_atom_layers
 from ...stats import AtomTable
 
 # flwr reports its use to its makers unless this is 0 when it is imported; who has set it has decided already.
@@ -39,7 +40,7 @@ log = logging.getLogger("flwr")
 def upload(model: nn.Module, *, atoms: bool = False) -> ArrayRecord:
     """What a client sends: the coefficients of every layer of atoms; with `atoms`, these as well.
 
-    Without atoms, also what the server starts from. The server's configuration says "report-atoms" where it wants them.
+    The server starts from one without atoms. Its configuration says "report-atoms" where it wants them.
     """
     parts = (COEFFICIENTS, ATOMS) if atoms else (COEFFICIENTS,)
     return _record({name: tensor for part in parts for name, tensor in _parts(model, part).items()})
@@ -100,7 +101,7 @@ class AtomStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the coefficients to clients drawn at random, and say whether atoms are wanted."""
-        other = [name for name in arrays if _split(name)[1] != COEFFICIENTS]
+        other = [name for name in arrays if name.rpartition(".")[2] != COEFFICIENTS]
         if other or not arrays:
             found = f"has {', '.join(other[:3])}" if other else "is empty"
             raise ValueError(f"the server has coefficients alone, initial_arrays {found}: give it upload(model)")
@@ -116,7 +117,7 @@ class AtomStrategy(FedAvg):
         if self._sent is None:
             raise ValueError("nothing was sent yet: configure_train comes before aggregate_train")
         before = {name: array.numpy() for name, array in self._sent.items()}
-        taken, dropped = self._take(replies, lambda content: _read_arrays(content, before, self.report_atoms))
+        taken, dropped = self._take(replies, before)
         dropped |= {node: "did not answer" for node in self._asked if node not in taken and node not in dropped}
         atoms = {str(node): reply.atoms for node, reply in taken.items()}
         self.rounds[server_round] = Round(
@@ -133,20 +134,27 @@ class AtomStrategy(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the metrics, by the number of examples, of clients that sent the same."""
-        taken, dropped = self._take(replies, lambda content: ({}, {}))
+        taken, dropped = self._take(replies)
         _tell(server_round, "evaluation", dropped)
         if not taken:
             return None
         return self.evaluate_metrics_aggr_fn([reply.content for reply in taken.values()], self.weighted_by_key)
 
-    def _take(self, replies: Iterable[Message], read: Callable[[RecordDict], Read]) -> tuple[dict[int, _Reply], Why]:
-        """Replies that can be used, by node and in its order (not that of arrival); and why others cannot."""
+    def _take(
+        self, replies: Iterable[Message], before: Mapping[str, np.ndarray] | None = None
+    ) -> tuple[dict[int, _Reply], Why]:
+        """Replies that can be used, in the order of their nodes (not of arrival), and why others cannot.
+
+        `before`: the coefficients that were sent, where the reply must have some too.
+        """
         taken: dict[int, _Reply] = {}
         dropped: Why = {}
         for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
             node = message.metadata.src_node_id
             try:
-                taken[node] = _read(message, self.weighted_by_key, read)
+                content, examples = _read_examples(message, self.weighted_by_key)
+                arrays = ({}, {}) if before is None else _read_arrays(content, before, self.report_atoms)
+                taken[node] = _Reply(content, examples, *arrays)
             except Exception as error:  # a client may send anything: whatever is wrong with it, the round goes on
                 dropped[node] = str(error) or type(error).__name__
         for what, layout in (("metrics", _metric_layout), ("atoms", _atom_layout)):
@@ -162,11 +170,11 @@ class _Reply:
     atoms: dict[str, Tensor]  # by layer
 
 
-Read = tuple[dict[str, np.ndarray], dict[str, Tensor]]
-Why = dict[int, str]
+Why = dict[int, str]  # node: the reason
 
 
-def _read(message: Message, key: str, read: Callable[[RecordDict], Read]) -> _Reply:
+def _read_examples(message: Message, key: str) -> tuple[RecordDict, float]:
+    """The content of a reply, and the number of examples it rests on."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason}")
     content = message.content
@@ -177,15 +185,17 @@ def _read(message: Message, key: str, read: Callable[[RecordDict], Read]) -> _Re
         raise ValueError(f"{key!r} is {examples}, not a number of examples")
     if examples == 0:
         raise ValueError(f"{key!r} is 0: it had no data")
-    return _Reply(content, float(examples), *read(content))
+    return content, float(examples)
 
 
-def _read_arrays(content: RecordDict, before: Mapping[str, np.ndarray], with_atoms: bool) -> Read:
+def _read_arrays(
+    content: RecordDict, before: Mapping[str, np.ndarray], with_atoms: bool
+) -> tuple[dict[str, np.ndarray], dict[str, Tensor]]:
     """Coefficients and atoms of a reply, as finite numbers of the right names and shapes."""
     if len(content.array_records) != 1:
         raise ValueError(f"sent {len(content.array_records)} sets of arrays, one is needed")
     arrays = next(iter(content.array_records.values()))
-    layers = [_split(name)[0] for name in before]
+    layers = [name.rpartition(".")[0] for name in before]
     wanted = {*before, *(_join(layer, ATOMS) for layer in layers if with_atoms)}
     _check_names(wanted, set(arrays), "it sent")
     coefficients = {name: _numbers(name, arrays[name], array.dtype) for name, array in before.items()}
@@ -217,7 +227,7 @@ def _numbers(name: str, array: Array, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _mean(replies: list[_Reply], before: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """In float64, then in the type the server had: rounding does not add up over clients."""
+    """The weighted mean in float64, then in the server's type: rounding does not add up over clients."""
     total = sum(reply.examples for reply in replies)
     means = {}
     for name, array in before.items():
@@ -229,7 +239,7 @@ def _mean(replies: list[_Reply], before: Mapping[str, np.ndarray]) -> ArrayRecor
 
 
 def _drop_unusual(taken: dict[int, _Reply], layout: Callable[[_Reply], Hashable], what: str) -> Why:
-    """Take out replies that are not made as most are, where only clients can say how they are made."""
+    """Remove replies whose layout differs from that of most, where only clients know the right one."""
     if not taken:
         return {}
     layouts = {node: layout(reply) for node, reply in taken.items()}
@@ -255,15 +265,12 @@ def _tell(server_round: int, what: str, dropped: Why) -> None:
 
 
 def _parts(model: nn.Module, part: str) -> dict[str, Tensor]:
-    layers = atom_layers(model)
-    if not layers:
-        raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
-    return {_join(name, part): getattr(layer, part).detach() for name, layer in layers.items()}
+    return {_join(name, part): getattr(layer, part).detach() for name, layer in some_atom_layers(model).items()}
 
 
 def _personal(model: nn.Module) -> dict[str, Tensor]:
     shared = {id(layer.coefficients) for layer in atom_layers(model).values()}
-    every = model.state_dict(keep_vars=True)  # the parameters themselves, so that they can be told apart
+    every = model.state_dict(keep_vars=True)  # the parameters themselves, to compare their ids
     return {name: tensor.detach() for name, tensor in every.items() if id(tensor) not in shared}
 
 
@@ -293,8 +300,3 @@ def _check_names(wanted: set[str], found: set[str], who: str) -> None:
 
 def _join(layer: str, part: str) -> str:
     return f"{layer}.{part}" if layer else part
-
-
-def _split(name: str) -> tuple[str, str]:
-    layer, _, part = name.rpartition(".")
-    return layer, part

@@ -8,23 +8,22 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ...checks import one_of, whole_number
+from ...checks import nearest, one_of, whole_number
 from ...data.draws import derived
 from ...factory import parse_call
 from ...files import DamagedFile, read_tensors, write_tensors
 from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
-from ..heads import find_head
-from ..recipe import Recipe, floats
-from ..together import Stack, State, made, network, orders, seeded, state_of, without_numbers
+from ..heads import Heads, features, find_head, refit_head
+from ..recipe import Prepare, Recipe, floats
+from ..together import Stack, State, build, network, orders, seeded, state_of, without_numbers
 from .clients import Clients
 
 # Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
@@ -35,7 +34,7 @@ Part = Literal["all", "none", "head", "body", "coefficients", "own"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a client's training between two meetings with the server."""
+    """A part of a client's training between receiving the shared part and sending it back."""
 
     trains: Part
     pull: float = 0.0  # w of w/2 ‖θ − θ_server‖², added to the loss
@@ -47,8 +46,8 @@ class Phase:
 class Method:
     """What the server averages, what each client keeps, and how a client trains; `last`: before it is tested.
 
-    `last_epochs`: how long that last training is, None: as long as in a round. `same_atoms=False`: every client starts
-    from atoms of its own, as a control.
+    `last_epochs`: the length of that last training, None: that of a round. `same_atoms=False`: every client starts from
+    atoms of its own, as a control.
     """
 
     name: str
@@ -120,23 +119,21 @@ def open_method(given: str | Method) -> Method:
 
 
 def head_of(model: nn.Module, head: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the modules of the head: those given, else of the last linear layer."""
+    """The names of the head's modules: `head`, or else the last linear layer."""
     if head is None:
         return (find_head(model),)
-    given = (head,) if isinstance(head, str) else tuple(head)
+    names = (head,) if isinstance(head, str) else tuple(head)
     modules = dict(model.named_modules())
-    for name in given:
+    for name in names:
         if name not in modules:
-            near = get_close_matches(name, modules, n=3) or [n for n in modules if n][-3:]
-            raise ValueError(f"the model has no module {name!r} to be its head; it has {', '.join(near)}")
-    return given
+            raise ValueError(f"the model has no module {name!r} to be its head{nearest(name, modules)}")
+    return names
 
 
 def names_of(part: Part, model: nn.Module, head: Sequence[str]) -> set[str]:
     """The names of the parameters and buffers of a part of a model."""
     every = set(state_of(model))
-    if part not in get_args(Part):
-        raise ValueError(f"no part of a model is called {part!r}; there are {', '.join(get_args(Part))}")
+    one_of(part, "the part of a model", get_args(Part))
     if part in ("all", "none"):
         return every if part == "all" else set()
     if part in ("head", "body"):
@@ -145,14 +142,11 @@ def names_of(part: Part, model: nn.Module, head: Sequence[str]) -> set[str]:
     layers = atom_layers(model)
     if not layers:
         raise ValueError(
-            f"the part {part!r} is of models made of atoms, and this one has none: alexnet(atoms=9), or "
-            "with_atoms(model, 9), makes one"
+            f"only a model made of atoms has a part {part!r}: alexnet(atoms=9), or with_atoms(model, 9), makes one"
         )
-    chosen = {f"{layer}.coefficients" if layer else "coefficients" for layer in layers} & every
+    chosen = {_inside(layer, "coefficients") for layer in layers} & every
     return chosen if part == "coefficients" else every - chosen
 
-
-# What came of federated learning
 
 KIND, VERSION = "federated", 2
 _VALUES = ("accuracy", "before", "global_accuracy")
@@ -160,15 +154,15 @@ _VALUES = ("accuracy", "before", "global_accuracy")
 
 @dataclass(frozen=True, eq=False)
 class Federated:
-    """Every client's model, and how it came about."""
+    """The result of federated learning: every client's model, its accuracy, and the history of the rounds."""
 
     method: str
     state: State = field(repr=False)  # every client's model at the end, (clients, …); what is shared is expanded
     shared: State = field(repr=False)  # the server's part
     accuracy: Tensor = field(repr=False)  # (clients,) on their own test images, at the end
-    before: Tensor = field(repr=False)  # the same, ahead of the last local training
+    before: Tensor = field(repr=False)  # (clients,) before the last local training
     global_accuracy: Tensor | None = field(repr=False)  # of the server's model alone, where it has a whole one
-    history: list[dict[str, Any]] = field(repr=False)  # a round: who took part, who was dropped and why
+    history: list[dict[str, Any]] = field(repr=False)  # one entry per round: who took part, who was dropped and why
     head: tuple[str, ...]  # modules
     template: nn.Module = field(repr=False)  # the model they all started from
 
@@ -226,16 +220,9 @@ class Federated:
             if name not in state or state[name].shape[1:] != t.shape:
                 there = tuple(state[name].shape[1:]) if name in state else "not there"
                 raise ValueError(f"{path} is of another model: {name} is {there}, make() has {tuple(t.shape)}")
-        values = {name: tensors.get(name) for name in _VALUES}
-        return Federated(
-            method,
-            state,
-            _under("shared", tensors),
-            **values,  # type: ignore[arg-type]
-            history=history,
-            head=head,
-            template=template,
-        )
+        values: dict[str, Any] = {name: tensors.get(name) for name in _VALUES}
+        shared = _under("shared", tensors)
+        return Federated(method, state, shared, **values, history=history, head=head, template=template)
 
 
 def _under(folder: str, tensors: dict[str, Tensor]) -> State:
@@ -254,9 +241,9 @@ Receive = Callable[[int, int, State], Mapping[str, Tensor]]  # (round, client, u
 def arrived(
     turn: int, who: Sequence[int], sent: State, kept: State, receive: Receive | None
 ) -> tuple[State, list[int], dict[int, str]]:
-    """Uploads that are fit for use, the places of their clients in `who`, and why others are dropped.
+    """The usable uploads, the places of their clients in `who`, and why others are dropped.
 
-    `kept` is what the clients keep: one whose own part is not finite has diverged, and is dropped too.
+    A client whose own part (in `kept`) is not finite has diverged, and is dropped too.
     """
     reasons = _not_finite(who, kept)
     if receive is None:
@@ -279,35 +266,32 @@ def arrived(
 
 
 def mean(stacked: Tensor) -> Tensor:
-    """Over clients; whole numbers (counts of batches) are rounded."""
+    """The mean over clients; whole numbers (counts of batches) are rounded."""
     found = stacked.mean(0, dtype=torch.float64)  # in float32, the mean of equal numbers need not be that number
     return (found if stacked.is_floating_point() else found.round()).to(stacked.dtype)
 
 
 def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
-    """For each client with NaN or infinite numbers: where."""
+    """The first name with NaN or infinite values, for each client that has one."""
     if not state:
         return {}
-    rows = (
-        stacked.reshape(len(who), -1) for stacked in state.values()
-    )  # a batch norm's count is one number per client
-    fine = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
-    found: dict[int, str] = {}
-    for name, row in zip(state, fine.tolist(), strict=True):
-        for client, good in zip(who, row, strict=True):
-            if not good:
-                found.setdefault(client, f"{name} has values that are NaN or infinite")
-    return found
+    rows = [each.reshape(len(who), -1) for each in state.values()]  # a batch norm's count is one number per client
+    finite = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
+    return {
+        client: f"{list(state)[good.index(False)]} has values that are NaN or infinite"
+        for client, good in zip(who, finite.T.tolist(), strict=True)
+        if not all(good)
+    }
 
 
 def _wrong_form(upload: Any, sent: State) -> str | None:
-    """What is wrong with the names and shapes of an upload."""
+    """An error message if the names or shapes of an upload are wrong, else None."""
     if not isinstance(upload, Mapping):
         return f"the upload is a {type(upload).__name__}, not tensors by name"
     if missing := [name for name in sent if name not in upload]:
         return f"{missing[0]} is missing"
     if more := [name for name in upload if name not in sent]:
-        return f"{more[0]} is not something that the server shares"
+        return f"the server does not share {more[0]}"
     for name, tensor in upload.items():
         wanted = tuple(sent[name].shape[1:])
         if not isinstance(tensor, Tensor):
@@ -315,7 +299,7 @@ def _wrong_form(upload: Any, sent: State) -> str | None:
         if tuple(tensor.shape) != wanted:
             return f"{name} is {tuple(tensor.shape)}, the server has {wanted}"
         if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
-            return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) holds no numbers that can be averaged"
+            return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be averaged"
     return None
 
 
@@ -340,12 +324,12 @@ def simulate(
     receive: Receive | None = None,
     after_round: AfterRound | None = None,
 ) -> Federated:
-    """Federated learning on the device where the images are; every client's model, and how well it does at the end.
+    """Simulate federated learning on the images' device; returns every client's model and its accuracy at the end.
 
     All start from `make()` under the global seed `seed`; parameters that do not require gradients there are never
-    trained. In each round a `share` of the clients, the same for every method, train by `recipe` on their own images,
-    the optimiser started afresh, and the server takes the mean of what they share: that weighted by images, since all
-    have equally many. `method`: a key of `METHODS`, with options as in "fedprox(mu=0.1)". `head`: names of the modules
+    trained. In each round a `share` of the clients, the same for every method, train by `recipe` on their own images
+    with a new optimiser, and the server takes the mean of what they share (weighted by images too, since all clients
+    have equally many). `method`: a key of `METHODS`, with options as in "fedprox(mu=0.1)". `head`: names of the modules
     that are the head (None: the last linear layer).
 
     At the end every client trains once more, without sending anything: the whole model for fedavg and fedprox (the
@@ -355,14 +339,14 @@ def simulate(
 
     `measure_every`: rounds between two entries of the mean accuracy in the history (0: never). `at_once`: clients
     trained in one call (None: all, on a CPU 20). An upload goes through `receive(round, client, upload)`; one with NaN
-    or a wrong shape is dropped and named in the history, and that client's round is as if it had not been.
-    `after_round(round, state)` sees every client's model, (clients, …), and -1 is before the first round.
+    or a wrong shape is dropped and named in the history, as if that client had not taken part. `after_round(round,
+    state)` is called with every client's model, (clients, …), also before the first round, with round -1.
     """
     way = open_method(method)
     recipe.refuse("simulate", "clip", "average", "attack", "augment", "compiled")
     device = clients.images.device
     clients = clients.to(device)
-    model = made(make, seed, device).eval()
+    model = build(make, seed, device).eval()
     modules = head_of(model, head)
     whole_number(rounds, "rounds", least=0)
     _check(model, clients, recipe, share)
@@ -374,7 +358,9 @@ def simulate(
         after_round(-1, server.state())
     with Progress(f"{way.name}: {count} of {len(clients)} clients a round", rounds + 1, "rounds") as bar:
         for turn in range(rounds):
-            history.append(server.round(turn, _sampled(len(clients), count, seed, turn).to(device), receive))
+            draws = torch.Generator().manual_seed(int(derived(derived(seed, turn), -1)))  # the same for every method
+            who = torch.randperm(len(clients), generator=draws)[:count].sort().values
+            history.append(server.round(turn, who.to(device), receive))
             if measure_every and (turn + 1) % measure_every == 0:
                 history[-1]["accuracy"] = float(server.accuracy(server.personal, server.shared).mean())
             if after_round is not None:
@@ -399,7 +385,7 @@ def simulate(
 
 
 class Server:
-    """The part that is shared, and beside it, for the simulation's sake, what every client keeps and how it trains."""
+    """The shared part of the model, and (it is a simulation) what every client keeps and how it trains."""
 
     def __init__(
         self,
@@ -424,7 +410,7 @@ class Server:
             self.personal |= _own_atoms(model, self.personal, seed)
 
     def round(self, turn: int, who: Tensor, receive: Receive | None) -> dict[str, Any]:
-        """Clients `who` train, send, and the server averages; what is to be remembered of it."""
+        """Let clients `who` train and send, and average what they sent; returns the entry for the history."""
         kept = {name: stacked[who] for name, stacked in self.personal.items()}
         visiting = {name: stacked for name, stacked in kept.items() if name not in self.shared}
         twice = len(visiting) < len(kept)  # a client has a model of its own beside the one that it sends
@@ -444,7 +430,7 @@ class Server:
         return entry if good else {**entry, "note": "every client was dropped: the server keeps what it had"}
 
     def finish(self, turn: int) -> tuple[State, dict[str, Any]]:
-        """Every client's model after a last training of its own, and what is to be remembered of it."""
+        """Every client's model after a last training of its own, and the entry for the history."""
         who = torch.arange(len(self.clients), device=self.clients.train.device)
         trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
         _, good, dropped = arrived(turn, who.tolist(), {}, trained, None)
@@ -461,9 +447,9 @@ class Server:
         return {**{name: t.expand(count, *t.shape) for name, t in self.shared.items()}, **self.personal}
 
     def train(self, phase: Phase, who: Tensor, own: State, when: tuple[int, int], epochs: int | None = None) -> State:
-        """What clients `who` have after a phase: all of `own` and what was trained, (clients, …).
+        """The state of clients `who` after a phase: all of `own` and what was trained, (clients, …).
 
-        They start from `own` (clients, …) and, where that has nothing, from what is shared, towards which they may be
+        They start from `own` (clients, …) and, where that has nothing, from the shared part, towards which they may be
         pulled. `when`: the numbers of the round and of the phase, from which the order of the images comes.
         """
         of_round = self.recipe.epochs if epochs is None else epochs
@@ -476,9 +462,7 @@ class Server:
         pull = (phase.pull, self.shared) if phase.pull else None
         parts = []
         for some, members in self._groups(who, own):
-            stack = Stack(
-                self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed
-            )  # fmt: skip
+            stack = Stack(self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed)
             if stack.trained:
                 images = self.clients.train[some]
                 seeds = [order_seed(self.seed, *when, client) for client in some.tolist()]
@@ -494,7 +478,7 @@ class Server:
 
     @torch.no_grad()
     def accuracy(self, own: State, shared: State) -> Tensor:
-        """Of every client, on its own test images: (clients,)."""
+        """The accuracy of every client on its own test images: (clients,)."""
         right = []
         for test, members in self._groups(self.clients.test, own):
             stack = Stack(self.template, members, shared, count=len(test), trains=())
@@ -504,7 +488,7 @@ class Server:
         return torch.cat(right).float() / self.clients.test.shape[1]
 
     def _groups(self, who: Tensor, own: State) -> Iterator[tuple[Tensor, State]]:
-        """As many clients as are trained at once, with what is their own."""
+        """Groups of `at_once` clients, with what is their own."""
         for start in range(0, len(who), self.at_once):
             group = slice(start, start + self.at_once)
             yield who[group], {name: stacked[group] for name, stacked in own.items()}
@@ -519,18 +503,12 @@ def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
     return int(derived(derived(derived(seed, turn), phase), client))
 
 
-def _sampled(clients: int, count: int, seed: int, turn: int) -> Tensor:
-    """Who takes part in a round: the same for every method."""
-    generator = torch.Generator().manual_seed(int(derived(derived(seed, turn), -1)))
-    return torch.randperm(clients, generator=generator)[:count].sort().values
-
-
 def _own_atoms(model: nn.Module, personal: State, seed: int) -> State:
     """Random atoms for each client, as large as those of the model."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for layer in atom_layers(model):
-        name = f"{layer}.atoms" if layer else "atoms"
+        name = _inside(layer, "atoms")
         if name not in personal:
             raise ValueError(f"same_atoms=False: {name} is shared by all clients under this method")
         first = personal[name]
@@ -559,3 +537,73 @@ def _check(model: nn.Module, clients: Clients, recipe: Recipe, share: float) -> 
             f"labels go up to {largest}, but the model answers {answer.shape[1]} classes: make it with at least "
             f"{largest + 1}"
         )
+
+
+# Clients that ask others: a few members' bodies, with a last layer fitted to the client's own images
+
+HEAD_RECIPE = Recipe(epochs=100, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
+
+
+class Ensemble(NamedTuple):
+    """Accuracy of each client's model, and of the mean answer of it and its members: (clients,) each."""
+
+    own: Tensor
+    ensemble: Tensor
+
+
+def ensemble_accuracy(
+    found: Federated,
+    clients: Clients,
+    members: Tensor,
+    *,
+    recipe: Recipe = HEAD_RECIPE,
+    seed: int = 0,
+    prepare: Prepare | None = None,
+    at_once: int = 2000,
+) -> Ensemble:
+    """Let every client use the models of others, `members` (clients, k): numbers of clients.
+
+    A member's last linear layer is trained further, by `recipe`, on the client's own images; its body is left as it is
+    (features are computed once, `at_once` images in a pass); then the softmax answers of the client's model, which is
+    not changed, and of its k members are averaged. As a control, try members at random, or each client as its own
+    member.
+    """
+    if len(clients) != len(found):
+        raise ValueError(f"models of {len(found)} clients, images of {len(clients)}")
+    if members.ndim != 2 or len(members) != len(clients) or not members.shape[1] or members.is_floating_point():
+        raise ValueError(
+            f"members are numbers of clients, ({len(clients)}, k), got {members.dtype} {tuple(members.shape)}"
+        )
+    if int(members.min()) < 0 or int(members.max()) >= len(clients):
+        raise ValueError(f"members {int(members.min())} to {int(members.max())} are named, of {len(clients)} clients")
+    head = found.template.get_submodule(found.head[0])
+    if len(found.head) > 1 or not isinstance(head, nn.Linear):
+        raise ValueError(f"the head is {', '.join(found.head)}: need one linear layer that can be fitted again")
+    device = found.accuracy.device
+    clients, members = clients.to(device), members.to(device)
+    pupils = torch.arange(len(clients), device=device).repeat_interleave(members.shape[1])
+    teachers = members.flatten()
+    n, t = clients.train.shape[1], clients.test.shape[1]
+    images = torch.cat([clients.train, clients.test], dim=1)
+    entered: dict[int, Tensor] = {}  # the inputs of the head, for each pair's training and test images
+    answers = []  # of each client's own model to its test images
+    for teacher in range(len(clients)):
+        pairs = (teachers == teacher).nonzero().flatten()
+        numbers = torch.cat([clients.test[teacher], images[pupils[pairs]].flatten()])
+        model = found.model(teacher)
+        seen = features(model, clients.images[numbers], head=found.head[0], prepare=prepare, batch=at_once)
+        with torch.no_grad():
+            answers.append(model.get_submodule(found.head[0])(seen[:t]))
+        entered |= dict(zip(pairs.tolist(), seen[t:].unflatten(0, (len(pairs), n + t)), strict=True))
+    stacked = torch.stack([entered[pair] for pair in range(len(teachers))])
+    weight = found.state[_inside(found.head[0], "weight")][teachers]
+    bias = weight.new_zeros(weight.shape[:2])
+    if head.bias is not None:
+        bias = found.state[_inside(found.head[0], "bias")][teachers]
+    seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]  # a client's members see one order
+    labels = clients.labels[clients.train[pupils]]
+    heads = refit_head(stacked[:, :n], labels, weight.shape[1], recipe=recipe, start=Heads(weight, bias), seed=seeds)
+    own, theirs = torch.stack(answers), heads(stacked[:, n:]).softmax(2).unflatten(0, members.shape).sum(1)
+    truth = clients.labels[clients.test]
+    both = (own.softmax(2) + theirs).argmax(2)
+    return Ensemble((own.argmax(2) == truth).float().mean(1), (both == truth).float().mean(1))

@@ -1,4 +1,4 @@
-"""The benchmark from the first network to the leaderboard; what the folder holds already is not done again."""
+"""The benchmark from the first network to the leaderboard; units of work that the folder holds are not done again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .population import (
     open_scale,
 )
 
-TRIED = 3  # networks that are manipulated, and that tell which way is closer
+TRIED = 3  # networks that are manipulated, and from which the direction of a measure is found
 
 
 @products()
@@ -49,22 +49,22 @@ def run_benchmark(
     closer: Closer | None = None,
     rows: int | None = None,
 ) -> Leaderboard:
-    """Put measures to the test: calibration, correlation with what networks do, manipulation.
+    """Put measures to the test: calibration, correlation with how far networks agree, manipulation.
 
     `measures`: names of sosie's, with options ("mutual_knn(k=5)"), `file.py:function`, or callables f(x, y) of two
     NumPy arrays (n, p) and (n, q), rows paired (`f.takes = "torch"`: tensors), or of two networks (`f.of = "models"`,
-    or `of=`); None: all of sosie's. `closer`: "up" if larger means more alike, for functions that do not say so
-    themselves (`f.closer`); else it is found out by comparing networks with themselves. `rows`: images at most.
+    or `of=`); None: all of sosie's. `closer`: "up" if larger means more alike, for functions that do not declare it
+    (`f.closer`); by default it is found by comparing networks with themselves. `rows`: images at most.
 
-    `scale`: "smoke" (seconds), "small" (minutes on a CPU) or "paper" (a GPU). What is done is kept in `folder`: after
-    an interruption, or with other measures, it goes on from there, and the leaderboard has all measures tried in it.
+    `scale`: "smoke" (seconds), "small" (minutes on a CPU) or "paper" (a GPU). Work is kept in `folder`: after an
+    interruption, or with other measures, it goes on from there, and the leaderboard has all measures tested in it.
     `resume=False` does everything anew.
     """
     chosen = open_scale(scale)
     candidates = open_candidates(measures, chosen, of=of, closer=closer, rows=rows)
     place = torch.device("cpu" if device is None else device)
     images = open_benchmark_images(chosen, seed=seed, device=place)
-    store = Store(folder, {"scale": chosen.facts(), "data": images.name, "seed": seed}, resume=resume)
+    store = Store(folder, {"scale": asdict(chosen), "data": images.name, "seed": seed}, resume=resume)
     population = make_population(chosen, images, store, seed=seed)
     agreement = agreements(chosen, images, population, store, seed=seed)
     at = Ground(chosen, population, agreement, images.test, seed=seed)
@@ -75,8 +75,8 @@ def run_benchmark(
             put_to_the_test(candidate, store, at, probes, bench)
             bar.advance(note=candidate.name)
     entries = [Entry(**{**kept, "notes": tuple(kept["notes"])}) for kept in store.of_measures()]
-    found = Leaderboard(
-        scale=chosen.facts(),
+    board = Leaderboard(
+        scale=asdict(chosen),
         data={
             "name": images.name,
             "train": len(images.train),
@@ -93,13 +93,13 @@ def run_benchmark(
                   if m.reads_outputs},
         provenance=provenance(seed=seed, device=str(place)),
     )  # fmt: skip
-    found = against_the_leader(found, at)
-    found.save(store.folder / "leaderboard.json")
-    return found
+    board = against_the_leader(board, at)
+    board.save(store.folder / "leaderboard.json")
+    return board
 
 
 def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
-    """All stages that can be done, each a unit of work; a stage that fails says why, and the others go on."""
+    """Run all stages, each a unit of work; where one fails the reason is kept, and the others go on."""
     home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
     failures: dict[str, str] = {}
     undefined: dict[str, str] = {}
@@ -114,24 +114,24 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
         return None
 
     closer, notes = candidate.closer, list(candidate.notes)
-    if closer is None and (told := stage("direction", lambda: {"closer": _direction(candidate, at)})) is not None:
-        closer = told["closer"]
-        notes.append(f"closer={closer!r} found out by comparing networks with themselves")
+    if closer is None and (way := stage("direction", lambda: {"closer": _direction(candidate, at)})) is not None:
+        closer = way["closer"]
+        notes.append(f"closer={closer!r} was found by comparing networks with themselves")
     calibration = manipulation = None
     grounding: dict[str, dict[str, Any]] = {}
     if closer is not None:
         calibration = stage("calibration", partial(calibrate, candidate, closer, probes))
         for kind in KINDS:
-            found = stage(f"grounding-{kind}", partial(ground, candidate, closer, at, kind))
-            grounding |= {} if found is None else {kind: found}
+            correlations = stage(f"grounding-{kind}", partial(ground, candidate, closer, at, kind))
+            grounding |= {} if correlations is None else {kind: correlations}
         unlike = None if calibration is None else calibration["clean"]["unlike"]
         far = None if unlike is None else unlike["mean"]
         manipulation = stage("manipulation", partial(manipulate, candidate, far, bench))
     gaps = [
-        f"undefined for {found['pairs'] - found['defined']} of {found['pairs']} pairs that differ in {kind}: "
-        f"{next(iter(found['undefined']), 'no reason given')}"
-        for kind, found in grounding.items()
-        if found["defined"] < found["pairs"]
+        f"undefined for {each['pairs'] - each['defined']} of {each['pairs']} pairs that differ in {kind}: "
+        f"{next(iter(each['undefined']), 'no reason given')}"
+        for kind, each in grounding.items()
+        if each["defined"] < each["pairs"]
     ]
     entry = Entry(candidate.name, candidate.of, closer, (*notes, *gaps), failures, undefined, calibration, grounding,
                   {}, manipulation)  # fmt: skip
@@ -139,7 +139,7 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
 
 
 def _direction(candidate: Candidate, at: Ground) -> Closer:
-    """Which way is closer: networks with themselves against networks with others."""
+    """Whether larger or smaller is closer: networks with themselves against networks with others."""
     few = at.activations[: 2 * TRIED] if candidate.of == "activations" else []
     things: Any = [x[: candidate.rows] for x in few] or at.population.models[: 2 * TRIED]
     count = len(things)
@@ -147,7 +147,7 @@ def _direction(candidate: Candidate, at: Ground) -> Closer:
     other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)])
     both = own.defined & other.defined
     if not both.any():
-        raise ValueError(f"no value to tell the direction from: {next(iter(own.reasons + other.reasons))}")
+        raise ValueError(f"no value shows the direction: {next(iter(own.reasons + other.reasons))}")
     gap = own.values[both] - other.values[both]
     if (gap >= 0).all() and (gap > 0).any():
         return "up"
@@ -160,20 +160,20 @@ def _direction(candidate: Candidate, at: Ground) -> Closer:
     )
 
 
-def against_the_leader(found: Leaderboard, at: Ground) -> Leaderboard:
+def against_the_leader(board: Leaderboard, at: Ground) -> Leaderboard:
     """Each measure with its difference from the first one, kind by kind."""
-    if found.leader is None:
-        return found
-    first = found[found.leader]
+    if board.leader is None:
+        return board
+    first = board[board.leader]
     entries = []
-    for entry in found:
-        shared = [kind for kind in entry.grounding if kind in first.grounding and entry is not first]
+    for entry in board:
         against = {
             kind: difference(_oriented(entry, kind), _oriented(first, kind), at, kind, ALL, ranks=True)
-            for kind in shared
+            for kind in entry.grounding
+            if kind in first.grounding and entry is not first
         }
         entries.append(replace(entry, against=against))
-    return replace(found, entries=tuple(entries))
+    return replace(board, entries=tuple(entries))
 
 
 def _oriented(entry: Entry, kind: str) -> np.ndarray:

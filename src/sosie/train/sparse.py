@@ -1,0 +1,818 @@
+"""Sparse training: masks of weights, how they are made, held, regrown, loaded and counted."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from ..capture import as_found, nearest, unwrap
+from ..capture.sites import Names
+from ..checks import one_of, positive, whole_number
+from ..models import read_weights
+from ..models.weights import PREFIXES, fit_weights
+from ..process_state import Shared, attention_in_parts
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvTransposeNd)
+MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
+
+
+def layers_of(model: nn.Module) -> dict[str, list[str]]:
+    """The first name of each layer with a weight that is not empty, and all names by which that weight is known.
+
+    Modules that share a parameter (tied weights), and names that share a module, are one layer.
+    """
+    found: dict[int, list[str]] = {}
+    for name, module in Names.of(unwrap(model)).by_name.items():
+        weight = module._parameters.get("weight")
+        if isinstance(module, KINDS) and weight is not None and (is_lazy(weight) or weight.numel()):
+            found.setdefault(id(weight), []).append(name)
+    return {names[0]: names for names in found.values()}
+
+
+def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.Module]:
+    """The layers to be masked, by name; `dense`: names or globs of layers that stay whole."""
+    modules, layers = Names.of(unwrap(model)).by_name, layers_of(model)
+    aliases = {alias: name for name, names in layers.items() for alias in names}
+    computed = [
+        name for name, each in modules.items() if isinstance(each, KINDS) and each._parameters.get("weight") is None
+    ]
+    whole = named([*aliases, *computed], dense, "dense")
+    if odd := [name for name in computed if name not in whole]:
+        raise ValueError(
+            f"the weight of {listed(odd)} is not a parameter: where torch.nn.utils.prune masked it, Masks.of(model) "
+            "takes the masks over; remove a parametrisation, or name the layer in dense"
+        )
+    whole = {aliases.get(name, name) for name in whole}
+    found = {name: modules[name] for name in layers if name not in whole}
+    if lazy := [name for name, module in found.items() if is_lazy(weight_of(module))]:
+        raise ValueError(f"{listed(lazy)} has no shape yet: call the model once first")
+    if not found:
+        left = f"; all {len(layers)} stay dense" if layers else ": it has no convolution or linear layer with a weight"
+        raise ValueError(f"nothing to mask in {type(unwrap(model)).__name__}{left}")
+    return found
+
+
+def named(known: Iterable[str], wanted: str | Iterable[str], word: str) -> set[str]:
+    """The known names that match a name or glob, an exact name first; one that matches nothing is refused."""
+    known = list(known)
+    found: set[str] = set()
+    for each in [wanted] if isinstance(wanted, str) else wanted:
+        fits = {each} & set(known) or {name for name in known if fnmatchcase(name, each)}
+        if not fits:
+            raise ValueError(f"{word}: no convolution or linear layer is called {each!r}{nearest(each, known)}")
+        found |= fits
+    return found
+
+
+def weight_of(module: nn.Module) -> nn.Parameter:
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def mask_of(module: nn.Module) -> Tensor | None:
+    """The mask of a module's own weight, if it has one."""
+    return module._buffers.get(MASK)
+
+
+def listed(names: Iterable[str], shown: int = 5) -> str:
+    names = list(names)
+    rest = f" … and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(map(repr, names[:shown])) + rest
+
+
+class Masks(Mapping[str, Tensor]):
+    """The masks of a model: `masks["conv1"]` is True where the layer's weight is kept; `Masks.of(model)` finds them.
+
+    Each is a boolean buffer `weight_mask` beside the `weight` it masks, so that it is saved with the model and moves
+    with it; the weight stays a parameter, exactly 0 where the mask is False. Nothing of the forward changes.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._layers = dict(layers)
+        self._held: list[torch.optim.Optimizer] = []
+        self._factors: dict[str, tuple[Tensor, int, Tensor]] = {}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Masks:
+        """The masks of a model. Those of torch.nn.utils.prune are taken over.
+
+        `weight_orig` becomes the parameter `weight` again (the same object, so an optimiser keeps it), 0 where pruned,
+        and the mask stays.
+        """
+        found: dict[str, nn.Module] = {}
+        for name, module in Names.of(unwrap(model)).unique().items():
+            mask = mask_of(module) if isinstance(module, KINDS) else None
+            if mask is None:
+                continue
+            if "weight_orig" in module._parameters:
+                mask = mask.clone()
+                prune.remove(module, "weight")  # the parameter itself goes back to its name
+            module.register_buffer(MASK, mask if mask.dtype == torch.bool else mask != 0)
+            found[name] = module
+        if not found:
+            raise ValueError(
+                "no convolution or linear layer of the model has a mask: random_masks and pruned_masks make them, "
+                "load_masked reads a model with masks"
+            )
+        owner: dict[int, str] = {}
+        for layer, module in found.items():
+            if (first := owner.setdefault(id(weight_of(module)), layer)) != layer:
+                raise ValueError(
+                    f"{first!r} and {layer!r} share one weight and have a mask each: which one holds? Take one off "
+                    f"(del its {MASK})"
+                )
+        masks = cls(found)
+        masks.apply()
+        return masks
+
+    def __getitem__(self, layer: str) -> Tensor:
+        mask = mask_of(self._layers[layer])
+        if mask is None:
+            raise RuntimeError(f"{layer!r} has no mask any more: its masks were removed")
+        return mask
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # not entry by entry, as mappings do: tensors have no single answer
+
+    __hash__ = object.__hash__
+
+    def weight(self, layer: str) -> nn.Parameter:
+        """The weight that this mask masks."""
+        return weight_of(self._layers[layer])
+
+    @property
+    def sparsity(self) -> float:
+        """The share of 0 among all weights that have a mask."""
+        rows = self.densities()
+        return 1 - sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
+
+    def densities(self) -> list[dict[str, Any]]:
+        """One row per layer: layer, shape, weights, kept, density."""
+        kept = torch.stack([mask.sum().cpu() for mask in self.values()]).tolist()
+        return [
+            {"layer": layer, "shape": tuple(mask.shape), "weights": mask.numel(), "kept": count,
+             "density": count / mask.numel()}
+            for (layer, mask), count in zip(self.items(), kept, strict=True)
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def set(self, layer: str, mask: Tensor) -> None:
+        """Replace the mask of a layer in place; weights that are no longer kept become 0."""
+        own = self[layer]
+        if mask.shape != own.shape or mask.dtype != torch.bool:
+            raise ValueError(
+                f"the mask of {layer!r} is boolean with shape {tuple(own.shape)}, got {mask.dtype} of "
+                f"{tuple(mask.shape)}"
+            )
+        own.copy_(mask)
+        self.weight(layer).masked_fill_(~own, 0)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Set the weights to 0 where they are masked."""
+        torch._foreach_mul_([self.weight(layer) for layer in self], [self._factor(layer) for layer in self])
+
+    @contextmanager
+    def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Masks]:
+        """Keep the masks through every step of the optimiser: gradients are masked before it, weights after it.
+
+        So momentum and the moments of Adam stay exactly 0 where the weights are; earlier values there are cleared.
+        Nothing waits for a GPU. The gradients that a closure computes inside `step` are masked too.
+        """
+        if any(held is optimiser for held in self._held):
+            raise RuntimeError("these masks are held through this optimiser's steps already")
+        trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        if not any(id(self.weight(layer)) in trained for layer in self):
+            raise ValueError(
+                f"the optimiser trains none of the {len(self)} masked weights: is it of a copy of the model? "
+                "Masks.of(copy) gives the masks of a copy"
+            )
+        self.apply()
+        self.clear(optimiser)
+        before = before_update(optimiser, self._mask_gradients)
+        after = optimiser.register_step_post_hook(lambda *_: self.apply())
+        self._held.append(optimiser)
+        try:
+            yield self
+        finally:
+            self._held.remove(optimiser)
+            before.remove()
+            after.remove()
+
+    @torch.no_grad()
+    def clear(self, optimiser: torch.optim.Optimizer) -> None:
+        """Set the optimiser's state of masked weights (momentum, moments) to 0."""
+        for layer, mask in self.items():
+            for state in optimiser.state.get(self.weight(layer), {}).values():
+                if isinstance(state, Tensor) and state.shape == mask.shape and state.is_floating_point():
+                    state.mul_(mask)
+
+    def remove(self) -> None:
+        """Take the masks off; the weights stay 0 until they are trained."""
+        if self._held:
+            raise RuntimeError("these masks are held by an optimiser: remove them after the with block")
+        for module in self._layers.values():
+            module._buffers.pop(MASK, None)
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing: a checkpoint has the masks with the model."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        if state:
+            raise ValueError(f"masks that do not change have no state, got {listed(state)}: were they regrown before?")
+
+    def __repr__(self) -> str:
+        rows = self.densities()
+        kept, weights = sum(row["kept"] for row in rows), sum(row["weights"] for row in rows)
+        return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
+
+    @torch.no_grad()
+    def _mask_gradients(self) -> None:
+        found = {layer: grad for layer in self if (grad := self.weight(layer).grad) is not None}
+        if found:
+            torch._foreach_mul_(list(found.values()), [self._factor(layer) for layer in found])
+
+    def _factor(self, layer: str) -> Tensor:
+        """The mask as 0 and 1 of the weight's type: equal types share a single kernel.
+
+        Written to in place when the mask changed: a recorded step goes on reading the same memory.
+        """
+        mask, weight = self[layer], self.weight(layer)
+        known = self._factors.get(layer)
+        if known is None or known[2].dtype != weight.dtype or known[2].device != mask.device:
+            known = mask, mask._version, mask.to(weight.dtype)
+        elif known[0] is not mask or known[1] != mask._version:
+            known = mask, mask._version, known[2].copy_(mask)
+        self._factors[layer] = known
+        return known[2]
+
+
+def new_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Masks:
+    """Give layers these masks; one that a layer has already is overwritten in place."""
+    for name, module in layers.items():
+        mask = masks[name].to(weight_of(module).device)
+        own = mask_of(module)
+        if own is None:
+            # Laid out as the weight: products of the two then run at full speed.
+            module.register_buffer(MASK, torch.empty_like(weight_of(module), dtype=torch.bool).copy_(mask))
+        else:
+            own.copy_(mask)
+    made = Masks(layers)
+    made.apply()
+    return made
+
+
+def before_update(optimiser: torch.optim.Optimizer, act: Callable[[], None]) -> Any:
+    """Call `act` in every step once the gradients are there: before it, or after the closure that makes them."""
+
+    def hook(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            act()
+            return None
+
+        def followed() -> Any:
+            loss = closure()
+            act()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": followed}
+        return (args[0], followed, *args[2:]), kwargs
+
+    return optimiser.register_step_pre_hook(hook)
+
+
+def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLike[str]) -> Masks:
+    """Fill a model from a state dict, or a file of one (.safetensors, .pt), that has masks; every name must agree.
+
+    State dicts of torch.nn.utils.prune (`weight_orig`, `weight_mask`) are read too. A mask that does not fit is
+    refused, and so is a weight that is not 0 where it is masked; the model is then left as it was.
+    """
+    source = "the state dict" if isinstance(state, Mapping) else str(state)
+    if isinstance(state, Mapping):
+        given = dict(state)
+        for prefix in PREFIXES:
+            if given and all(name.startswith(prefix) for name in given):
+                given = {name.removeprefix(prefix): tensor for name, tensor in given.items()}
+    else:
+        given = read_weights(state)[0]
+    model = unwrap(model)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in given.items():
+        if name.rpartition(".")[2] == MASK:
+            tensor = tensor != 0
+        elif name.rpartition(".")[2] == "weight_orig":
+            mask = given.get(name.removesuffix("orig") + "mask")
+            if mask is not None and mask.shape == tensor.shape:
+                name, tensor = name.removesuffix("_orig"), tensor * (mask != 0)
+        tensors[name] = tensor
+    masks = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == MASK}
+    if not masks:
+        raise ValueError(f"{source} has no masks (no name ends in '{MASK}'): load_weights reads a dense model")
+    added = _register(model, masks, source)
+    try:
+        for name, mask in masks.items():
+            weight = tensors.get(name.removesuffix("_mask"))
+            wrong = 0 if weight is None or weight.shape != mask.shape else int((weight[~mask] != 0).sum())
+            if wrong:
+                raise ValueError(
+                    f"{source}: {wrong} weights of {name.rpartition('.')[0]!r} are not 0 where they are masked; was it "
+                    "trained without holding its masks?"
+                )
+        fit_weights(model, tensors, source=source)
+    except BaseException:
+        for module in added:
+            module._buffers.pop(MASK)
+        raise
+    return Masks.of(model)
+
+
+def _register(model: nn.Module, masks: Mapping[str, Tensor], source: str) -> list[nn.Module]:
+    """Register buffers for the masks in the layers they belong to; returns the layers that had none."""
+    modules = Names.of(model).by_name
+    strangers: list[str] = []
+    misfits: list[str] = []
+    found: list[nn.Module] = []
+    owner: dict[int, tuple[str, nn.Module]] = {}  # modules may share a weight, which has one mask
+    for name, mask in masks.items():
+        layer = name.rpartition(".")[0]
+        module = modules.get(layer)
+        if not isinstance(module, KINDS) or module._parameters.get("weight") is None:
+            strangers.append(layer)
+        elif weight_of(module).shape != mask.shape:
+            misfits.append(f"{layer} (weight {tuple(weight_of(module).shape)}, mask {tuple(mask.shape)})")
+        elif (first := owner.setdefault(id(weight_of(module)), (layer, module)))[1] is not module:
+            misfits.append(f"{layer} (shares the weight of {first[0]}, which has a mask of its own)")
+        elif mask_of(module) is None:
+            found.append(module)
+    if strangers or misfits:
+        lines = [f"the masks of {source} do not fit the model:"]
+        if strangers:
+            lines.append(f"  {len(strangers)} for layers it does not have: {listed(strangers)}")
+        if misfits:
+            lines.append(f"  {len(misfits)} for other weights: {', '.join(misfits[:5])}")
+        raise ValueError("\n".join(lines))
+    for module in found:
+        module.register_buffer(MASK, torch.ones_like(weight_of(module), dtype=torch.bool))
+    return found
+
+
+# Masks made at random, or of what torch.nn.utils.prune would prune
+
+Spread = Literal["erk", "uniform"]
+Criterion = Literal["magnitude", "magnitude_of_layer", "channels"]
+Shape = tuple[int, ...]
+
+
+def check_sparsity(sparsity: float) -> None:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity={sparsity!r}: the share of weights that are 0, from 0 to below 1")
+
+
+def kept_of(weights: int, sparsity: float) -> int:
+    """How many weights are kept; the number of pruned ones is rounded, as torch.nn.utils.prune does."""
+    return weights - round(sparsity * weights)
+
+
+def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, float]:
+    """The share of weights that each layer keeps, before rounding to whole numbers.
+
+    "erk" (Mocanu et al. 2018, Evci et al. 2020): in proportion to the sum of a weight's sides over their product, for a
+    convolution (inputs + outputs + height + width) / (inputs × outputs × height × width). Where that would pass 1 the
+    layer is dense and the others share the rest.
+    """
+    one_of(how, "how", ("erk", "uniform"))
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    kept = kept_of(sum(sizes.values()), sparsity)
+    if how == "uniform":
+        return dict.fromkeys(shapes, kept / sum(sizes.values()))
+    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    full: set[str] = set()
+    while True:
+        rest = [name for name in shapes if name not in full]
+        room = kept - sum(sizes[name] for name in full)
+        scale = room / sum(raw[name] * sizes[name] for name in rest) if rest else 0.0
+        over = {name for name in rest if scale * raw[name] > 1}
+        if not over:
+            return {name: 1.0 if name in full else scale * raw[name] for name in shapes}
+        full |= over
+
+
+def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, int]:
+    """How many weights each layer keeps: whole numbers by largest remainder, whose sum is exact."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    shares = {name: density * sizes[name] for name, density in densities_of(shapes, sparsity, how).items()}
+    # A whole share that rounding left a hair below its number is that number.
+    counts = {name: min(math.floor(share + 1e-9 * max(share, 1)), sizes[name]) for name, share in shares.items()}
+    missing = kept_of(sum(sizes.values()), sparsity) - sum(counts.values())
+    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
+    for name in [each for each in by_remainder if counts[each] < sizes[each]][:missing]:
+        counts[name] += 1
+    if empty := [name for name, count in counts.items() if count == 0]:
+        raise ValueError(
+            f"sparsity {sparsity} leaves no weight in {', '.join(map(repr, empty[:5]))}, which would cut the network: "
+            f"take a lower sparsity{', how=' + repr('erk') if how == 'uniform' else ''}, or name such layers in dense"
+        )
+    return counts
+
+
+def random_masks(
+    model: nn.Module, sparsity: float, *, how: Spread = "erk", seed: int = 0, dense: str | Iterable[str] = ()
+) -> Masks:
+    """Draw masks at random, and set the weights they mask to 0.
+
+    `sparsity` is met exactly over all weights with a mask: those of convolutions and linear layers, without the layers
+    named in `dense` (names or globs). `how` spreads it over layers: "erk" keeps more of small
+    layers (Erdős–Rényi–Kernel, Evci et al. 2020), "uniform" the same share of each. The masks come from `seed` alone,
+    the same on every device. A model that has masks is refused.
+    """
+    check_sparsity(sparsity)
+    layers = maskable(model, dense)
+    if known := [name for name, module in layers.items() if mask_of(module) is not None]:
+        which = f"{listed(known)} {'has a mask' if len(known) == 1 else 'have masks'}"
+        raise ValueError(f"{which} already: Masks.of(model).remove() takes all off")
+    shapes = {name: tuple(weight_of(module).shape) for name, module in layers.items()}
+    counts = counts_of(shapes, sparsity, how)
+    generator = torch.Generator().manual_seed(seed)
+    masks = {}
+    for name, shape in shapes.items():
+        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
+        mask[torch.randperm(len(mask), generator=generator)[: counts[name]]] = True
+        masks[name] = mask.view(shape)
+    return new_masks(layers, masks)
+
+
+def pruned_masks(
+    model: nn.Module, sparsity: float, *, how: Criterion = "magnitude", dense: str | Iterable[str] = ()
+) -> Masks:
+    """Mask what torch.nn.utils.prune would prune, and set the weights they mask to 0.
+
+    "magnitude": the smallest weights of all layers together (global_unstructured with L1Unstructured);
+    "magnitude_of_layer": the same share of each layer (l1_unstructured); "channels": whole output channels of each
+    layer, those with the smallest L1 norm (ln_structured), the same share of each: name the last layer in `dense`,
+    whose channels are the answers. `sparsity` and `dense` as for `random_masks`. A model that has masks is pruned
+    further, to `sparsity` in all; masks that an optimiser holds follow.
+    """
+    check_sparsity(sparsity)
+    layers = maskable(model, dense)
+    one_of(how, "how", ("magnitude", "magnitude_of_layer", "channels"))
+    if odd := [name for name, module in layers.items() if bool(weight_of(module).isnan().any())]:
+        raise ValueError(f"weights of {listed(odd)} are NaN, so none is the smallest: was the training cut short?")
+    bare = {name: _bare(module) for name, module in layers.items()}
+    if how == "magnitude":
+        together = torch.cat([_mask(each).flatten() for each in bare.values()])
+        amount = _further(together, sparsity, "weights of the model")
+        pairs = [(each, "weight") for each in bare.values()]
+        prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=amount)
+    for name, each in bare.items() if how != "magnitude" else ():
+        if how == "magnitude_of_layer":
+            prune.l1_unstructured(each, "weight", _further(_mask(each), sparsity, f"weights of {name!r}"))
+            continue
+        transposed = isinstance(layers[name], _ConvTransposeNd)
+        if transposed and layers[name].groups > 1:  # type: ignore[operator]
+            raise ValueError(
+                f"{name!r} is a transposed convolution in groups: its weight has no axis of output channels; name it "
+                "in dense"
+            )
+        channels = _mask(each).movedim(int(transposed), 0).flatten(1).any(1)
+        if not kept_of(len(channels), sparsity):
+            raise ValueError(
+                f"sparsity {sparsity} leaves none of the {len(channels)} channels of {name!r}: name it in dense"
+            )
+        amount = _further(channels, sparsity, f"channels of {name!r}")
+        prune.ln_structured(each, "weight", amount, n=1, dim=int(transposed))
+    return new_masks(layers, {name: _mask(each) for name, each in bare.items()})
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """A module with the weight and its mask alone: torch prunes it in place of the layer, which keeps its parameter."""
+    bare = nn.Module()
+    bare.weight = nn.Parameter(weight_of(module).detach(), requires_grad=False)
+    if (own := mask_of(module)) is not None:
+        prune.custom_from_mask(bare, "weight", own.to(bare.weight.dtype))
+    return bare
+
+
+def _mask(bare: nn.Module) -> Tensor:
+    mask = mask_of(bare)
+    return torch.ones_like(weight_of(bare), dtype=torch.bool) if mask is None else mask != 0
+
+
+def _further(kept: Tensor, sparsity: float, what: str) -> int:
+    """How many more of these to prune."""
+    gone, wanted = int((~kept).sum()), kept.numel() - kept_of(kept.numel(), sparsity)
+    if wanted < gone:
+        raise ValueError(
+            f"{gone} {what} are pruned already, more than the {wanted} of sparsity {sparsity}: pruning brings none "
+            "back; ask for a higher sparsity"
+        )
+    return wanted - gone
+
+
+# Masks that change while a network trains: small weights are dropped, as many others grow (RigL, SET)
+
+Growth = Literal["gradient", "random"]
+
+
+class Regrow:
+    """Now and then drops a layer's smallest weights and grows as many: `with RigL(masks, steps).hold(optimiser)`.
+
+    `how`: those with the largest gradient grow ("gradient": RigL, Evci et al. 2020) or random ones ("random": SET,
+    Mocanu et al. 2018). At every `every`-th of the optimiser's `steps`, before `until` × steps, the share
+    `fraction` / 2 × (1 + cos(π step / (until × steps))) of a layer's kept weights is dropped, rounded down, and as many
+    of those that are not kept grow; one that was dropped may grow back, and then keeps its weight. So a layer's density
+    never changes. The step of an update trains the weights that stay; new ones are 0 after it, with no momentum, and
+    train from the next step on. An update whose gradients are not all finite is left out.
+
+    It is used wherever masks are (`hold`, `fit(…, masks=)`); the masks themselves must not be held beside it.
+    """
+
+    def __init__(
+        self,
+        masks: Masks,
+        steps: int,
+        *,
+        how: Growth = "gradient",
+        every: int = 100,
+        fraction: float = 0.3,
+        until: float = 0.75,
+        seed: int = 0,
+    ) -> None:
+        one_of(how, "how", ("gradient", "random"))
+        whole_number(steps, "steps", least=1, why="steps of the optimiser")
+        whole_number(every, "every", least=1, why="steps of the optimiser")
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction={fraction!r}: the share of kept weights the first update changes, in (0, 1)")
+        if not 0 < until <= 1:
+            raise ValueError(f"until={until!r}: the share of the steps in which masks change, above 0 and up to 1")
+        self.masks, self.steps, self.how, self.every = masks, steps, how, every
+        self.fraction, self.until, self.seed = fraction, until, seed
+        self.step = 0  # of the optimiser, so far
+        self.last: list[dict[str, Any]] = []  # the last update: layer, dropped, and how many of the grown are new
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step changes the masks: such a step cannot be recorded in a CUDA graph."""
+        step = self.step + 1
+        return step % self.every == 0 and step < self.until * self.steps
+
+    def fraction_at(self, step: int) -> float:
+        """The share of kept weights that an update at this step drops."""
+        return self.fraction / 2 * (1 + math.cos(math.pi * step / (self.until * self.steps)))
+
+    @contextmanager
+    def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Regrow]:
+        """Keep the masks through the optimiser's steps (see `Masks.hold`), and change them when an update is due."""
+        first = before_update(optimiser, partial(self._before_step, optimiser))  # before gradients are masked
+        try:
+            with self.masks.hold(optimiser):
+                yield self
+        finally:
+            first.remove()
+
+    def settings(self) -> dict[str, Any]:
+        """The options, which a checkpoint compares."""
+        return {name: getattr(self, name) for name in ("steps", "how", "every", "fraction", "until", "seed")}
+
+    def state_dict(self) -> dict[str, int]:
+        """The steps so far; a checkpoint has the masks with the model."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.step = int(state["step"])
+
+    def __repr__(self) -> str:
+        return f"<Regrow by {self.how} at step {self.step} of {self.steps}: {self.masks!r}>"
+
+    def _before_step(self, optimiser: torch.optim.Optimizer) -> None:
+        if self.due:
+            self._update(optimiser)
+        self.step += 1
+
+    @torch.no_grad()
+    def _update(self, optimiser: torch.optim.Optimizer) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "masks change in this step, which a CUDA graph cannot record: take steps that are `due` apart"
+            )
+        trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        weights = {layer: self.masks.weight(layer) for layer in self.masks}
+        gradients = {layer: w.grad for layer, w in weights.items() if id(w) in trained and w.grad is not None}
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
+            return
+        entropy = np.random.SeedSequence([self.seed, self.step]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(entropy))
+        share = self.fraction_at(self.step + 1)
+        self.last = []
+        for layer, gradient in gradients.items():
+            score = gradient.abs()
+            if self.how == "random":  # drawn on the CPU: the same on every device
+                score = torch.rand(gradient.shape, generator=generator, dtype=torch.float64).to(gradient.device)
+            mask, weight = self.masks[layer], self.masks.weight(layer)
+            before = mask.flatten().clone()  # the mask itself is about to change
+            count = math.floor(share * int(before.sum()))
+            dropped = weight.abs().flatten().masked_fill(~before, math.inf).topk(count, largest=False).indices
+            after = before.index_fill(0, dropped, False)
+            grown = score.flatten().masked_fill(after, -1).topk(count).indices
+            after = after.index_fill(0, grown, True)
+            gradient.mul_(mask)  # new weights wait for the next step
+            self.masks.set(layer, after.view(mask.shape))
+            self.last.append({"layer": layer, "dropped": count, "new": int((after & ~before).sum())})
+        self.masks.clear(optimiser)
+
+
+RigL = partial(Regrow, how="gradient")
+SET = partial(Regrow, how="random")
+
+
+# What a network costs, dense and as far as its masks keep it
+
+
+@dataclass(frozen=True)
+class SparseCost:
+    """Parameters and FLOPs of a network, as it stands in memory and, `kept`, after its masks.
+
+    FLOPs are those of one forward, a multiplication and an addition being two; elementwise work is not counted.
+    """
+
+    parameters: int
+    kept_parameters: int
+    flops: int
+    kept_flops: int
+    layers: list[dict[str, Any]]  # one row per layer with a weight: layer, weights, kept, flops, kept_flops
+
+    @property
+    def sparsity(self) -> float:
+        """The share of 0 among all parameters, those without a mask among them."""
+        return 1 - self.kept_parameters / self.parameters
+
+
+def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
+    """Count a network and its forward on these inputs, with torch's FlopCounterMode.
+
+    Products and convolutions with a masked weight count kept / weights of their FLOPs, which is a whole number: each
+    weight takes part in the same number of multiplications. All others count whole. It is the work that is needed, not
+    what torch does: masked weights are multiplied all the same, and pruned channels stay in the tensors, also as inputs
+    of the next layer. A weight that several modules share is counted once among parameters, and in every product.
+    """
+    core = unwrap(model)
+    modules = Names.of(core).by_name
+    rows: dict[tuple[int, int], dict[str, Any]] = {}  # by where the weight is in memory
+    for name in layers_of(core):
+        weight, mask = weight_of(modules[name]), mask_of(modules[name])
+        kept = weight.numel() if mask is None else int((mask != 0).sum())
+        rows[_where(weight)] = {"layer": name, "weights": weight.numel(), "kept": kept, "flops": 0}
+
+    def noting(formula: Callable[..., int]) -> Callable[..., int]:
+        """The formula of an operation, which also adds its FLOPs to the layer whose weight it takes."""
+
+        def noted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+            flops = formula(*args, out_val=out_val, **kwargs)
+            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+            if row := next((rows[_where(each)] for each in tensors if _where(each) in rows), None):
+                row["flops"] += flops
+            return flops
+
+        noted._get_raw = True  # type: ignore[attr-defined]  # the tensors, not only their shapes
+        return noted
+
+    formulas = {packet: noting(formula) for packet, formula in flop_registry.items()}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    device = next((p.device.type for p in core.parameters()), "cpu")
+    # Without autocast, which multiplies copies of the weights that could not be told from other tensors.
+    with as_found(core), attention_in_parts, _PLAIN_ATTENTION, torch.autocast(device, enabled=False), counter:
+        core(*args, **kwargs)
+    for row in rows.values():
+        row["kept_flops"] = row["flops"] * row["kept"] // row["weights"]
+    parameters, flops = sum(p.numel() for p in core.parameters()), counter.get_total_flops()
+    return SparseCost(
+        parameters=parameters,
+        kept_parameters=parameters - sum(row["weights"] - row["kept"] for row in rows.values()),
+        flops=flops,
+        kept_flops=flops - sum(row["flops"] - row["kept_flops"] for row in rows.values()),
+        layers=list(rows.values()),
+    )
+
+
+# As plain products: torch's counter does not see those of the fused transformer layer and of flash on a CPU.
+_PLAIN_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+
+
+def _where(tensor: Tensor) -> tuple[int, int]:
+    """The memory a tensor starts in: the same for a weight and its transpose."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+
+
+# How close weights are to 0
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+@torch.no_grad()
+def epsilon_sparsity(model: nn.Module, epsilon: float, *, layers: str | Iterable[str] = "*") -> float:
+    """The share of weights w with |w| ≤ ε among those of convolutions and linear layers; with ε = 0 the sparsity.
+
+    It depends on the scale of the weights: before a batch norm all of them can be made smaller than any ε, and the
+    network computes the same. `layers`: names or globs.
+    """
+    if not (math.isfinite(epsilon) and epsilon >= 0):
+        raise ValueError(f"epsilon={epsilon!r}: a number from 0 on")
+    weights = [weight_of(module) for module in _chosen(model, layers).values()]
+    small = torch.stack([(weight.abs() <= epsilon).sum().cpu() for weight in weights]).sum()
+    return int(small) / sum(weight.numel() for weight in weights)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many weights are in each bin; the last bin has its right edge, as in NumPy."""
+
+    counts: Numbers  # (bins,)
+    edges: Numbers  # (bins + 1,)
+    outside: int  # beyond the limit on either side
+
+
+@torch.no_grad()
+def weight_histogram(
+    model: nn.Module,
+    bins: int = 100,
+    limit: float | None = None,
+    *,
+    layers: str | Iterable[str] = "*",
+    masked: bool = False,
+) -> Histogram:
+    """A histogram over [−limit, limit] of the weights of convolutions and linear layers; limit=None: the largest |w|.
+
+    Weights that a mask sets to 0 are left out unless `masked`. `layers`: names or globs.
+    """
+    whole_number(bins, "bins", least=1)
+    if limit is not None:
+        positive(limit, "limit", why="None takes the largest weight")
+    parts = []
+    for module in _chosen(model, layers).values():
+        weight, mask = weight_of(module).detach(), mask_of(module)
+        parts.append((weight.flatten() if mask is None or masked else weight[mask != 0]).double().cpu())
+    values = torch.cat(parts).numpy()
+    if not np.isfinite(values).all():
+        raise ValueError(f"{int((~np.isfinite(values)).sum())} weights of the model are NaN or infinite")
+    if limit is None:
+        limit = float(np.abs(values).max(initial=0))
+        if limit == 0:
+            raise ValueError("all weights are 0: a histogram needs a limit")
+    counts, edges = np.histogram(values, bins, (-limit, limit))
+    return Histogram(counts, edges, int(len(values) - counts.sum()))
+
+
+class WeightHistograms:
+    """Histograms along training: `fit(…, after_epoch=histograms.record)`, or `record(step)` in any loop.
+
+    All have the same bins, so `limit` is needed; `counts` is (steps, bins). `layers` and `masked` as for
+    `weight_histogram`.
+    """
+
+    def __init__(self, model: nn.Module, bins: int = 100, limit: float = 0.5, **options: Any) -> None:
+        self._histogram = partial(weight_histogram, model, bins, limit, **options)
+        self.edges = self._histogram().edges
+        self.steps: list[int] = []
+        self.outside: list[int] = []  # how many weights were beyond the limit at each step
+        self._counts: list[Numbers] = []
+
+    def record(self, step: int) -> None:
+        found = self._histogram()
+        self.steps.append(step)
+        self.outside.append(found.outside)
+        self._counts.append(found.counts)
+
+    @property
+    def counts(self) -> Numbers:
+        return np.array(self._counts).reshape(len(self._counts), len(self.edges) - 1)
+
+
+def _chosen(model: nn.Module, layers: str | Iterable[str]) -> dict[str, nn.Module]:
+    known = maskable(model)
+    wanted = named(known, layers, "layers")
+    return {name: module for name, module in known.items() if name in wanted}
