@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sosie.capture import as_found
-from sosie.capture.sites import modules_of, parameters_of
+from sosie.capture.restore import modules_of, parameters_of
 
 
 class Hiding(nn.Module):

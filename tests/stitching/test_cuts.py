@@ -14,7 +14,7 @@ from stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 from torch import nn
 
 from sosie.capture import SilentSite, UnknownSite, answer_in, watch
-from sosie.capture.arguments import CallArguments
+from sosie.capture.batches import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
 from sosie.stitching import cuts
 from sosie.stitching.cuts import Cut, LeakingCut

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sosie.capture.arguments import example_input
+from sosie.capture.batches import example_input
 from sosie.weights.axes import (
     NotUnderstood,
     WeightAxes,

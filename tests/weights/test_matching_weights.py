@@ -9,7 +9,7 @@ import torch
 from permuted_nets import NETS, Shared, Sorted, WrittenInto, mlp, seeded
 from torch import nn
 
-from sosie.capture.arguments import example_input
+from sosie.capture.batches import example_input
 from sosie.models import vit
 from sosie.weights import match_weights
 from sosie.weights.axes import named_weights, weight_axes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weight_nets import conv, dense
 
 import sosie
-from sosie.capture.arguments import example_input
+from sosie.capture.batches import example_input
 from sosie.weights.maps import candidates
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..capture import Chunk, Rule, borrowed, recut
-from ..capture.arguments import example_input
+from ..capture.batches import example_input
 from ..checks import whole_number
 from ..data import open_data
 from ..engine.network import Network

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch._C import _disabled_torch_function_impl
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .sites import Names, Site, unwrap
-from .watch import Watch, watch
+from .sites import Names, Site, Watch, unwrap, watch
 
 FAR = 2.0**64  # numbers beyond this, or below its inverse, are brought back by a power of two
 

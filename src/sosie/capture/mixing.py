@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..process_state import kept_random_state
-from .batches import Chunk
+from .batches import Chunk, count_inputs, cut, join
 from .restore import kept_attributes
-from .structure import count_inputs, cut, join
 
 TRIED = 4  # inputs of the first batch that a model is run on before all others
 AMONG = 64  # they are the last of so many: a model may mix an input with one far before it

@@ -1,4 +1,4 @@
-"""Leaving models and the global random state as they were found."""
+"""Borrowing a model: its modules, eval mode, a device, hooks that all fire; afterwards everything as it was found."""
 
 from __future__ import annotations
 
@@ -14,8 +14,57 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..process_state import held, kept_random_state
-from .sites import modules_of, parameters_of
+from ..process_state import Shared, attention_in_parts, held, kept_random_state
+
+COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
+_EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Every module once, as `model.modules()` has them, but not in that order, and in a quarter of the time."""
+    modules, known = [model], {id(model)}
+    for module in modules:
+        if children := module._modules:  # most have none
+            for child in children.values():
+                if child is not None and id(child) not in known:
+                    known.add(id(child))
+                    modules.append(child)
+    return modules if _as_torch_has(modules, "modules", "named_modules") else list(model.modules())
+
+
+def parameters_of(model: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """As `model.parameters()` has them, of a model whose modules are known; a shared one more than once."""
+    if not _as_torch_has(modules, "parameters", "named_parameters"):
+        return list(model.parameters())
+    return [own for module in modules for own in module._parameters.values() if own is not None]
+
+
+def _as_torch_has(modules: Iterable[nn.Module], *methods: str) -> bool:
+    """Whether no class among these has methods of its own in place of torch's: it may show what lies elsewhere."""
+    kinds = set(map(type, modules))
+    return all(getattr(kind, method) is getattr(nn.Module, method) for kind in kinds for method in methods)
+
+
+@contextmanager
+def every_module_called(model: nn.Module) -> Iterator[None]:
+    """The model in this thread alone, without what passes hooks by: compiled code, and attention's fused path."""
+    modules = modules_of(model)
+    with ExitStack() as stack:
+        stack.enter_context(held(modules))
+        if any(map(_is_compiled, modules)):
+            stack.enter_context(_EAGER)
+        if any(isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for module in modules):
+            stack.enter_context(attention_in_parts)
+        yield
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile stands between a call of this module and its code."""
+    return (
+        COMPILED in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
 
 
 @contextmanager
@@ -153,9 +202,7 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 _EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # flags, hooks, parameters, buffers, children
 _PLAIN = frozenset({int, float, bool, str, type(None)})  # most attributes: nothing to look into
-_COPIED = (
-    256 * 2**20
-)  # bytes of all tensors together that are copied, the smallest first; quantisers keep more as buffers
+_COPIED = 256 * 2**20  # bytes of tensors that are copied, the smallest first: quantisers keep more as buffers
 _SMALL = 2**20  # bytes of a tensor up to which it is compared together with others, in one row
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .batches import DECODER_MASK, MASK, BadBatch, is_parts, with_tensors
 from .sites import NoRows, Site
-from .structure import DECODER_MASK, MASK, BadBatch, is_parts, with_tensors
 
 Rule = str | Callable[[Tensor], Tensor]
 RULES = ("flatten", "mean", "positions", "cls", "last")

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..checks import nearest
 from ..files import DamagedFile, check_hash
+from .batches import number_array, with_tensors
 from .rows import Rule, to_rows
 from .sites import Site, UnknownSite
-from .structure import number_array, with_tensors
 
 # Arrays in .npz and .safetensors files, opened without reading them and never unpickled
 

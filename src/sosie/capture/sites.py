@@ -1,9 +1,14 @@
-"""Sites: the modules of a model by name, which of them are taken by default, and how to ask for others."""
+"""Sites of a model: which modules are taken, and hooks that hand over their activations as the forward makes them."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -12,10 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..checks import nearest
+from ..process_state import without_autocast
+from .layout import FeatureAxes
+from .restore import COMPILED, every_module_called
 
-_COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
 _REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
 
 
@@ -27,8 +35,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"need a torch.nn.Module, got {type(model).__name__}")
     while True:
-        if _COMPILED in model._modules:
-            model = model.get_submodule(_COMPILED)
+        if COMPILED in model._modules:
+            model = model.get_submodule(COMPILED)
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         else:
@@ -43,45 +51,6 @@ def named_parameters(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: tensor.detach() for name, tensor in model.items() if not name.endswith(statistics)}
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """Every module once, as `model.modules()` has them, but not in that order, and in a quarter of the time."""
-    found, known = [model], {id(model)}
-    for module in found:
-        if children := module._modules:  # most have none
-            for child in children.values():
-                if child is not None and id(child) not in known:
-                    known.add(id(child))
-                    found.append(child)
-    return found if _as_torch_has(found, "modules", "named_modules") else list(model.modules())
-
-
-def parameters_of(model: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """As `model.parameters()` has them, of a model whose modules are known; a shared one more than once."""
-    if not _as_torch_has(modules, "parameters", "named_parameters"):
-        return list(model.parameters())
-    return [own for module in modules for own in module._parameters.values() if own is not None]
-
-
-def _as_torch_has(modules: Iterable[nn.Module], *methods: str) -> bool:
-    """Whether no class among these has methods of its own in place of torch's: it may show what lies elsewhere."""
-    kinds = set(map(type, modules))
-    return all(getattr(kind, method) is getattr(nn.Module, method) for kind in kinds for method in methods)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile stands between a call of this module and its code."""
-    return (
-        _COMPILED in module._modules
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module.forward, "_torchdynamo_orig_callable")
-    )
-
-
-def is_script(module: nn.Module) -> bool:
-    """Whether this is TorchScript, of which torch takes no hooks."""
-    return isinstance(module, torch.jit.ScriptModule)
-
-
 @dataclass(frozen=True)
 class Names:
     """Every name a module of the model goes by; a shared module's first name is the one it is shown under."""
@@ -92,7 +61,7 @@ class Names:
 
     @classmethod
     def of(cls, model: nn.Module) -> Names:
-        if is_script(model):
+        if isinstance(model, torch.jit.ScriptModule):
             raise TypeError(
                 "this is a TorchScript module, whose layers cannot be watched: give the model that it was scripted or "
                 "traced from (compare_outputs takes it as it is)"
@@ -101,11 +70,11 @@ class Names:
         first: dict[int, str] = {}
         for raw, module in model.named_modules(remove_duplicate=False):
             name = raw
-            if _REPARAMETRIZED in raw or _COMPILED in raw:
+            if _REPARAMETRIZED in raw or COMPILED in raw:
                 parts = raw.split(".")
                 if _REPARAMETRIZED in parts:
                     continue
-                name = ".".join(part for part in parts if part != _COMPILED)
+                name = ".".join(part for part in parts if part != COMPILED)
             by_name[name] = module  # a compiled child's original comes after its wrapper and takes its place
             first.setdefault(id(module), name)
         parents = {above for name in by_name for above in ancestors(name)}
@@ -120,12 +89,10 @@ class Names:
         return name not in self.parents or isinstance(self.by_name[name], nn.MultiheadAttention)
 
     def leaves(self) -> list[str]:
-        found = []
-        for name in self.unique():
-            inside = any(isinstance(self.by_name[above], nn.MultiheadAttention) for above in ancestors(name))
-            if self.is_leaf(name) and not inside:
-                found.append(name)
-        return found
+        def is_part_of_attention(name: str) -> bool:
+            return any(isinstance(self.by_name[above], nn.MultiheadAttention) for above in ancestors(name))
+
+        return [name for name in self.unique() if self.is_leaf(name) and not is_part_of_attention(name)]
 
 
 @lru_cache(maxsize=100_000)
@@ -248,20 +215,16 @@ class SiteRequest:
     required: set[int] = field(default_factory=set)  # named exactly, so their absence is an error
 
 
-def select(model: nn.Module, sites: Any = None) -> dict[str, SiteRequest]:
+def select(model: nn.Module | Names, sites: Any = None) -> dict[str, SiteRequest]:
     """The modules asked for, by their first name, in registration order.
 
     `sites` is None (repeated blocks, or the layers of a plain net), one selector, or a list of them: a
     module's name (every call of it), "name@k" (its k-th call), a glob (`*` crosses dots; an exact name wins),
     a module type, a module of the model, "leaves", "blocks", or "." for the model's own output.
     """
-    return selected(Names.of(unwrap(model)), sites)
-
-
-def selected(names: Names, sites: Any = None) -> dict[str, SiteRequest]:
-    """The same, of a model whose names are known."""
+    names = model if isinstance(model, Names) else Names.of(unwrap(model))
     if sites is None:
-        chosen: list[tuple[str, int | None, bool]] = [(name, None, False) for name in default_sites(names)]
+        chosen: list[Choice] = [(name, None, False) for name in default_sites(names)]
     else:
         selectors = [sites] if isinstance(sites, (str, type, nn.Module)) else list(sites)
         if not selectors:
@@ -279,7 +242,10 @@ def selected(names: Names, sites: Any = None) -> dict[str, SiteRequest]:
     return {name: requests[name] for name in names.by_name if name in requests}
 
 
-def _resolve(names: Names, selector: Any) -> list[tuple[str, int | None, bool]]:
+Choice = tuple[str, int | None, bool]  # a module's name, which of its calls, and whether it was named exactly
+
+
+def _resolve(names: Names, selector: Any) -> list[Choice]:
     if isinstance(selector, str):
         return _by_text(names, selector)
     if isinstance(selector, nn.Module):
@@ -296,7 +262,7 @@ def _resolve(names: Names, selector: Any) -> list[tuple[str, int | None, bool]]:
     raise UnknownSite(f"a site is a name, a glob, a module type or a module; got {selector!r}")
 
 
-def _by_text(names: Names, text: str) -> list[tuple[str, int | None, bool]]:
+def _by_text(names: Names, text: str) -> list[Choice]:
     exact = find_name(names, text)
     if exact is not None:
         return [(*exact, True)]
@@ -342,3 +308,432 @@ def label_of(names: Names, name: str, call: int) -> str:
     """How a site is shown; the model's own output is "output" unless a module took that name."""
     base = name or ("." if OUTPUT in names.by_name else OUTPUT)
     return base if call == 1 else f"{base}@{call}"
+
+
+# The one tensor in whatever a module returns
+
+_PREFERRED = ("last_hidden_state", "logits", "out")  # of a layer
+ANSWERS = ("logits", "out", "last_hidden_state")  # of a whole model
+
+
+def first_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> Tensor | None:
+    """The tensor that stands for an output: itself, the first of a tuple or list, or a dict's main entry.
+
+    A dict (ModelOutput too) or an object with such attributes gives `last_hidden_state`, else `logits`, else `out` (or
+    whatever is `preferred`), else its first tensor.
+    """
+    path = path_to_tensor(output, preferred)
+    return None if path is None else at_path(output, path)
+
+
+def path_to_tensor(
+    output: Any,
+    preferred: Sequence[str] = _PREFERRED,
+    is_tensor: Callable[[Any], bool] = lambda x: isinstance(x, Tensor),
+) -> tuple[Any, ...] | None:
+    """The keys that lead to an output's `first_tensor`, outermost first; None if there is no tensor in it."""
+    if is_tensor(output):
+        return ()
+    for key, part in _parts(output, preferred):
+        inside = path_to_tensor(part, preferred, is_tensor)
+        if inside is not None:
+            return (key, *inside)
+    return None
+
+
+def like(parts_of: Any, parts: list[Any]) -> Any:
+    """A tuple (named ones too) or list of the same kind with other parts."""
+    return type(parts_of)(*parts) if hasattr(parts_of, "_fields") else type(parts_of)(parts)
+
+
+def at_path(output: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        output = getattr(output, key) if _is_record(output) else output[key]
+    return output
+
+
+def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
+    """The output with something else at the end of a path; what lies beside it is kept, and the original too."""
+    if not path:
+        return new
+    inside = replaced(at_path(output, path[:1]), path[1:], new)
+    if isinstance(output, (tuple, list)):
+        return like(output, [inside if i == path[0] else part for i, part in enumerate(output)])
+    changed = copy.copy(output)
+    if _is_record(output):
+        object.__setattr__(changed, path[0], inside)
+    else:
+        changed[path[0]] = inside
+    return changed
+
+
+def fresh_leaf(output: Any, *, anew: bool = False) -> tuple[Tensor, Any] | None:
+    """A leaf to differentiate by, and the output with a copy of it in place of its activation.
+
+    None where gradients flow already, unless the graph is to begin `anew`. A copy, since the model may go on in place.
+    """
+    path = path_to_tensor(output)
+    if path is None:
+        return None
+    activation = at_path(output, path)
+    if (activation.requires_grad and not anew) or not activation.is_floating_point():
+        return None
+    leaf = activation.detach().requires_grad_()
+    return leaf, replaced(output, path, leaf.clone())
+
+
+def unshared(output: Any) -> Any:
+    """The output with a copy of its activation where that is a view of something else."""
+    path = path_to_tensor(output)
+    if path is None or not at_path(output, path)._is_view():
+        return output
+    return replaced(output, path, at_path(output, path).clone())
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """Every tensor in an output of any structure."""
+    if isinstance(output, Tensor):
+        return [output]
+    return [tensor for _, part in _parts(output, ()) for tensor in tensors_in(part)]
+
+
+def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
+    """What an output is made of, by key, the preferred keys first; nothing if it is no container."""
+    if _is_record(output):
+        output = {
+            key: getattr(output, key) for key in [*_PREFERRED, *getattr(output, "__dict__", {})] if hasattr(output, key)
+        }
+    if isinstance(output, Mapping):
+        keys = [key for key in preferred if key in output]
+        keys += [key for key in output if key not in keys]
+        return [(key, output[key]) for key in keys]
+    return list(enumerate(output)) if isinstance(output, (tuple, list)) else []
+
+
+def _is_record(output: Any) -> bool:
+    """A dataclass, or whatever has its main tensor as an attribute, as results of other libraries do."""
+    if isinstance(output, (Tensor, Mapping, tuple, list, type)):
+        return False
+    return dataclasses.is_dataclass(output) or any(isinstance(getattr(output, k, None), Tensor) for k in _PREFERRED)
+
+
+def answer_in(output: Any) -> Tensor | None:
+    """The tensor that a whole model answers with: itself, the first of a tuple, or a dict's `logits`."""
+    return first_tensor(output, ANSWERS)
+
+
+def activation_in(output: Any) -> Tensor | str:
+    """The activation, or the reason why there is none."""
+    tensor = first_tensor(output)
+    if tensor is None:
+        return f"returned no tensor but {type(output).__name__}"
+    if not tensor.is_floating_point():
+        return f"returned a tensor of {str(tensor.dtype).removeprefix('torch.')}, which is no activation"
+    if tensor.is_nested:
+        return "returned a nested tensor, whose inputs differ in shape"
+    if tensor.layout != torch.strided:
+        return f"returned a tensor of layout {str(tensor.layout).removeprefix('torch.')}, not a dense one"
+    return tensor
+
+
+# Watching a model
+
+
+class Keep:
+    """The sink that keeps the activation itself, cloned only where the model overwrites it.
+
+    The first forward clones everything and learns from the tensors' version counters which sites are
+    overwritten; afterwards only those are cloned.
+    """
+
+    def __init__(self) -> None:
+        self._overwritten: set[str] | None = None  # None until the first forward is over
+        self.start()
+
+    def start(self) -> None:
+        self._live: list[tuple[str, Tensor, int]] = []
+        self._versions: dict[str, int] = {}
+
+    def __call__(self, site: Site, activation: Tensor) -> Tensor:
+        if activation.is_inference():
+            # No version counter, and an inference tensor could not enter a later backward: a clone can.
+            with torch.inference_mode(False), torch.no_grad():
+                return activation.clone()
+        if self._overwritten is None:
+            self._live.append((site.label, activation, activation._version))
+            return activation.clone()
+        if site.label in self._overwritten:
+            return activation.clone()
+        self._versions[site.label] = activation._version
+        return activation
+
+    def learn(self) -> None:
+        """Called when a forward is over."""
+        if self._overwritten is None:
+            self._overwritten = {label for label, live, version in self._live if live._version != version}
+        self._live.clear()
+
+    def check(self, label: str, kept: Tensor) -> None:
+        """Refuse to hand over a tensor that was changed although it had not been in the first forward."""
+        version = self._versions.get(label)
+        if version is not None and kept._version != version:
+            if self._overwritten is not None:
+                self._overwritten.add(label)
+            raise SiteError(
+                f"the activation of site {label!r} was changed in place after it was captured; "
+                "run the forward again (it will be cloned), and change the model's output only after reading"
+            )
+
+
+Sink = Callable[[Site, Tensor], Any]
+
+# Whose run() is under way: with one model watched twice, only that watch may fill.
+_RUNNING: ContextVar[Watch | None] = ContextVar("sosie_running_watch", default=None)
+
+
+@contextmanager
+def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes: bool = True) -> Iterator[Watch]:
+    """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
+
+    `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
+    of the activation; it gets the live tensor, before any later in-place operation, and must not change it. What it
+    raises ends the watch's part in the forward, and is raised when the forward is over: the model itself always ends.
+    Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
+    path and compiled code, both of which pass hooks by, are off inside the block. Another thread that wants the model
+    meanwhile waits. `axes=False`: which dimension holds the features is not looked for, which makes the first forward
+    faster, and `Site.channels_last` is None.
+    """
+    seen = Watch(model, sites, sink, axes)
+    with every_module_called(model):
+        try:
+            seen._open()
+            yield seen
+        finally:
+            seen._close()
+
+
+class Watch:
+    """What the last forward showed: values by label, and the sites in execution order.
+
+    Filled by `seen.run(x)` or by a plain call of the model; each forward starts afresh. Readable after the
+    watch is over.
+    """
+
+    def __init__(self, model: nn.Module, sites: Any, sink: Sink | None, axes: bool) -> None:
+        self._root = unwrap(model)
+        self._names = Names.of(self._root)
+        self._wanted = select(self._names, sites)
+        self._keep = Keep() if sink is None else None
+        self._sink: Sink = sink or self._keep  # type: ignore[assignment]
+        self._handles: list[RemovableHandle] = []
+        self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._axes = axes
+        self._layout: FeatureAxes | None = None  # while the first forward lasts
+        self._never_called: list[str] = []
+        self._no_activation: dict[str, str] = {}
+        self._thread = threading.get_ident()
+        self._depth = 0  # a model may call itself
+        self._start()
+        self._active = False
+
+    # The forward
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """One forward that fills this watch only."""
+        if not self._handles:
+            raise RuntimeError("this watch is over: call run() inside its with block")
+        token = _RUNNING.set(self)
+        try:
+            self._root(*args, **kwargs)
+        except Exception as error:
+            if self._failure is not None and error is not self._failure:
+                raise self._failure from error
+            raise
+        finally:
+            self._active, self._depth = False, 0
+            _RUNNING.reset(token)
+
+    def _open(self) -> None:
+        self._handles.append(self._root.register_forward_pre_hook(self._begin, prepend=True))
+        for name, wanted in self._wanted.items():
+            if isinstance(wanted.module, torch.jit.ScriptModule):
+                if wanted.required:
+                    raise SiteError(f"site {name!r} is a TorchScript module, which cannot be watched")
+                continue
+            self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
+        self._handles.append(self._root.register_forward_hook(self._finish))
+        self._handles.append(self._root.register_forward_hook(self._leave, always_call=True))
+
+    def _close(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._end_layout()
+        self._active = False
+
+    def _start(self) -> None:
+        self._active, self._complete = True, False
+        self._failure: Exception | None = None  # of a site; raised when the forward is over
+        self._calls = dict.fromkeys(self._wanted, 0)
+        self._values: dict[str, Any] = {}
+        if self._sites is None:
+            self._found: dict[str, Site] = {}
+            self._no_activation.clear()
+
+    def _elsewhere(self) -> bool:
+        """In another thread, which calls the model for itself."""
+        return threading.get_ident() != self._thread
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._active = False
+        if _RUNNING.get() in (None, self):
+            self._start()
+            if self._keep is not None:
+                self._keep.start()
+            if self._sites is None and self._axes:
+                self._layout = FeatureAxes()
+                self._layout.__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._end_layout()
+
+    def _end_layout(self) -> None:
+        """After the first forward, one that failed too, operations are no longer followed."""
+        if self._layout is not None:
+            self._layout.__exit__(None, None, None)
+            self._layout = None
+
+    def _hook(self, name: str, wanted: SiteRequest) -> Callable[[nn.Module, Any, Any], None]:
+        def fire(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._active or self._elsewhere() or (module is self._root and self._depth > 1):
+                return  # a call from outside the model's own forward, by itself, or another watch's run
+            self._calls[name] += 1
+            call = self._calls[name]
+            if self._failure is None and (wanted.calls is None or call in wanted.calls):
+                try:
+                    self._record(name, call, output)
+                except Exception as error:
+                    # A model that keeps something on itself during its forward would be left in the middle of it.
+                    self._failure = error
+
+        return fire
+
+    def _record(self, name: str, call: int, output: Any) -> None:
+        label = label_of(self._names, name, call)
+        if label in self._no_activation:
+            return
+        required = self._sites is not None or call in self._wanted[name].required
+        activation = activation_in(output)
+        if isinstance(activation, str):
+            if required:
+                raise SiteError(f"site {label!r} ({type(self._names.by_name[name]).__name__}) {activation}")
+            self._no_activation[label] = activation
+            return
+        if self._sites is None:
+            last = None if self._layout is None else self._layout.channels_last(activation)
+            site = self._found[label] = Site(label, name, call, tuple(activation.shape[1:]), last)
+        elif label in self._sites:
+            site = self._sites[label]
+        else:
+            raise SiteError(
+                f"site {label!r} fired now but not in the first forward: the model's path depends on its "
+                "input. Name the sites that every input passes"
+            )
+        try:
+            with without_autocast(activation.device.type):
+                self._values[label] = self._sink(site, activation)
+        except NoRows as problem:
+            if required:
+                raise
+            del self._found[label]
+            self._no_activation[label] = problem.reason
+
+    def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._active or self._elsewhere() or self._depth > 1:
+            return
+        self._active = False
+        if self._failure is not None:
+            raise self._failure
+        if self._sites is None:
+            self._check_first_forward()
+            self._sites = self._found
+        missing = [label for label in self._sites if label not in self._values]
+        if missing:
+            raise SilentSite(f"fired in the first forward but not in this one: {', '.join(missing)}")
+        if self._keep is not None:
+            self._keep.learn()
+        self._complete = True
+
+    def _check_first_forward(self) -> None:
+        silent = []
+        self._never_called = [label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls]
+        for name, wanted in self._wanted.items():
+            calls = self._calls[name]
+            why = f"{type(wanted.module).__name__}, {f'called {calls} times' if calls else 'never called'}"
+            late = [label_of(self._names, name, k) for k in sorted(wanted.required) if k > calls]
+            silent += [f"{label!r} ({why})" for label in late]
+        if silent:
+            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name a module that the forward calls")
+        if not self._found:
+            reasons = [f"{label!r} {reason}" for label, reason in self.left_out.items()]
+            few = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+            raise SilentSite(f"none of the sites gave an activation: {few}; name others")
+
+    # What was seen
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites in execution order, as the first forward had them."""
+        if self._sites is None:
+            raise RuntimeError("no forward has finished yet: call seen.run(x) or model(x) first")
+        return tuple(self._sites.values())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Sites that a glob, a type or a default named and that gave no activation or no rows, with the reason."""
+        scripts = {name for name, wanted in self._wanted.items() if isinstance(wanted.module, torch.jit.ScriptModule)}
+        silent = {n: "is TorchScript" if n in scripts else "was never called" for n in self._never_called}
+        return {**silent, **self._no_activation}
+
+    def __getitem__(self, label: str) -> Any:
+        known = [site.label for site in self.sites]
+        exact = find_name(self._names, label)
+        shown = label_of(self._names, exact[0], exact[1] or 1) if exact else label
+        if shown not in known:
+            raise KeyError(f"no site {label!r}{nearest(label, known)}")
+        return self._value(shown)
+
+    def values(self) -> list[Any]:
+        """One value per site, in the order of `sites`."""
+        return [self._value(site.label) for site in self.sites]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(site.label, self._value(site.label)) for site in self.sites]
+
+    def _value(self, label: str) -> Any:
+        if not self._complete:
+            raise RuntimeError("the last forward did not finish, so there is nothing to read: run it again")
+        if self._keep is not None:
+            self._keep.check(label, self._values[label])
+        return self._values[label]
+
+    def __contains__(self, label: object) -> bool:
+        return any(site.label == label for site in self.sites)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([site.label for site in self.sites])
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __repr__(self) -> str:
+        state = "no forward yet" if self._sites is None else f"{len(self._sites)} sites"
+        return f"<Watch of {type(self._root).__name__}: {state}>"

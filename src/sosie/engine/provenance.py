@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..capture.structure import DECODER_MASK, MASK, is_parts
+from ..capture.batches import DECODER_MASK, MASK, is_parts
 from ..stats import row_hash
 
 

@@ -28,7 +28,7 @@ from ..capture import (
     watch,
     without_labels,
 )
-from ..capture.structure import rebuild, with_tensors
+from ..capture.batches import rebuild, with_tensors
 from ..engine.network import Network
 from ..engine.stream import Stream
 from ..process_state import matmul_precision, without_autocast

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..capture import Chunk, answer_in, cut, unwrap
-from ..capture.arguments import CallArguments
-from ..capture.watch import every_module_called
+from ..capture.batches import CallArguments
+from ..capture.restore import every_module_called
 from ..engine.network import Network
 from ..process_state import full_precision, products
 

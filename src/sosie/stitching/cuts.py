@@ -32,12 +32,20 @@ from ..capture import (
     unwrap,
     watch,
 )
-from ..capture.arguments import CallArguments
-from ..capture.restore import evaluating
+from ..capture.batches import CallArguments
+from ..capture.restore import evaluating, every_module_called
 from ..capture.rows import token_mask
-from ..capture.sites import Names, ancestors, find_name
-from ..capture.structure import ANSWERS, activation_in, fresh_leaf, path_to_tensor, replaced, tensors_in
-from ..capture.watch import every_module_called
+from ..capture.sites import (
+    ANSWERS,
+    Names,
+    activation_in,
+    ancestors,
+    find_name,
+    fresh_leaf,
+    path_to_tensor,
+    replaced,
+    tensors_in,
+)
 from ..engine.network import Network
 from ..process_state import full_precision
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capture import Batches, Site, as_found, labels_of, watch
-from ..capture.arguments import CallArguments
+from ..capture.batches import CallArguments
 from ..checks import one_of
 from ..data import open_data
 from ..engine.provenance import digest_of

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..capture import as_found, count_inputs, labels_of
-from ..capture.structure import rebuild, tensors_in
+from ..capture.batches import rebuild
+from ..capture.sites import tensors_in
 from ..checks import one_of, positive, whole_number
 from ..linalg import Affine, Fit, JointMoments, centred_grams, centred_rows, explained, find_fit, widened
 from ..measures import linear_cka

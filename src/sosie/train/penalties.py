@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
-from ..capture.arguments import explain_types
+from ..capture.batches import explain_types
 from ..capture.sites import Names
 from ..checks import one_of
 from ..linalg import chain_products

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from ..capture.arguments import explain_types, types_of
+from ..capture.batches import explain_types, types_of
 from ..capture.restore import evaluating
 from ..checks import one_of, positive, whole_number
 from ..data import Attack

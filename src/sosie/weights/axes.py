@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture import as_found, kept_attributes
-from ..capture.structure import tensors_in
+from ..capture.sites import tensors_in
 from ..process_state import attention_in_parts
 
 MISFIT = "one axis is cut in two ways that do not fit"

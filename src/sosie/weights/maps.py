@@ -32,7 +32,7 @@ from ..capture import (
     select,
     weighted_layers,
 )
-from ..capture.arguments import shapes_for
+from ..capture.batches import shapes_for
 from ..engine import caveats
 from ..engine.network import Network
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, as_array, by_jackknife, judged

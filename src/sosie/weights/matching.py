@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import as_found, kept_attributes, unwrap
-from ..capture.arguments import example_input
-from ..capture.structure import tensors_in
+from ..capture.batches import example_input
+from ..capture.sites import tensors_in
 from ..checks import whole_number
 from ..linalg import best_assignment
 from ..models.specification import seeded
