@@ -20,7 +20,7 @@ from sosie.models import (
     vgg11_bn,
     vit,
 )
-from sosie.models.efficientnet import SameConv2d
+from sosie.models.convolutional import SameConv2d
 
 # the same code again, only deeper
 DEEPER = {"resnet32", "resnet34", "resnet44", "resnet56", "resnet101", "resnet110", "resnet152"}

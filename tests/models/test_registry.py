@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sosie.models import build_model, list_models
+from sosie.models.convolutional import CifarResNet, ResNet
 from sosie.models.registry import architecture
-from sosie.models.resnet import CifarResNet, ResNet
 
 
 def test_names_are_listed_in_natural_order() -> None:

@@ -11,11 +11,24 @@ from .atoms import (
     share_coefficients,
     with_atoms,
 )
-from .efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
-from .inception import inception_v1
-from .plain import alexnet, small_cnn, tiny10, vgg11, vgg11_bn
+from .convolutional import (
+    alexnet,
+    cifar_resnet,
+    efficientnet_lite0,
+    efficientnet_lite1,
+    efficientnet_lite2,
+    inception_v1,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet101,
+    resnet152,
+    small_cnn,
+    tiny10,
+    vgg11,
+    vgg11_bn,
+)
 from .registry import build_model, list_models
-from .resnet import cifar_resnet, resnet18, resnet34, resnet50, resnet101, resnet152
 from .specification import NamedModel, Normalise, Tokenise, open_model, parse_normalisation, weights_of, with_name
 from .vit import DynamicViT, dynamic_vit, vit, with_dynamic_tokens
 from .weights import load_weights, read_weights

@@ -1,4 +1,4 @@
-"""Architectures by name: one dict, filled by a decorator, key = function name."""
+"""Architectures by name: one dict, filled by a decorator."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture(
-    read_options: Callable[[State], dict[str, Any]], *, ignore: tuple[str, ...] = ()
+    read_options: Callable[[State], dict[str, Any]], *, name: str = "", ignore: tuple[str, ...] = ()
 ) -> Callable[[Factory], Factory]:
-    """Enter a factory into the registry under its own name."""
+    """Enter a factory into the registry, under its own name unless another is given."""
 
     def enter(build: Factory) -> Factory:
-        if build.__name__ in ARCHITECTURES:
-            raise ValueError(f"an architecture named {build.__name__!r} is already defined")
-        ARCHITECTURES[build.__name__] = Architecture(build, read_options, ignore)
+        key = name or build.__name__
+        if key in ARCHITECTURES:
+            raise ValueError(f"an architecture named {key!r} is already defined")
+        ARCHITECTURES[key] = Architecture(build, read_options, ignore)
         return build
 
     return enter
@@ -101,18 +102,3 @@ def count_blocks(state: State, prefix: str) -> int | None:
 
 def _natural(name: str) -> list[Any]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-# What several networks are made of
-
-
-def initialise(model: nn.Module) -> None:
-    """Set convolutions as He et al. 2015 (fan out), batch norms to the identity."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -96,9 +96,24 @@ class VisionTransformer(nn.Module):
     """patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token."""
 
     def __init__(
-        self, *, classes: int, size: int, patch: int, depth: int, width: int, heads: int, hidden: int, channels: int
+        self,
+        *,
+        classes: int,
+        size: int,
+        patch: int,
+        depth: int,
+        width: int,
+        heads: int | None,
+        hidden: int | None,
+        channels: int,
     ) -> None:
         super().__init__()
+        heads, hidden = heads or max(1, width // HEAD_WIDTH), hidden or 4 * width
+        if width % heads:
+            raise ValueError(f"width {width} cannot be split into {heads} heads")
+        if size % patch:
+            raise ValueError(f"images of side {size} cannot be cut into patches of side {patch}")
+        self.heads = heads
         self.patches = nn.Conv2d(channels, width, patch, patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + (size // patch) ** 2, width))
@@ -163,22 +178,9 @@ def vit(
 
     The number of heads cannot be read from a weights file: give it where it is not width / 64.
     """
-    return VisionTransformer(**sizes(classes, size, patch, depth, width, heads=heads, hidden=hidden, channels=channels))
-
-
-def sizes(
-    classes: int, size: int, patch: int, depth: int, width: int, *, heads: int | None, hidden: int | None, channels: int
-) -> dict[str, int]:
-    """The arguments of a VisionTransformer, checked, with defaults filled in."""
-    heads = heads or max(1, width // HEAD_WIDTH)
-    if width % heads:
-        raise ValueError(f"width {width} cannot be split into {heads} heads")
-    if size % patch:
-        raise ValueError(f"images of side {size} cannot be cut into patches of side {patch}")
-    return {
-        "classes": classes, "size": size, "patch": patch, "depth": depth, "width": width, "heads": heads,
-        "hidden": hidden or 4 * width, "channels": channels,
-    }  # fmt: skip
+    return VisionTransformer(
+        classes=classes, size=size, patch=patch, depth=depth, width=width, heads=heads, hidden=hidden, channels=channels
+    )
 
 
 # Which tokens of a vision transformer stay: a predictor, a draw for training, and likeness between tokens
@@ -293,12 +295,11 @@ class DynamicViT(VisionTransformer):
     measured.
     """
 
-    def __init__(self, *, keep: float, stages: Sequence[int], rule: Rule, gamma: float, **built_from: int) -> None:
-        super().__init__(**built_from)
+    def __init__(self, *, keep: float, stages: Sequence[int], rule: Rule, gamma: float, **of_vit: Any) -> None:
+        super().__init__(**of_vit)
         self.keep, self.stages, self.rule, self.gamma = keep, tuple(stages), rule, gamma
-        self.heads = built_from["heads"]
         self.patch_count = self.positions.shape[1] - 1
-        self.gates = TokenGates(built_from["width"], stages)
+        self.gates = TokenGates(of_vit["width"], stages)
         self.register_buffer("likeness", torch.zeros(len(self.stages), self.patch_count))
         self.likeness: Tensor
         self.calibrated_on = 0  # images that `likeness` rests on
@@ -435,8 +436,10 @@ def dynamic_vit(
     whole = all(isinstance(stage, int) for stage in stages)
     if not stages or not whole or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
         raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
-    built_from = sizes(classes, size, patch, depth, width, heads=heads, hidden=hidden, channels=channels)
-    return DynamicViT(keep=keep, stages=stages, rule=rule, gamma=gamma, **built_from)
+    return DynamicViT(
+        keep=keep, stages=stages, rule=rule, gamma=gamma, classes=classes, size=size, patch=patch, depth=depth,
+        width=width, heads=heads, hidden=hidden, channels=channels,
+    )  # fmt: skip
 
 
 def with_dynamic_tokens(
@@ -453,9 +456,8 @@ def with_dynamic_tokens(
         raise TypeError(f"need one of sosie's vision transformers (vit), got {type(model).__name__}")
     state = model.state_dict()
     options = {**_read_options(state), "keep": keep, "stages": stages, "rule": rule, "gamma": gamma}
-    first = cast(TransformerBlock, model.blocks[0])
     with seeded(seed):
-        made = dynamic_vit(**{**options, "heads": first.attention.heads})
+        made = dynamic_vit(**{**options, "heads": model.heads})
     assert isinstance(made, DynamicViT)
     own = {name: value for name, value in state.items() if not name.startswith(("gates.", "likeness", "_extra_state"))}
     made.load_state_dict({**made.state_dict(), **own})
