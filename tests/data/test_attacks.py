@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sosie.data import ATTACKS, Attack, attack
-from sosie.data.attacks import open_attack
+from sosie.data.shifts import open_attack
 from sosie.train import Recipe, accuracy, fit
 
 REAL = [kind for kind in ATTACKS if kind != "gaussian"]

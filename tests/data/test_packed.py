@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sosie.data import open_images
-from sosie.data.readers import read_packed
+from sosie.data.images import read_packed
 from sosie.files import DamagedFile
 
 RANDOM = np.random.default_rng(0)

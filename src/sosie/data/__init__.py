@@ -1,7 +1,6 @@
 """Images to show to networks: a demo set that is shipped, named sets, files, folders, your own; also changed ones."""
 
-from .attacks import ATTACKS, Attack, attack
 from .corruptions import CORRUPTIONS, Corruption, corrupt
-from .images import Batches, ImageData
-from .readers import ImageFolder
+from .images import ImageBatches, ImageData, ImageFolder
+from .shifts import ATTACKS, Attack, attack
 from .specification import list_data, open_data, open_images

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..checks import nearest, whole_number
 from .draws import derived, normals, poisson, uniforms
+from .images import check_images
 
 DEFAULT = 3  # the strength that MNIST-C has
 
@@ -107,16 +108,9 @@ def unit(x: Tensor) -> float:
 
 
 def _floats(images: Tensor, name: str) -> Tensor:
-    if images.ndim != 4:
-        raise ValueError(f"{name}: images are (n, channels, height, width), got {tuple(images.shape)}")
+    check_images(images, name, "normalise afterwards")
     if images.dtype == torch.uint8:
         return images.float() / 255
-    if not images.is_floating_point():
-        raise TypeError(f"{name}: images are uint8 or floating point in [0, 1], got {images.dtype}")
-    if images.numel():
-        low, high = (float(edge) for edge in torch.aminmax(images.detach()))
-        if not (low >= 0 and high <= 1):  # also where they are NaN
-            raise ValueError(f"{name}: images must lie in [0, 1], found {low:.4g} to {high:.4g}; normalise afterwards")
     return images.detach() if images.dtype == torch.float64 else images.detach().float()
 
 

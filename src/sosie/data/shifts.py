@@ -1,16 +1,241 @@
-"""Named changes to inputs under which models can be compared: none, a corruption, an attack, noise."""
+"""Changes to inputs under which models can be compared: attacks that mislead a model, noise, corruptions, none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..checks import nearest, whole_number
+from ..checks import nearest, one_of, whole_number
 from ..factory import parse_call
-from .attacks import ATTACKS, Attack, open_attack
+from ..process_state import held, kept_random_state
 from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
+from .draws import in_sphere, normals, uniforms
+
+Norm = Literal["inf", "2"]
+Keep = Callable[[Tensor], Tensor]
+EPSILON: dict[str, float] = {"inf": 8 / 255, "2": 0.5}  # usual for images in [0, 1]
+TRADES_START = 1e-3  # standard deviation of the start: the divergence from itself has no gradient
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How inputs are changed; called on a model, inputs and labels.
+
+    `kind`: "fgsm" (Goodfellow et al. 2014) goes ε along the sign of the gradient; "fast_fgsm" (Wong et al. 2020)
+    starts at random in the ball, goes 1.25 ε and comes back to the ball; "pgd" (Madry et al. 2017) takes `steps`;
+    "trades" (Zhang et al. 2019) does so to raise KL(model(x) ‖ model(x′)), without labels; "gaussian" is noise of
+    standard deviation `epsilon`, not an attack, in no ball or box. `norm`: of the ball of radius `epsilon`
+    (None: 8/255 for "inf", 0.5 for "2", 0.1 for noise). `step_size` None: ε, 1.25 ε, or 2.5 ε / steps.
+    `bounds`: the box of valid inputs, or None.
+    """
+
+    kind: str
+    epsilon: float | None = None
+    steps: int | None = None
+    step_size: float | None = None
+    norm: Norm = "inf"
+    random_start: bool | None = None
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"no attack is called {self.kind!r}{nearest(str(self.kind), _KINDS)}")
+        object.__setattr__(self, "norm", one_of(str(self.norm), "norm", EPSILON))
+        for name in ("epsilon", "step_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+        if self.steps is not None and whole_number(self.steps, "steps", least=1) > 1 and not self._is_iterated:
+            raise ValueError(f"{self.kind} takes one step; 'pgd' takes {self.steps}")
+        if self.kind == "trades" and self.random_start is False:
+            raise ValueError("trades must start at random: at x itself KL(model(x) ‖ model(x′)) has no gradient")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds are (low, high), got {self.bounds}")
+
+    @property
+    def _is_iterated(self) -> bool:
+        return self.kind in ("pgd", "trades")
+
+    @property
+    def radius(self) -> float:
+        if self.epsilon is not None:
+            return self.epsilon
+        return 0.1 if self.kind == "gaussian" else EPSILON[self.norm]
+
+    @property
+    def count(self) -> int:
+        return self.steps or (10 if self._is_iterated else 1)
+
+    @property
+    def stride(self) -> float:
+        if self.step_size is not None:
+            return self.step_size
+        return {"fgsm": 1.0, "fast_fgsm": 1.25}.get(self.kind, 2.5 / self.count) * self.radius
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.kind in ("fgsm", "fast_fgsm", "pgd")
+
+    def __str__(self) -> str:
+        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "kind"]
+        text = ", ".join(f"{name}={value!r}" for name, value in given if value != getattr(ATTACKS[self.kind], name))
+        return f"{self.kind}({text})" if text else self.kind
+
+    def __call__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        seed: int | Tensor = 0,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        """The changed inputs (see `attack`).
+
+        `index`: the numbers of the inputs, (n,), which decide the random start together with the seed; (m, n) where
+        `model` is m networks that answer (m, n, …) with (m, n, classes).
+        """
+        index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
+        self._check_inputs(x, y if self.needs_labels else None, index)
+        with _as_found(model), torch.inference_mode(False), torch.enable_grad():
+            clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
+            if self.kind == "gaussian":
+                return clean + self.radius * self._noise(normals, clean, seed, index)
+            target = self._target(model, clean, y)
+            keep = self._keep(clean, index.ndim)
+            changed = self._start(clean, seed, index, keep)
+            for _ in range(self.count):
+                changed = keep(self._direction(model, changed, target).mul_(self.stride).add_(changed))
+            return changed
+
+    def _check_inputs(self, x: Tensor, y: Tensor | None, index: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"attacks need floating-point inputs, got {x.dtype}; divide uint8 images by 255")
+        if x.shape[: index.ndim] != index.shape:
+            raise ValueError(f"need one number per input: inputs {tuple(x.shape)}, numbers {tuple(index.shape)}")
+        if y is not None and (y.is_floating_point() or y.is_complex()):
+            raise TypeError(f"labels are whole numbers, got {y.dtype}")
+        if y is not None and y.shape != index.shape:
+            raise ValueError(f"need one label per input: inputs {tuple(x.shape)}, labels {tuple(y.shape)}")
+        if self.bounds is not None and self.kind != "gaussian" and x.numel():
+            low, high = (float(edge) for edge in torch.aminmax(x.detach()))
+            if not (low >= self.bounds[0] and high <= self.bounds[1]):  # also where they are NaN
+                raise ValueError(
+                    f"inputs lie in [{low:.4g}, {high:.4g}], outside bounds={self.bounds}: normalise inside the model, "
+                    "or give the bounds of the inputs, or bounds=None"
+                )
+
+    def _target(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor | None) -> Tensor:
+        """Labels, or the probabilities of the clean inputs for TRADES."""
+        if self.needs_labels and y is not None:
+            return y.to(x.device, torch.int64)
+        with torch.no_grad():
+            logits = model(x.clone())
+        return logits.argmax(-1) if self.needs_labels else logits.softmax(-1)
+
+    def _start(self, x: Tensor, seed: int | Tensor, index: Tensor, keep: Keep) -> Tensor:
+        if self.kind == "trades":
+            return keep(self._noise(normals, x, seed, index).mul_(TRADES_START).add_(x))
+        if not (self.kind in ("fast_fgsm", "pgd") if self.random_start is None else self.random_start):
+            return x
+        if self.norm == "2":
+            return keep(self._noise(in_sphere, x, seed, index).mul_(self.radius).add_(x))
+        return keep(self._noise(uniforms, x, seed, index).sub_(0.5).mul_(2 * self.radius).add_(x))
+
+    @staticmethod
+    def _noise(draw: Callable[..., Tensor], x: Tensor, seed: int | Tensor, index: Tensor) -> Tensor:
+        return draw(seed, index, math.prod(x.shape[index.ndim :]), x.dtype).reshape(x.shape)
+
+    def _direction(self, model: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
+        """The direction in which the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
+        x = x.detach().requires_grad_()
+        scores = model(x.clone()).log_softmax(-1)
+        if self.needs_labels:
+            loss = -scores.gather(-1, target[..., None]).sum()
+        else:
+            loss = torch.nn.functional.kl_div(scores, target, reduction="sum")  # KL(target ‖ scores)
+        (gradient,) = torch.autograd.grad(loss, x)
+        if self.norm == "inf":
+            return gradient.sign_()
+        length = _lengths(gradient, target.ndim if self.needs_labels else target.ndim - 1)
+        return torch.where(length > 0, gradient / length, torch.zeros_like(gradient))
+
+    def _keep(self, x: Tensor, lead: int) -> Keep:
+        """A function that brings changed inputs back to the ball around x and to the box, in place."""
+        low, high = (-float("inf"), float("inf")) if self.bounds is None else self.bounds
+        if self.norm == "inf":
+            lows, highs = (x - self.radius).clamp_(min=low), (x + self.radius).clamp_(max=high)
+            return lambda changed: torch.clamp_(changed, lows, highs)
+
+        def keep(changed: Tensor) -> Tensor:
+            change = changed - x
+            length = _lengths(change, lead)
+            inside = torch.where(length > self.radius, x + change * (self.radius / length), changed)
+            return inside.clamp_(low, high)  # as x lies in the box, that does not leave the ball
+
+        return keep
+
+
+_KINDS = ("fgsm", "fast_fgsm", "pgd", "trades", "gaussian")
+ATTACKS: dict[str, Attack] = {kind: Attack(kind) for kind in _KINDS}
+
+
+def attack(
+    model: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor | None = None,
+    kind: str | Attack = "pgd",
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> Tensor:
+    """Change inputs x to mislead a model that answers logits (n, classes); returns a new tensor.
+
+    `kind` and the options (epsilon, steps, step_size, norm, random_start, bounds): see `Attack`. `y`: labels (n,);
+    None takes the model's own answers. A module is put into evaluation mode meanwhile, and left as found. Random
+    numbers depend on the seed and the position of the input alone.
+    """
+    return replace(open_attack(kind), **options)(model, x, y, seed=seed)
+
+
+def open_attack(given: str | Attack) -> Attack:
+    """The attack that a text such as "pgd" or "pgd(epsilon=0.1, steps=20)" names."""
+    if isinstance(given, Attack):
+        return given
+    kind, options = parse_call(given)
+    known = [field.name for field in fields(Attack) if field.name != "kind"]
+    if wrong := [name for name in options if name not in known]:
+        raise ValueError(f"{given!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
+    return Attack(kind, **options)
+
+
+def _lengths(x: Tensor, lead: int) -> Tensor:
+    """Euclidean lengths, one per input, shaped to divide."""
+    return x.flatten(lead).norm(dim=-1).reshape(*x.shape[:lead], *[1] * (x.ndim - lead))
+
+
+@contextmanager
+def _as_found(model: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The model in evaluation mode; afterwards its flags and the random state as before."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    with held(modules), kept_random_state():
+        flags = [module.training for module in modules]
+        try:
+            if isinstance(model, nn.Module):
+                model.eval()
+            yield
+        finally:
+            for module, flag in zip(modules, flags, strict=True):
+                module.training = flag
+
+
+# Shifts by name
 
 CLEAN = "clean"
 

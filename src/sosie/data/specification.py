@@ -18,8 +18,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..checks import one_of
 from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
-from .images import Batches, ImageData, check_limit
-from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
+from .images import (
+    ImageBatches,
+    ImageData,
+    ImageFolder,
+    check_limit,
+    open_folder,
+    read_cifar,
+    read_class_names,
+    read_mnist,
+    read_packed,
+    read_svhn,
+)
 
 VARIABLE = "SOSIE_DATA"
 SPLITS = ("train", "test")
@@ -31,7 +41,9 @@ def list_data() -> list[str]:
     return ["demo", *NAMED]
 
 
-def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:
+def open_data(
+    spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None
+) -> ImageBatches | Iterable[Any]:
     """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
 
     - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted

@@ -18,9 +18,9 @@ from ..capture.batches import explain_types, types_of
 from ..capture.restore import evaluating
 from ..checks import one_of, positive, whole_number
 from ..data import Attack
-from ..data.attacks import open_attack
 from ..data.draws import derived, uniforms
 from ..data.images import to_float
+from ..data.shifts import open_attack
 
 Prepare = Callable[[Tensor], Tensor]
 Schedule = Literal["one_cycle", "cosine", "steps", "constant"]
