@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..capture import SilentSite, Site, SiteError, borrowed, select, unwrap
 from ..capture.batches import rebuild
+from ..capture.layout import layout_by_class
 from ..capture.sites import Names, first_tensor, label_of, tensors_in
 from ..checks import whole_number
 
@@ -549,73 +550,3 @@ class Attached(AbstractContextManager["Attached"]):
 def _tensors(value: Any) -> tuple[Tensor, ...]:
     """A tensor, or whatever tensors a sink made."""
     return value if isinstance(value, tuple) else (value,)
-
-
-# Where the features of an activation are, by the classes of layers
-
-_LayerLayout = tuple[bool, int | None]  # whether features come last, and how many there are if that is known
-
-
-def layout_by_class(names: Names, name: str, shape: tuple[int, ...]) -> bool | None:
-    """Whether the last dimension of an output of this shape (batch included) holds the features; None: not known.
-
-    For hooks that are compiled with the model, where operations cannot be followed. Most layers say so by their class.
-    An activation function is read like the layer registered before it, a block like the layers inside it, in both
-    cases only if the widths fit one way.
-    """
-    if len(shape) <= 2:
-        return True
-    module = names.by_name[name]
-    own = _layer_layout(module)
-    if own is not None:
-        return own[0]
-    if names.is_leaf(name) and not type(module).__module__.startswith("torch.nn."):
-        return None  # it may permute
-    if names.is_leaf(name):
-        order = list(names.by_name)
-        before = (_layer_layout(names.by_name[other]) for other in reversed(order[: order.index(name)]))
-        evidence = [next((fact for fact in before if fact is not None), None)]
-    else:
-        start = f"{name}." if name else ""
-        evidence = [_layer_layout(module) for below, module in names.by_name.items() if below.startswith(start)]
-    facts = [fact for fact in evidence if fact is not None]
-    last = any(at_the_end and width == shape[-1] for at_the_end, width in facts)
-    second = any(not at_the_end and width in (None, shape[1]) for at_the_end, width in facts)
-    return last if last != second else None
-
-
-def _layer_layout(module: nn.Module) -> _LayerLayout | None:
-    """What a layer's class says about its output; None for those that keep whatever comes in."""
-    match module:
-        case nn.Linear() | nn.Bilinear():
-            return True, module.out_features
-        case nn.Embedding() | nn.EmbeddingBag():
-            return True, module.embedding_dim
-        case nn.MultiheadAttention():
-            return True, module.embed_dim
-        case nn.RNNBase():
-            return True, (module.proj_size or module.hidden_size) * (1 + module.bidirectional)
-        case nn.LayerNorm() | nn.RMSNorm():
-            # Vision nets subclass LayerNorm to normalise NCHW maps: only its own forward keeps features last.
-            plain = type(module).forward in (nn.LayerNorm.forward, nn.RMSNorm.forward)
-            return (True, module.normalized_shape[-1]) if plain else None
-        case nn.modules.conv._ConvNd():
-            return False, module.out_channels
-        case nn.modules.batchnorm._NormBase():
-            return False, module.num_features
-        case nn.GroupNorm():
-            return False, module.num_channels
-    return (False, None) if isinstance(module, _CHANNELS_FIRST) else None
-
-
-_CHANNELS_FIRST = (
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._LPPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.LocalResponseNorm,
-    nn.Upsample,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-)
