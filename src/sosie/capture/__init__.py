@@ -11,6 +11,7 @@ from .batches import (
     count_inputs,
     cut,
     input_rows,
+    join,
     labels_of,
     model_arguments,
     number_array,
@@ -18,7 +19,6 @@ from .batches import (
     without_labels,
 )
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
-from .mixing import TRIED, by_input, differ, mixing_note, of_input, tried_of
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import RULES, Masks, Rule, check_rule, mask_of, needs_axes, rows_per_input, to_rows
 from .saved import ActivationFile, BadActivations, open_activations, read_npz, read_safetensors

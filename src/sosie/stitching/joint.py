@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, recut, watch
-from ..capture.batches import join
+from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, join, recut, watch
 from ..checks import one_of
 from ..data import open_data
 from ..linalg import Affine, JointMoments, lacks_room

@@ -10,7 +10,8 @@ import torch
 from stand_ins import Bert, ResNet20, Skips
 from torch import nn
 
-from sosie.capture import as_found, by_input, mixing_note, model_arguments, watch
+from sosie.capture import as_found, model_arguments, watch
+from sosie.engine.network import by_input, mixing_note
 
 
 def note(model: nn.Module, batch, sites="leaves") -> str | None:
