@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,13 +18,8 @@ from .sites import Names, Site, Watch, unwrap, watch
 
 FAR = 2.0**64  # numbers beyond this, or below its inverse, are brought back by a power of two
 
-# Where in the model the code is: the modules that are being called, outermost first.
-PLACES: ContextVar[tuple[str, ...]] = ContextVar("sosie_linear_places", default=())
-# The type that linear parts claim to have: that of the model's weights, since operations refuse to mix types.
-CLAIMED: ContextVar[torch.dtype] = ContextVar("sosie_linear_claimed", default=torch.float64)
-
-# What was done to a model that is not plain linear algebra, in words; `linearised` reads it.
-NOTES: ContextVar[set[str]] = ContextVar("sosie_linear_notes")
+# The run that is under way in this thread.
+RUN: ContextVar[Linearised] = ContextVar("sosie_linearised")
 
 
 class NotLinear(ValueError):
@@ -52,7 +47,7 @@ class LinearPart(Tensor):
             part.shape,
             strides=part.stride(),
             storage_offset=part.storage_offset(),
-            dtype=CLAIMED.get() if part.is_floating_point() else part.dtype,
+            dtype=RUN.get().claimed if part.is_floating_point() else part.dtype,
             device=part.device,
             requires_grad=False,
         )
@@ -96,7 +91,7 @@ def to_exponent(value: LinearPart, exponent: int) -> Tensor:
 
 def place() -> str:
     """Where the code is, for a message."""
-    places = PLACES.get()
+    places = RUN.get().places
     return places[-1] if places else "the model"
 
 
@@ -108,7 +103,6 @@ Rule = Callable[[Arguments], Any]  # what it makes of linear parts; a text where
 RULES: dict[str, Rule] = {}
 
 POOLED = "max pooling counts as mean pooling over the same windows"
-TWO_FACTORS = "a product of two tensors that both depend on the input"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -140,67 +134,29 @@ RULES["sub"] = lambda a: _sum(a["self"], a["other"], 1, -a.get("alpha", 1))
 RULES["rsub"] = lambda a: _sum(a["other"], a["self"], 1, -a.get("alpha", 1))
 
 
-@rule("mul")
-def _mul(a: Arguments) -> Any:
-    x, y = a["self"], a["other"]
-    if isinstance(x, LinearPart) and isinstance(y, LinearPart):
-        return TWO_FACTORS
-    moving, fixed = (x, y) if isinstance(x, LinearPart) else (y, x)
-    return scaled(moving.part * constant(fixed), moving.exponent)
-
-
-@rule("div")
-def _div(a: Arguments) -> Any:
-    if isinstance(a["other"], LinearPart):
-        return "a division by something that depends on the input"
-    if a.get("rounding_mode") is not None:
-        return "a rounded division"
-    return scaled(a["self"].part / constant(a["other"]), a["self"].exponent)
-
-
-@rule("mm", "bmm", "mv", "dot", "matmul")
-def _mm(a: Arguments) -> Any:
-    x = a["self"]
-    y = next(a[name] for name in ("mat2", "vec", "tensor", "other") if name in a)
-    return _product(x, y)
-
-
-def _product(x: Any, y: Any) -> LinearPart | str:
-    if isinstance(x, LinearPart) and isinstance(y, LinearPart):
-        return TWO_FACTORS
-    if isinstance(x, LinearPart):
-        return scaled(x.part @ constant(y), x.exponent)
-    return scaled(constant(x) @ y.part, y.exponent)
-
-
-@rule("addmm", "addbmm", "baddbmm", "addmv")
+@rule("addmm", "baddbmm", "addmv")
 def _addmm(a: Arguments) -> Any:
     x = next(a[name] for name in ("mat1", "batch1", "mat") if name in a)
     y = next(a[name] for name in ("mat2", "batch2", "vec") if name in a)
-    if "batch1" in a and a["self"].dim() == 2:
-        return "a sum of products over a batch"
-    found: Any
-    if not isinstance(x, LinearPart) and not isinstance(y, LinearPart):
-        found = torch.empty(x.shape[:-1] + y.shape[y.dim() - 1 :] if y.dim() > 1 else x.shape[:-1])
-    else:
-        found = _product(x, y)
-    return found if isinstance(found, str) else _sum(a["self"], found, a.get("beta", 1), a.get("alpha", 1))
+    product = _product("matmul", (x, y), {}) if isinstance(x, LinearPart) or isinstance(y, LinearPart) else x @ y
+    return product if isinstance(product, str) else _sum(a["self"], product, a.get("beta", 1), a.get("alpha", 1))
 
 
-@rule("linear")
-def _linear(a: Arguments) -> Any:
-    if any(isinstance(a.get(name), LinearPart) for name in ("weight", "bias")):
-        return "weights that depend on the input"
-    return scaled(a["input"].part @ constant(a["weight"]).mT, a["input"].exponent)
-
-
-@rule("convolution", "_convolution")
-def _convolution(a: Arguments) -> Any:
-    if not isinstance(a["input"], LinearPart) or isinstance(a["weight"], LinearPart):
-        return "weights that depend on the input"
-    settings = (a[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
-    found = aten.convolution(a["input"].part, constant(a["weight"]), None, *settings)
-    return scaled(found, a["input"].exponent)
+def _product(name: str, args: Sequence[Any], kwargs: Arguments) -> LinearPart | str:
+    """The product of one linear part and constants; what is added to it vanishes."""
+    moving = [each for each in args if isinstance(each, LinearPart)]
+    if len(moving) > 1:
+        return "a product of two tensors that both depend on the input"
+    if name == "div" and not isinstance(args[0], LinearPart):
+        return "a division by something that depends on the input"
+    if kwargs.get("rounding_mode") is not None:
+        return "a rounded division"
+    given = _inner(args)
+    if name in BIASED:
+        if not any(isinstance(each, LinearPart) for each in args[:2]):
+            return "a bias that depends on the input"
+        given = (*given[:2], None, *given[3:])
+    return scaled(getattr(aten, name)(*given), moving[0].exponent)
 
 
 @rule(
@@ -214,36 +170,32 @@ def _batch_norm(a: Arguments) -> Any:
     factor = (constant(variance) + next(a[name] for name in ("eps", "epsilon") if name in a)).rsqrt()
     if a.get("weight") is not None:
         factor = factor * constant(a["weight"])
-    found = scaled(x.part * factor.reshape(-1, *[1] * (x.dim() - 2)), x.exponent)
-    nothing = factor.new_empty(0)
-    return found, nothing, nothing
+    normalised = scaled(x.part * factor.reshape(-1, *[1] * (x.dim() - 2)), x.exponent)
+    return normalised, factor.new_empty(0), factor.new_empty(0)
 
 
-@rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+@rule(
+    "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+)  # fmt: skip
 def _max_pool(a: Arguments) -> Any:
     """Mean pooling over the same windows; as with the maximum, padding does not count."""
-    if any(step != 1 for step in a["dilation"]):
+    if any(step != 1 for step in a.get("dilation", ())):
         return "max pooling with gaps in its windows"
-    NOTES.get().add(POOLED)
+    RUN.get().notes.add(POOLED)
     part = a["self"].part
-    kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
-    pool = {1: aten.avg_pool1d, 2: aten.avg_pool2d, 3: aten.avg_pool3d}[len(kernel)]
-    found = pool(part, kernel, stride or kernel, padding, a["ceil_mode"], False)
-    return LinearPart(found, a["self"].exponent), torch.zeros_like(found, dtype=torch.long)
-
-
-@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max_pool(a: Arguments) -> Any:
-    NOTES.get().add(POOLED)
-    size = a["output_size"]
-    pool = {1: aten.adaptive_avg_pool1d, 2: aten.adaptive_avg_pool2d, 3: aten.adaptive_avg_pool3d}[len(size)]
-    found = pool(a["self"].part, size)
-    return LinearPart(found, a["self"].exponent), torch.zeros_like(found, dtype=torch.long)
+    if "output_size" in a:
+        pool = getattr(aten, f"adaptive_avg_pool{len(a['output_size'])}d")
+        pooled = pool(part, a["output_size"])
+    else:
+        pool = getattr(aten, f"avg_pool{len(a['kernel_size'])}d")
+        pooled = pool(part, a["kernel_size"], a["stride"] or a["kernel_size"], a["padding"], a["ceil_mode"], False)
+    return LinearPart(pooled, a["self"].exponent), torch.zeros_like(pooled, dtype=torch.long)
 
 
 @rule("amax")
 def _amax(a: Arguments) -> Any:
-    NOTES.get().add(POOLED)
+    RUN.get().notes.add(POOLED)
     return LinearPart(a["self"].part.mean(a["dim"] or None, a["keepdim"]), a["self"].exponent)
 
 
@@ -335,6 +287,9 @@ STRUCTURE = _words(
     "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d pixel_shuffle pixel_unshuffle channel_shuffle cumsum "
     "neg diagonal tril triu lift_fresh movedim swapaxes"
 )
+# Products of one tensor that depends on the input and constants.
+PRODUCTS = _words("mul div mm bmm mv dot matmul linear convolution _convolution")
+BIASED = _words("linear convolution _convolution")  # the third argument is added
 # Constants that take only their shape from an activation.
 SHAPES = _words("ones_like full_like rand_like randn_like new_ones new_full")
 # Tensors made to be written into: nothing of them depends on the input yet.
@@ -351,7 +306,11 @@ def follow(func: Any, args: Any, kwargs: Any) -> Any:
     given = {a.name: a.default_value for a in schema if a.has_default_value()}
     given |= {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
     written = next((a.name for a in schema if a.alias_info is not None and a.alias_info.is_write), None)
-    token = CLAIMED.set(kwargs.get("dtype") or (first.dtype if first.dtype.is_floating_point else CLAIMED.get()))
+    run = RUN.get()
+    claimed, run.claimed = (
+        run.claimed,
+        kwargs.get("dtype") or (first.dtype if first.is_floating_point() else run.claimed),
+    )
     try:
         if written is None:
             return _result(name, func, args, kwargs, given)
@@ -362,7 +321,7 @@ def follow(func: Any, args: Any, kwargs: Any) -> Any:
             )
         found = _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True)
     finally:
-        CLAIMED.reset(token)
+        run.claimed = claimed
     # In place: what shares the target's memory changes too.
     reason = found if isinstance(found, str) else found.broken
     if reason is not None:
@@ -380,14 +339,14 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
     if reason is None:
         if name in ACTIVATIONS:
             return parts[0]
-        if name in RULES:
-            found = RULES[name](given)
+        if name in RULES or name in PRODUCTS:
+            found = RULES[name](given) if name in RULES else _product(name, args, kwargs)
             if not isinstance(found, str):
                 return found
             reason = f"{found} in {place()}"
         elif name in SHAPES:
             made = func(*_inner(args), **_inner(kwargs))
-            return made.to(CLAIMED.get()) if made.is_floating_point() else made
+            return made.to(RUN.get().claimed) if made.is_floating_point() else made
         elif name in BLANK:
             blank = func(*_inner(args), **_inner(kwargs))
             return LinearPart(blank.double().zero_()) if blank.is_floating_point() else blank
@@ -458,32 +417,33 @@ def linearised(
             raise NotLinear(f"site {site.label!r}: the product of the weights up to here leaves what float64 holds")
         return sink(site, rows, activation.exponent)
 
-    with ExitStack() as stack:
-        stack.enter_context(_placed(unwrap(model)))
-        seen = stack.enter_context(watch(model, sites, sink=receive))
+    with watch(model, sites, sink=receive) as seen:
         weights = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
         run = Linearised(seen, prepare, next(weights, torch.float32))
-        yield run
+        with _placed(unwrap(model), run.places):
+            yield run
 
 
 class Linearised:
     """A model that is run on linear parts."""
 
     def __init__(self, seen: Watch, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:
-        self._seen, self._prepare, self._dtype, self.count = seen, prepare, dtype, 0
-        self.notes: set[str] = set()  # what was done to the model, in words
+        self._seen, self._prepare, self.count = seen, prepare, 0
+        # The type that linear parts claim to have: that of the model's weights, since operations refuse to mix types.
+        self.claimed = dtype
+        self.places: list[str] = []  # where in the model the code is: the modules being called, outermost first
+        self.notes: set[str] = set()  # what was done to the model that is not plain linear algebra, in words
 
     def run(self, inputs: Tensor) -> list[Any]:
         """Give the inputs (n, …) to the model; what the sink returned, site by site."""
         self.count = len(inputs)
-        place, claimed, notes = PLACES.set(()), CLAIMED.set(self._dtype), NOTES.set(self.notes)
+        self.places.clear()
+        token = RUN.set(self)
         try:
             given: Any = LinearPart(inputs.double())
             self._seen.run(given if self._prepare is None else self._prepare(given))
         finally:
-            PLACES.reset(place)
-            CLAIMED.reset(claimed)
-            NOTES.reset(notes)
+            RUN.reset(token)
         return self._seen.values()
 
     @property
@@ -502,15 +462,15 @@ def check_linear(name: str, rows: Tensor) -> None:
 
 
 @contextmanager
-def _placed(model: nn.Module) -> Iterator[None]:
-    """Note which module is being called, so that errors can name it."""
+def _placed(model: nn.Module, places: list[str]) -> Iterator[None]:
+    """Note which modules are being called, so that errors can name them."""
     handles = []
 
     def enter(text: str, *_: Any) -> None:
-        PLACES.set((*PLACES.get(), text))
+        places.append(text)
 
     def leave(*_: Any) -> None:
-        PLACES.set(PLACES.get()[:-1])
+        places.pop()
 
     try:
         for name, module in Names.of(model).unique().items():

@@ -146,11 +146,7 @@ class AtomConv2d(_ConvNd):
         return made.train(self.training)
 
     def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, atoms={len(self.atoms)}"
-        for name, plain in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1)):
-            if (value := getattr(self, name)) != plain:
-                text += f", {name}={value}"
-        return text + (", bias=False" if self.bias is None else "")
+        return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
 
 def _options(layer: _ConvNd) -> dict[str, Any]:

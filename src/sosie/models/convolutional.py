@@ -321,11 +321,13 @@ class ResNet(nn.Module):
 
 
 def _read_resnet(state: State) -> dict[str, Any]:
-    kernel = dimension(state, "conv1.weight", 2)
+    """Of Inception V1 as well, whose first convolution has a batch norm beside it."""
+    first = "conv1.weight" if "conv1.weight" in state else "conv1.conv.weight"
+    kernel = dimension(state, first, 2)
     return {
         "classes": dimension(state, "fc.weight", 0),
         "stem": kernel and ("cifar" if kernel == 3 else "imagenet"),
-        "channels": dimension(state, "conv1.weight", 1),
+        "channels": dimension(state, first, 1),
     }
 
 
@@ -515,16 +517,7 @@ class InceptionV1(nn.Module):
         return self.fc(self.dropout(self.avgpool(x).flatten(1)))
 
 
-def _read_inception(state: State) -> dict[str, Any]:
-    kernel = dimension(state, "conv1.conv.weight", 2)
-    return {
-        "classes": dimension(state, "fc.weight", 0),
-        "stem": kernel and ("cifar" if kernel == 3 else "imagenet"),
-        "channels": dimension(state, "conv1.conv.weight", 1),
-    }
-
-
-@architecture(_read_inception, ignore=("aux1.", "aux2."))
+@architecture(_read_resnet, ignore=("aux1.", "aux2."))
 def inception_v1(classes: int = 1000, stem: Stem = "imagenet", channels: int = 3) -> nn.Module:
     """Inception V1 of Szegedy et al. 2015 without its training-only side heads.
 

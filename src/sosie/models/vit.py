@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -64,19 +65,6 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class Mlp(nn.Module):
-    """Two linear layers with a GELU between."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.gelu = nn.GELU()
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.gelu(self.fc1(x)))
-
-
 class TransformerBlock(nn.Module):
     """Pre-norm: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
@@ -85,7 +73,8 @@ class TransformerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, hidden)
+        layers = {"fc1": nn.Linear(width, hidden), "gelu": nn.GELU(), "fc2": nn.Linear(hidden, width)}
+        self.mlp = nn.Sequential(OrderedDict(layers))
 
     def forward(self, x: Tensor, policy: Tensor | None = None) -> Tensor:
         x = x + self.attention(self.norm1(x), policy)
