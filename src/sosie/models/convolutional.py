@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -79,10 +78,23 @@ def small_cnn(
 TINY10 = ((16, 3, 1), (16, 3, 1), (32, 3, 2), (32, 3, 1), (32, 3, 1), (64, 3, 2), (64, 3, 1), (64, 1, 1))
 
 
-class Tiny10(nn.Module):
-    """conv1, bn1, … conv8, bn8 (a ReLU after each), mean over space, fc: 86,778 parameters at width 1."""
+def _read_tiny10(state: State) -> dict[str, Any]:
+    first = dimension(state, "conv1.weight", 0)
+    return {
+        "classes": dimension(state, "fc.weight", 0),
+        "channels": dimension(state, "conv1.weight", 1),
+        "width": first and first / TINY10[0][0],
+    }
 
-    def __init__(self, classes: int, channels: int, width: float) -> None:
+
+@architecture(_read_tiny10, name="tiny10")
+class Tiny10(nn.Module):
+    """Tiny-10 of Csiszárik et al. 2021, for images of at least 27 × 27.
+
+    conv1, bn1, … conv8, bn8 (a ReLU after each), mean over space, fc: 86,778 parameters at width 1.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 1) -> None:
         super().__init__()
         before = channels
         for i, (base, kernel, stride) in enumerate(TINY10, 1):
@@ -100,42 +112,20 @@ class Tiny10(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def _read_tiny10(state: State) -> dict[str, Any]:
-    first = dimension(state, "conv1.weight", 0)
-    return {
-        "classes": dimension(state, "fc.weight", 0),
-        "channels": dimension(state, "conv1.weight", 1),
-        "width": first and first / TINY10[0][0],
-    }
-
-
-@architecture(_read_tiny10)
-def tiny10(classes: int = 10, channels: int = 3, width: float = 1) -> nn.Module:
-    """Tiny-10 of Csiszárik et al. 2021, for images of at least 27 × 27."""
-    return Tiny10(classes, channels, width)
+tiny10 = Tiny10
 
 
 # AlexNet for 32 × 32 images
 
 
 class AlexNet(nn.Module):
-    """Five convolutions (`features.N`) and three linear layers (`classifier.N`), a ReLU between any two."""
+    """Convolutions (`features.N`), a mean over parts of the image, and linear layers (`classifier.N`)."""
 
-    def __init__(self, classes: int, hidden: int, channels: int, dropout: float) -> None:
+    def __init__(self, features: list[nn.Module], side: int, classifier: list[nn.Module]) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            *(nn.Conv2d(channels, 64, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-            *(nn.Conv2d(64, 192, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-            *(nn.Conv2d(192, 384, 3, 1, 1), nn.ReLU()),
-            *(nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU()),
-            *(nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-        )
-        self.avgpool = nn.AdaptiveAvgPool2d(4)
-        self.classifier = nn.Sequential(
-            *(nn.Dropout(dropout), nn.Linear(256 * 16, hidden), nn.ReLU()),
-            *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
-            nn.Linear(hidden, classes),
-        )
+        self.features = nn.Sequential(*features)
+        self.avgpool = nn.AdaptiveAvgPool2d(side)
+        self.classifier = nn.Sequential(*classifier)
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,7 +149,19 @@ def alexnet(
 
     `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
     """
-    model = AlexNet(classes, hidden, channels, dropout)
+    features = [
+        *(nn.Conv2d(channels, 64, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Conv2d(64, 192, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Conv2d(192, 384, 3, 1, 1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+    ]
+    classifier = [
+        *(nn.Dropout(dropout), nn.Linear(256 * 16, hidden), nn.ReLU()),
+        *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
+        nn.Linear(hidden, classes),
+    ]
+    model = AlexNet(features, 4, classifier)
     return model if atoms is None else with_atoms(model, atoms)
 
 
@@ -168,43 +170,16 @@ def alexnet(
 VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling follows each
 
 
-class VGG(nn.Module):
-    """Eight convolutions (`features.N`) and three linear layers (`classifier.N`)."""
-
-    def __init__(
-        self, classes: int, size: int, hidden: int, channels: int, dropout: float, *, batch_norm: bool
-    ) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        before = channels
-        for stage in VGG_STAGES:
-            for after in stage:
-                norm = [nn.BatchNorm2d(after)] if batch_norm else []
-                layers += [nn.Conv2d(before, after, 3, padding=1), *norm, nn.ReLU()]
-                before = after
-            layers.append(nn.MaxPool2d(2, 2))
-        self.features = nn.Sequential(*layers)
-        side = max(1, size // 32)
-        self.avgpool = nn.AdaptiveAvgPool2d(side)
-        self.classifier = nn.Sequential(
-            *(nn.Linear(before * side * side, hidden), nn.ReLU(), nn.Dropout(dropout)),
-            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
-            nn.Linear(hidden, classes),
-        )
-        initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+class VGG(AlexNet):
+    """Deeper, with parts of the same names."""
 
 
 def _read_vgg(state: State) -> dict[str, Any]:
     inputs = dimension(state, "classifier.0.weight", 1)
     return {
-        "classes": dimension(state, "classifier.6.weight", 0),
+        **_read_alexnet(state),
         "size": inputs and 32 * max(1, math.isqrt(inputs // VGG_STAGES[-1][-1])),
         "hidden": dimension(state, "classifier.0.weight", 0),
-        "channels": dimension(state, "features.0.weight", 1) or dimension(state, "features.0.coefficients", 1),
-        "atoms": count_atoms(state),
     }
 
 
@@ -220,10 +195,22 @@ def vgg11(
 ) -> nn.Module:
     """VGG-11 of Simonyan and Zisserman 2015, for CIFAR by default; `vgg11_bn` has a batch norm after each convolution.
 
-    `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network. `atoms`: convolutions are made
-    of at most so many filter atoms each (`AtomConv2d`).
+    `vgg11(classes=1000, size=224, hidden=4096)` has the shapes of the ImageNet network; `atoms` as in `alexnet`.
     """
-    model = VGG(classes, size, hidden, channels, dropout, batch_norm=batch_norm)
+    features: list[nn.Module] = []
+    for stage in VGG_STAGES:
+        for width in stage:
+            norm = [nn.BatchNorm2d(width)] if batch_norm else []
+            features += [nn.Conv2d(channels, width, 3, padding=1), *norm, nn.ReLU()]
+            channels = width
+        features.append(nn.MaxPool2d(2, 2))
+    side = max(1, size // 32)
+    classifier = [
+        *(nn.Linear(channels * side * side, hidden), nn.ReLU(), nn.Dropout(dropout)),
+        *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
+        nn.Linear(hidden, classes),
+    ]
+    model = VGG(features, side, classifier)
     return model if atoms is None else with_atoms(model, atoms)
 
 
@@ -285,16 +272,19 @@ def projection(before: int, after: int, stride: int) -> nn.Sequential | None:
 
 
 class ResNet(nn.Module):
-    """conv1, bn1, relu, maxpool, layer1 … layer4, avgpool, fc."""
+    """A network of He et al. 2016 for ImageNet; `stem='cifar'` for 32 × 32 images.
+
+    conv1, bn1, relu, maxpool, layer1 … layer4, avgpool, fc.
+    """
 
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],
-        depths: tuple[int, ...],
-        *,
-        classes: int,
-        stem: Stem,
-        channels: int,
+        depths: tuple[int, int, int, int],
+        /,
+        classes: int = 1000,
+        stem: Stem = "imagenet",
+        channels: int = 3,
     ) -> None:
         super().__init__()
         small = one_of(stem, "stem", ("imagenet", "cifar")) == "cifar"  # 3 × 3, stride 1; or 7 × 7, stride 2, pooled
@@ -331,21 +321,12 @@ def _read_resnet(state: State) -> dict[str, Any]:
     }
 
 
-def _resnet(name: str, block: type[BasicBlock] | type[Bottleneck], *depths: int) -> Callable[..., nn.Module]:
-    @architecture(_read_resnet, name=name)
-    def build(classes: int = 1000, stem: Stem = "imagenet", channels: int = 3) -> nn.Module:
-        """A network of He et al. 2016 for ImageNet; `stem='cifar'` for 32 × 32 images."""
-        return ResNet(block, depths, classes=classes, stem=stem, channels=channels)
-
-    return build
-
-
 # The CIFAR networks of depth 50 and 152 are cifar_resnet(depth=50) and cifar_resnet(depth=152).
-resnet18 = _resnet("resnet18", BasicBlock, 2, 2, 2, 2)
-resnet34 = _resnet("resnet34", BasicBlock, 3, 4, 6, 3)
-resnet50 = _resnet("resnet50", Bottleneck, 3, 4, 6, 3)
-resnet101 = _resnet("resnet101", Bottleneck, 3, 4, 23, 3)
-resnet152 = _resnet("resnet152", Bottleneck, 3, 8, 36, 3)
+resnet18 = architecture(_read_resnet, name="resnet18")(partial(ResNet, BasicBlock, (2, 2, 2, 2)))
+resnet34 = architecture(_read_resnet, name="resnet34")(partial(ResNet, BasicBlock, (3, 4, 6, 3)))
+resnet50 = architecture(_read_resnet, name="resnet50")(partial(ResNet, Bottleneck, (3, 4, 6, 3)))
+resnet101 = architecture(_read_resnet, name="resnet101")(partial(ResNet, Bottleneck, (3, 4, 23, 3)))
+resnet152 = architecture(_read_resnet, name="resnet152")(partial(ResNet, Bottleneck, (3, 8, 36, 3)))
 
 
 # Residual networks for CIFAR: any depth 6n + 2, any width, both kinds of shortcut
@@ -377,32 +358,6 @@ class CifarBlock(nn.Module):
         return F.relu(y + x)
 
 
-class CifarResNet(nn.Module):
-    """conv1, bn1, layer1 … layer3 of n blocks each, mean over space, and a head called `head`."""
-
-    def __init__(self, depth: int, *, classes: int, width: float, shortcut: str, head: str, channels: int) -> None:
-        super().__init__()
-        widths = [round(base * width) for base in CIFAR_WIDTHS]
-        self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        before = widths[0]
-        for i, after in enumerate(widths, 1):
-            blocks = []
-            for j in range((depth - 2) // 6):
-                blocks.append(CifarBlock(before, after, 2 if i > 1 and j == 0 else 1, shortcut))
-                before = after
-            self.add_module(f"layer{i}", nn.Sequential(*blocks))
-        self.head_name = head
-        self.add_module(head, nn.Linear(before, classes))
-        initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        for i in range(1, len(CIFAR_WIDTHS) + 1):
-            x = self.get_submodule(f"layer{i}")(x)
-        return self.get_submodule(self.head_name)(x.mean((2, 3)))
-
-
 def _read_cifar_resnet(state: State) -> dict[str, Any]:
     first, blocks = dimension(state, "conv1.weight", 0), count_blocks(state, "layer1")
     head = "fc" if "fc.weight" in state else "linear"
@@ -416,28 +371,54 @@ def _read_cifar_resnet(state: State) -> dict[str, Any]:
     }
 
 
-@architecture(_read_cifar_resnet)
-def cifar_resnet(
-    depth: int = 20,
-    classes: int = 10,
-    width: float = 1,
-    shortcut: Literal["A", "B"] = "A",
-    head: str | None = None,
-    channels: int = 3,
-) -> nn.Module:
+@architecture(_read_cifar_resnet, name="cifar_resnet")
+class CifarResNet(nn.Module):
     """The CIFAR network of He et al. 2016; also opened as `resnet20`, `resnet56` … `resnet<6n+2>`.
 
-    Shortcut A strides and pads with zero channels; B is a 1 × 1 convolution with batch norm. The head is
-    called `linear` with A and `fc` with B (as in the published files) unless `head` says otherwise.
+    conv1, bn1, layer1 … layer3 of n blocks each, mean over space, and a head. Shortcut A strides and pads with zero
+    channels; B is a 1 × 1 convolution with batch norm. The head is called `linear` with A and `fc` with B (as in the
+    published files) unless `head` says otherwise.
     """
-    if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
-        near = sorted({6 * max(1, round((depth - 2) / 6) + k) + 2 for k in (-1, 0, 1)}, key=lambda d: abs(d - depth))
-        raise ValueError(f"a CIFAR ResNet has depth 6n + 2, not {depth}; nearest: {near[0]} and {near[1]}")
-    one_of(shortcut, "shortcut", ("A", "B"))
-    if round(CIFAR_WIDTHS[0] * width) < 1:
-        raise ValueError(f"width {width} leaves no channels; 1 gives {CIFAR_WIDTHS}")
-    head = head or ("linear" if shortcut == "A" else "fc")
-    return CifarResNet(depth, classes=classes, width=width, shortcut=shortcut, head=head, channels=channels)
+
+    def __init__(
+        self,
+        depth: int = 20,
+        classes: int = 10,
+        width: float = 1,
+        shortcut: Literal["A", "B"] = "A",
+        head: str | None = None,
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
+            n = max(1, round((depth - 2) / 6))
+            near = sorted({6 * max(1, n + k) + 2 for k in (-1, 0, 1)}, key=lambda d: abs(d - depth))
+            raise ValueError(f"a CIFAR ResNet has depth 6n + 2, not {depth}; nearest: {near[0]} and {near[1]}")
+        one_of(shortcut, "shortcut", ("A", "B"))
+        widths = [round(base * width) for base in CIFAR_WIDTHS]
+        if not widths[0]:
+            raise ValueError(f"width {width} leaves no channels; 1 gives {CIFAR_WIDTHS}")
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        before = widths[0]
+        for i, after in enumerate(widths, 1):
+            blocks = []
+            for j in range((depth - 2) // 6):
+                blocks.append(CifarBlock(before, after, 2 if i > 1 and j == 0 else 1, shortcut))
+                before = after
+            self.add_module(f"layer{i}", nn.Sequential(*blocks))
+        self.head_name = head or ("linear" if shortcut == "A" else "fc")
+        self.add_module(self.head_name, nn.Linear(before, classes))
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        for i in range(1, len(CIFAR_WIDTHS) + 1):
+            x = self.get_submodule(f"layer{i}")(x)
+        return self.get_submodule(self.head_name)(x.mean((2, 3)))
+
+
+cifar_resnet = CifarResNet
 
 
 # Inception V1 (GoogLeNet with batch norm), torchvision's parameter names, for large and small images
@@ -485,10 +466,15 @@ class Inception(nn.Module):
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
 
 
+@architecture(_read_resnet, name="inception_v1", ignore=("aux1.", "aux2."))
 class InceptionV1(nn.Module):
-    """conv1 … conv3, inception3a … inception5b with pooling between the stages, mean over space, fc."""
+    """Inception V1 of Szegedy et al. 2015 without its training-only side heads.
 
-    def __init__(self, classes: int, stem: str, channels: int) -> None:
+    conv1 … conv3, inception3a … inception5b with pooling between the stages, mean over space, fc. `stem='cifar'` keeps
+    the resolution of a 32 × 32 image up to `inception3b`.
+    """
+
+    def __init__(self, classes: int = 1000, stem: Stem = "imagenet", channels: int = 3) -> None:
         super().__init__()
         small = one_of(stem, "stem", ("imagenet", "cifar")) == "cifar"
         self.conv1 = ConvNorm(channels, 64, 3 if small else 7, 1 if small else 2)
@@ -517,13 +503,7 @@ class InceptionV1(nn.Module):
         return self.fc(self.dropout(self.avgpool(x).flatten(1)))
 
 
-@architecture(_read_resnet, ignore=("aux1.", "aux2."))
-def inception_v1(classes: int = 1000, stem: Stem = "imagenet", channels: int = 3) -> nn.Module:
-    """Inception V1 of Szegedy et al. 2015 without its training-only side heads.
-
-    `stem='cifar'` keeps the resolution of a 32 × 32 image up to `inception3b`.
-    """
-    return InceptionV1(classes, stem, channels)
+inception_v1 = InceptionV1
 
 
 # EfficientNet-Lite, with the parameter names of the published PyTorch port
@@ -586,7 +566,7 @@ class InvertedBlock(nn.Module):
 class EfficientNetLite(nn.Module):
     """_conv_stem, `_blocks.N`, _conv_head, mean over space, _fc."""
 
-    def __init__(self, *, width: float, depth: float, classes: int, channels: int) -> None:
+    def __init__(self, width: float, depth: float, /, classes: int = 1000, channels: int = 3) -> None:
         super().__init__()
         self._conv_stem = SameConv2d(channels, LITE_STEM, 3, 2, bias=False)
         self._bn0 = batch_norm(LITE_STEM)
@@ -622,15 +602,7 @@ def _read_lite(state: State) -> dict[str, Any]:
     return {"classes": dimension(state, "_fc.weight", 0), "channels": dimension(state, "_conv_stem.weight", 1)}
 
 
-def _lite(name: str, width: float, depth: float) -> Callable[..., nn.Module]:
-    @architecture(_read_lite, name=name)
-    def build(classes: int = 1000, channels: int = 3) -> nn.Module:
-        return EfficientNetLite(width=width, depth=depth, classes=classes, channels=channels)
-
-    return build
-
-
 # For images of side 224, 240 and 260, given as (255 x - 127) / 128
-efficientnet_lite0 = _lite("efficientnet_lite0", 1.0, 1.0)
-efficientnet_lite1 = _lite("efficientnet_lite1", 1.0, 1.1)
-efficientnet_lite2 = _lite("efficientnet_lite2", 1.1, 1.2)
+efficientnet_lite0 = architecture(_read_lite, name="efficientnet_lite0")(partial(EfficientNetLite, 1.0, 1.0))
+efficientnet_lite1 = architecture(_read_lite, name="efficientnet_lite1")(partial(EfficientNetLite, 1.0, 1.1))
+efficientnet_lite2 = architecture(_read_lite, name="efficientnet_lite2")(partial(EfficientNetLite, 1.1, 1.2))

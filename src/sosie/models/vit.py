@@ -81,20 +81,37 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def _read_vit(state: State) -> dict[str, Any]:
+    patch, tokens = dimension(state, "patches.weight", 2), dimension(state, "positions", 1)
+    return {
+        "classes": dimension(state, "head.weight", 0),
+        "size": patch and tokens and patch * math.isqrt(tokens - 1),
+        "patch": patch,
+        "depth": count_blocks(state, "blocks"),
+        "width": dimension(state, "class_token", 2),
+        "hidden": dimension(state, "blocks.0.mlp.fc1.weight", 0),
+        "channels": dimension(state, "patches.weight", 1),
+    }
+
+
+@architecture(_read_vit, name="vit")
 class VisionTransformer(nn.Module):
-    """patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token."""
+    """A vision transformer (Dosovitskiy et al. 2021) for CIFAR; heads of width 64, MLPs four times as wide.
+
+    patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token. The number of heads
+    cannot be read from a weights file: give it where it is not width / 64.
+    """
 
     def __init__(
         self,
-        *,
-        classes: int,
-        size: int,
-        patch: int,
-        depth: int,
-        width: int,
-        heads: int | None,
-        hidden: int | None,
-        channels: int,
+        classes: int = 10,
+        size: int = 32,
+        patch: int = 4,
+        depth: int = 6,
+        width: int = 192,
+        heads: int | None = None,
+        hidden: int | None = None,
+        channels: int = 3,
     ) -> None:
         super().__init__()
         heads, hidden = heads or max(1, width // HEAD_WIDTH), hidden or 4 * width
@@ -131,45 +148,15 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(tokens)[:, 0])
 
 
+vit = VisionTransformer
+
+
 def initialise_linear(model: nn.Module) -> None:
     """Small normal weights and no biases, as vision transformers start."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
-
-
-def read_options(state: State) -> dict[str, Any]:
-    patch, tokens = dimension(state, "patches.weight", 2), dimension(state, "positions", 1)
-    return {
-        "classes": dimension(state, "head.weight", 0),
-        "size": patch and tokens and patch * math.isqrt(tokens - 1),
-        "patch": patch,
-        "depth": count_blocks(state, "blocks"),
-        "width": dimension(state, "class_token", 2),
-        "hidden": dimension(state, "blocks.0.mlp.fc1.weight", 0),
-        "channels": dimension(state, "patches.weight", 1),
-    }
-
-
-@architecture(read_options)
-def vit(
-    classes: int = 10,
-    size: int = 32,
-    patch: int = 4,
-    depth: int = 6,
-    width: int = 192,
-    heads: int | None = None,
-    hidden: int | None = None,
-    channels: int = 3,
-) -> nn.Module:
-    """A vision transformer (Dosovitskiy et al. 2021) for CIFAR; heads of width 64, MLPs four times as wide.
-
-    The number of heads cannot be read from a weights file: give it where it is not width / 64.
-    """
-    return VisionTransformer(
-        classes=classes, size=size, patch=patch, depth=depth, width=width, heads=heads, hidden=hidden, channels=channels
-    )
 
 
 # Which tokens of a vision transformer stay: a predictor, a draw for training, and likeness between tokens
@@ -275,25 +262,82 @@ Rule = Literal["learned", "cka", "eq13"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
+def _check_extra(state: Tensor) -> None:
+    """Raise for an extra state that no DynamicViT wrote."""
+    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
+        raise ValueError(
+            f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "
+            "number of its rule, heads and calibration images; was the file made by another version?"
+        )
+
+
+def _read_dynamic_vit(state: State) -> dict[str, Any]:
+    options = _read_vit(state)
+    stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.enter\.(\d+)\.", name))})
+    options["stages"] = tuple(stages) or None
+    own = state.get("_extra_state")
+    if own is not None:
+        _check_extra(own)
+        keep, gamma, rule, heads, _ = own.tolist()
+        options |= {"keep": keep, "gamma": gamma, "rule": RULES[int(rule)], "heads": int(heads)}
+    return options
+
+
+@architecture(_read_dynamic_vit, name="dynamic_vit")
 class DynamicViT(VisionTransformer):
-    """A vision transformer with a gate before some blocks; with the same weights and keep=1 it is the plain one.
+    """A `vit` that drops tokens before the blocks of `stages`, each time all but a share `keep` of those it had.
+
+    Stages are block numbers from 0; by default a quarter, half and three quarters of the depth. `rule` says what is
+    kept in evaluation: the tokens with the highest keep probability π ("learned"), π − gamma × the token's mean CKA
+    with the others, from a calibration ("cka"), or Eq. 13 of the CKA-SR appendix as printed ("eq13").
 
     In training a gate draws which tokens stay, and the others are masked from attention; in evaluation the tokens with
     the highest scores stay, `counts` of them for every image, and the others are removed. The class token always stays.
-    `keep`, `rule` and `gamma` may be set anew between forwards. `likeness` (stages, patches) is what `calibrate_tokens`
-    measured.
+    With keep=1 and the same weights this is the plain network. `keep`, `rule` and `gamma` may be set anew between
+    forwards. `likeness` (stages, patches) is what `calibrate_tokens` measured.
     """
 
-    def __init__(self, *, keep: float, stages: Sequence[int], rule: Rule, gamma: float, **of_vit: Any) -> None:
-        super().__init__(**of_vit)
+    def __init__(
+        self,
+        classes: int = 10,
+        size: int = 32,
+        patch: int = 4,
+        depth: int = 6,
+        width: int = 192,
+        keep: float = 0.7,
+        stages: Sequence[int] | None = None,
+        rule: Rule = "learned",
+        gamma: float = 1.0,
+        heads: int | None = None,
+        hidden: int | None = None,
+        channels: int = 3,
+    ) -> None:
+        if stages is None:
+            stages = sorted({depth // 4, depth // 2, 3 * depth // 4} - {0})
+        stages = [stages] if isinstance(stages, int) else list(stages)
+        whole = all(isinstance(stage, int) for stage in stages)
+        if not stages or not whole or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
+            raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
+        super().__init__(classes, size, patch, depth, width, heads, hidden, channels)
         self.keep, self.stages, self.rule, self.gamma = keep, tuple(stages), rule, gamma
         self.patch_count = self.positions.shape[1] - 1
-        self.gates = TokenGates(of_vit["width"], stages)
+        self.gates = TokenGates(width, stages)
         self.register_buffer("likeness", torch.zeros(len(self.stages), self.patch_count))
         self.likeness: Tensor
         self.calibrated_on = 0  # images that `likeness` rests on
         initialise_linear(self.gates)
-        _check(self)
+        self._check()
+
+    def _check(self) -> None:
+        positive(self.keep, "keep", most=1, why="the share of tokens that each stage lets pass")
+        one_of(self.rule, "rule", RULES)
+        if not math.isfinite(self.gamma):
+            raise ValueError(f"gamma={self.gamma!r}: how much likeness weighs against the probability, a finite number")
+        if not min(self.counts.values()):
+            raise ValueError(
+                f"keep={self.keep} leaves none of {self.patch_count} patches after {len(self.stages)} stages: "
+                "keep more, or take fewer stages"
+            )
 
     @property
     def counts(self) -> dict[int, int]:
@@ -302,14 +346,14 @@ class DynamicViT(VisionTransformer):
         return {stage: int(share**s * self.patch_count) for s, stage in enumerate(self.stages, 1)}
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(self)
+        self._check()
         tokens = self.embed(x)
         return self.answer(self._masked(tokens) if self.training else self._removed(tokens, {}))
 
     @torch.no_grad()
     def kept_positions(self, x: Tensor) -> dict[int, Tensor]:
         """Which patches (batch, count) stay at each stage in evaluation, numbered as they lie in the image."""
-        _check(self)
+        self._check()
         found: dict[int, Tensor] = {}
         self._removed(self.embed(x), found)
         return found
@@ -365,70 +409,7 @@ class DynamicViT(VisionTransformer):
         self.calibrated_on = int(state[4])
 
 
-def _check(model: DynamicViT) -> None:
-    positive(model.keep, "keep", most=1, why="the share of tokens that each stage lets pass")
-    one_of(model.rule, "rule", RULES)
-    if not math.isfinite(model.gamma):
-        raise ValueError(f"gamma={model.gamma!r}: how much likeness weighs against the probability, a finite number")
-    if not min(model.counts.values()):
-        raise ValueError(
-            f"keep={model.keep} leaves none of {model.patch_count} patches after {len(model.stages)} stages: "
-            "keep more, or take fewer stages"
-        )
-
-
-def _check_extra(state: Tensor) -> None:
-    """Raise for an extra state that no DynamicViT wrote."""
-    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
-        raise ValueError(
-            f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "
-            "number of its rule, heads and calibration images; was the file made by another version?"
-        )
-
-
-def _read_options(state: State) -> dict[str, Any]:
-    found = read_options(state)
-    stages = sorted({int(match[1]) for name in state if (match := re.match(r"gates\.enter\.(\d+)\.", name))})
-    found["stages"] = tuple(stages) or None
-    own = state.get("_extra_state")
-    if own is not None:
-        _check_extra(own)
-        keep, gamma, rule, heads, _ = own.tolist()
-        found |= {"keep": keep, "gamma": gamma, "rule": RULES[int(rule)], "heads": int(heads)}
-    return found
-
-
-@architecture(_read_options)
-def dynamic_vit(
-    classes: int = 10,
-    size: int = 32,
-    patch: int = 4,
-    depth: int = 6,
-    width: int = 192,
-    keep: float = 0.7,
-    stages: Sequence[int] | None = None,
-    rule: Rule = "learned",
-    gamma: float = 1.0,
-    heads: int | None = None,
-    hidden: int | None = None,
-    channels: int = 3,
-) -> nn.Module:
-    """A `vit` that drops tokens before the blocks of `stages`, each time all but a share `keep` of those it had.
-
-    Stages are block numbers from 0; by default a quarter, half and three quarters of the depth. `rule` says what is
-    kept in evaluation: the tokens with the highest keep probability π ("learned"), π − gamma × the token's mean CKA
-    with the others, from a calibration ("cka"), or Eq. 13 of the CKA-SR appendix as printed ("eq13").
-    """
-    if stages is None:
-        stages = sorted({depth // 4, depth // 2, 3 * depth // 4} - {0})
-    stages = [stages] if isinstance(stages, int) else list(stages)
-    whole = all(isinstance(stage, int) for stage in stages)
-    if not stages or not whole or stages != sorted(set(stages)) or not (stages[0] >= 0 and stages[-1] < depth):
-        raise ValueError(f"stages={tuple(stages)}: one or more of the blocks 0 to {depth - 1}, in ascending order")
-    return DynamicViT(
-        keep=keep, stages=stages, rule=rule, gamma=gamma, classes=classes, size=size, patch=patch, depth=depth,
-        width=width, heads=heads, hidden=hidden, channels=channels,
-    )  # fmt: skip
+dynamic_vit = DynamicViT
 
 
 def with_dynamic_tokens(
@@ -444,10 +425,9 @@ def with_dynamic_tokens(
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"need one of sosie's vision transformers (vit), got {type(model).__name__}")
     state = model.state_dict()
-    options = {**_read_options(state), "keep": keep, "stages": stages, "rule": rule, "gamma": gamma}
+    options = {**_read_dynamic_vit(state), "keep": keep, "stages": stages, "rule": rule, "gamma": gamma}
     with seeded(seed):
-        made = dynamic_vit(**{**options, "heads": model.heads})
-    assert isinstance(made, DynamicViT)
+        made = DynamicViT(**{**options, "heads": model.heads})
     own = {name: value for name, value in state.items() if not name.startswith(("gates.", "likeness", "_extra_state"))}
     made.load_state_dict({**made.state_dict(), **own})
     return made.to(model.positions).train(model.training)
