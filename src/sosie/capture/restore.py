@@ -193,7 +193,7 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
         for place, name, own in kept:
             now = place[name]
             if now is not own and _is_plain(own):
-                if now.shape != own.shape or not torch.equal(_comparable(now), _comparable(own)):
+                if now.shape != own.shape or not torch.equal(_bytes_of([now]), _bytes_of([own])):
                     _set(own, now)
                 place[name] = own
         for parameter, own in data:
@@ -249,7 +249,16 @@ class _Holdings:
             for parameter in vars(module).get("_parameters", {}).values():
                 if parameter is not None and not parameter.requires_grad and parameter.nbytes <= _SMALL:
                     self._keep(parameter)
-        self._copies = _Copies(self._tensors)
+        # Their numbers as bytes: small tensors of one device in a row, which is copied and compared at once.
+        groups: dict[Any, list[Tensor]] = {}
+        left = _COPIED
+        for tensor in sorted(self._tensors, key=lambda tensor: tensor.nbytes):
+            left -= tensor.nbytes
+            if left >= 0:
+                groups.setdefault(tensor.device if tensor.nbytes <= _SMALL else id(tensor), []).append(tensor)
+        self._copies = [
+            (group, [tensor.shape for tensor in group], _bytes_of(group).clone()) for group in groups.values()
+        ]
 
     def _keep_dict(self, own: dict[Any, Any], but: frozenset[str] = frozenset()) -> None:
         content = {key: value for key, value in own.items() if key not in but}
@@ -287,10 +296,17 @@ class _Holdings:
 
     def put_back(self) -> None:
         """Only what changed: other threads may be reading the model, and autograd counts what is written."""
-        self._copies.put_back()
-        for array, numbers in self._arrays:
-            if not np.array_equal(array, numbers, equal_nan=array.dtype.kind in "fc"):
-                array[...] = numbers
+        for tensors, shapes, numbers in self._copies:
+            same = [tensor.shape for tensor in tensors] == shapes
+            if same and torch.equal(_bytes_of(tensors), numbers):  # a GPU is waited for once
+                continue
+            sizes = [shape.numel() * tensor.element_size() for tensor, shape in zip(tensors, shapes, strict=True)]
+            for tensor, shape, was in zip(tensors, shapes, numbers.split(sizes), strict=True):
+                if tensor.shape != shape or not torch.equal(_bytes_of([tensor]), was):
+                    _set(tensor, was.clone().view(tensor.dtype).view(shape))
+        for array, before in self._arrays:
+            if not np.array_equal(array, before, equal_nan=array.dtype.kind in "fc"):
+                array[...] = before
         for generator, state in self._generators:
             generator.set_state(state)
         for own, content, but in self._dicts:
@@ -308,38 +324,6 @@ class _Holdings:
                 (other.update if isinstance(other, set) else other.extend)(items)
 
 
-class _Copies:
-    """Tensors with a copy of their numbers: small ones in one row of bytes per device, which is compared at once."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._rows: dict[torch.device, list[tuple[Tensor, torch.Size]]] = {}
-        self._alone: list[tuple[Tensor, Tensor]] = []
-        left = _COPIED
-        for tensor in sorted({id(tensor): tensor for tensor in tensors}.values(), key=lambda tensor: tensor.nbytes):
-            left -= tensor.nbytes
-            if left < 0:
-                break
-            if tensor.nbytes <= _SMALL:
-                self._rows.setdefault(tensor.device, []).append((tensor, tensor.shape))
-            else:
-                self._alone.append((tensor, tensor.detach().clone()))
-        self._bytes = {device: _bytes_of([tensor for tensor, _ in row]) for device, row in self._rows.items()}
-
-    def put_back(self) -> None:
-        for device, row in self._rows.items():
-            before = self._bytes[device]
-            same = all(tensor.shape == shape for tensor, shape in row)
-            if same and torch.equal(_bytes_of([tensor for tensor, _ in row]), before):  # a GPU is waited for once
-                continue
-            sizes = [shape.numel() * tensor.element_size() for tensor, shape in row]
-            for (tensor, shape), was in zip(row, before.split(sizes), strict=True):
-                if tensor.shape != shape or not torch.equal(_bytes_of([tensor]), was):
-                    _set(tensor, was.clone().view(tensor.dtype).view(shape))
-        for tensor, was in self._alone:
-            if tensor.shape != was.shape or not torch.equal(_comparable(tensor), _comparable(was)):
-                _set(tensor, was)
-
-
 def _set(tensor: Tensor, numbers: Tensor) -> None:
     """The numbers into the tensor where it is; as its storage if it was given another shape."""
     if tensor.shape != numbers.shape:
@@ -353,20 +337,16 @@ def _set(tensor: Tensor, numbers: Tensor) -> None:
 
 
 def _bytes_of(tensors: list[Tensor]) -> Tensor:
-    """All numbers of some tensors in a row: one copy and one comparison instead of hundreds."""
+    """All numbers of some tensors in a row."""
     flat = (tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in tensors)
     dense = (each if each.stride(0) == 1 else each.clone(memory_format=torch.contiguous_format) for each in flat)
-    return torch.cat([each.view(torch.uint8) for each in dense])
+    rows = [each.view(torch.uint8) for each in dense]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _is_plain(tensor: Tensor) -> bool:
     strange = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized
     return type(tensor) in (Tensor, nn.Parameter) and not strange
-
-
-def _comparable(tensor: Tensor) -> Tensor:
-    """Types of one byte as bytes: torch does not compare all of them."""
-    return tensor.contiguous().view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _package(kind: type) -> str:
