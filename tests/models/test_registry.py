@@ -4,7 +4,7 @@ import pytest
 
 from sosie.models import build_model, list_models
 from sosie.models.convolutional import CifarResNet, ResNet
-from sosie.models.registry import architecture
+from sosie.models.specification import architecture
 
 
 def test_names_are_listed_in_natural_order() -> None:

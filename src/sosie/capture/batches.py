@@ -271,8 +271,7 @@ class Batches:
         elif isinstance(data, tuple) and _looks_like_a_pair(data):
             raise BadBatch("a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)")
         self.places = None if self.total is None else _places(self.total, self._data)
-        # Whatever else yields batches may fill one buffer again and again.
-        self.stay = isinstance(self._data, (list, tuple, DataLoader))
+        self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # or may do so
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
@@ -330,7 +329,7 @@ def recut(
             while held >= size + block:
                 yield _take(waiting, size, wanted=share.has(number))
                 number, held = number + 1, held - size
-            if not source.stay and waiting:
+            if source.reuses_buffers and waiting:
                 waiting[-1] = replace(waiting[-1], batch=rebuild(_copied, waiting[-1].batch))
         if held:
             yield _take(waiting, held, wanted=share.has(number))
@@ -519,9 +518,10 @@ def model_arguments(
     with one in it, `prepare` is the model's tokeniser: it gets all of that, and returns the arguments.
     """
     chosen = without_labels(batch) if inputs is None else inputs(batch)
-    if prepare is None and inputs is None and _has_text(chosen):
+    has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
+    if has_text and prepare is None and inputs is None:
         raise BadBatch("the data are texts, which a model cannot read: give its tokeniser as prepare_a= and prepare_b=")
-    if prepare is not None and _has_text(chosen):
+    if has_text and prepare is not None:
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
         prepare = None
@@ -596,20 +596,15 @@ def _masks_scores(part: Tensor, inputs: int, tokens: int) -> bool:
     )
 
 
-def _has_text(chosen: Any) -> bool:
-    """Whether a model's arguments are texts that have yet to be tokenised."""
-    return is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
-
-
 def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
-    found = prepare(texts)
-    parts = found.values() if isinstance(found, Mapping) else [found]
+    tokens = prepare(texts)
+    parts = tokens.values() if isinstance(tokens, Mapping) else [tokens]
     if not any(isinstance(part, (Tensor, np.ndarray)) for part in with_tensors(list(parts))):
         raise BadBatch(
-            f"of text, prepare must make tensors, but it made {type(found).__name__} without one: have the tokeniser "
+            f"of text, prepare must make tensors, but it made {type(tokens).__name__} without one: have the tokeniser "
             'pad them to one length and return tensors, e.g. tokeniser(texts, padding=True, return_tensors="pt")'
         )
-    return found
+    return tokens
 
 
 def labels_of(batch: Any) -> Tensor | None:

@@ -23,8 +23,8 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     "flatten": one row per input, everything in it. "mean": averaged over space or tokens. "positions": one row per
     pixel or token, ordered by input, then position. "cls", "last": the first, the last token. Or a function
     from the activation to (inputs, features). An activation of two dimensions is rows already. `mask`
-    (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out. A site whose
-    padding cannot be told gives no rows.
+    (inputs, tokens) is 0 at padding, which counts under no rule; "flatten" has no way to leave it out. A site gives
+    no rows where it is not known which of its numbers are padding.
     """
     if callable(rule):
         rows = rule(activation)

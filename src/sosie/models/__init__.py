@@ -28,7 +28,16 @@ from .convolutional import (
     vgg11,
     vgg11_bn,
 )
-from .registry import build_model, list_models
-from .specification import NamedModel, Normalise, Tokenise, open_model, parse_normalisation, weights_of, with_name
+from .specification import (
+    NamedModel,
+    Normalise,
+    Tokenise,
+    build_model,
+    list_models,
+    open_model,
+    parse_normalisation,
+    weights_of,
+    with_name,
+)
 from .vit import DynamicViT, dynamic_vit, vit, with_dynamic_tokens
 from .weights import load_weights, read_weights

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..checks import one_of
 from .atoms import with_atoms
-from .registry import State, architecture, count_atoms, count_blocks, dimension
+from .specification import State, architecture, count_atoms, count_blocks, dimension
 
 Stem = Literal["imagenet", "cifar"]  # how the first layers shrink an image: by 4 in each direction, or not at all
 

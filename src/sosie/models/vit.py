@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from ..checks import one_of, positive
 from ..linalg import centred_grams, u_centred, widened
-from .registry import State, architecture, count_blocks, dimension
-from .specification import seeded
+from .specification import State, architecture, count_blocks, dimension, seeded
 
 HEAD_WIDTH = 64
 HIGHEST = 60.0  # what a dropped key's score may exceed the best kept one by: e^60 is far, and finite in float32
