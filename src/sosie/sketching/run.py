@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from ..capture import Chunk, Rule, check_rule, labels_of
 from ..checks import whole_number
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
-from ..linalg import for_numpy
 from ..process_state import products
 from ..stats import Buckets, Drawn, RowSampler, check_seed, on_device
 from ..stats.sample import Fold
@@ -31,7 +29,7 @@ MOMENT = 1024  # neurons up to which Σ g fᵀ is kept whole
 PAIR_NUMBERS = 2**23  # numbers of each of f and g that are kept for pairs of rows
 MOST_PAIRED, FEWEST_PAIRED = 512, 64  # rows that are kept for them
 _SUMMED = 256  # rows that are added up in their own precision
-WAITING = 2**16  # labels that are collected before they are added up
+LABELS = 2**16  # labels that are added up at a time
 
 
 def sketch(
@@ -142,10 +140,8 @@ class Run:
         self._rows = 0
         self._sums: Tensor | None = None  # (3, M): of ones, of ones without signs, of the fingerprint
         self._numbers: list[Tensor] = []  # of the fingerprint, where every row is kept
-        # Labels are added up many at a time, since reading them synchronises a GPU. None: some row has none.
-        self._labels: list[Tensor] | None = []
-        self._label_sums: tuple[Tensor, Tensor] | None = None  # (M, classes) with the signs of the sketch, and without
-        self._labelled = first  # rows up to which labels have been added up
+        # Labels are added up at the end, since reading how many classes there are synchronises a GPU.
+        self._labels: list[Tensor] | None = []  # None: some row has none
 
     def take(self, chunk: Chunk) -> None:
         self._drawn, self._rows = None, 0
@@ -183,8 +179,6 @@ class Run:
             self._labels = None
         else:
             self._labels.append(_moved(labels, self._device).long())
-            if self.buckets is not None and sum(map(len, self._labels)) >= WAITING:
-                self._add_labels()
         if self._drawn is None:
             self._numbers.append(numbers)
             return
@@ -196,27 +190,24 @@ class Run:
         self._drawn.add(self._sums[1], ones, signed=False)
         self._drawn.add(self._sums[2], numbers)
 
-    def _add_labels(self) -> None:
-        """Add up the collected labels, one column per class; if some cannot be classes, the sketch has no labels."""
-        assert self._labels is not None
-        labels, self._labels = torch.cat(self._labels), []
+    def _label_sums(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(M, classes) with the signs of the sketch, and without; None where some labels are missing or no classes."""
+        if not self._labels:
+            return None, None
+        labels = torch.cat(self._labels)
         least, most = torch.stack([labels.min(), labels.max()]).tolist()
         if not 0 <= least <= most < MOST_CLASSES:
-            self._labels = None
-        elif self.buckets is None:
+            return None, None
+        if self.buckets is None:
             coded = one_hot(labels).double()
-            self._label_sums = coded, coded
-        else:
-            empty = labels.new_zeros(self.buckets.size, 0, dtype=torch.float64)
-            tables = self._label_sums or (empty, empty)
-            classes = max(most + 1, tables[0].shape[1])
-            signed, unsigned = (pad(table, (0, classes - table.shape[1])) for table in tables)
-            places, signs = self.buckets.draw(self._labelled, len(labels), labels.device)
-            places = places * classes + labels
-            signed.view(-1).index_add_(0, places.flatten(), signs.flatten())
-            unsigned.view(-1).index_add_(0, places.flatten(), signs.abs().flatten())
-            self._label_sums = signed, unsigned
-        self._labelled += len(labels)
+            return coded, coded
+        signed, unsigned = labels.new_zeros(2, self.buckets.size, most + 1, dtype=torch.float64)
+        for k, some in enumerate(labels.split(LABELS)):
+            places, signs = self.buckets.draw(self.first + k * LABELS, len(some), labels.device)
+            places = (places * (most + 1) + some).flatten()
+            signed.view(-1).index_add_(0, places, signs.flatten())
+            unsigned.view(-1).index_add_(0, places, signs.abs().flatten())
+        return signed, unsigned
 
     @products()
     def finish(self) -> dict[str, Any]:
@@ -225,9 +216,7 @@ class Run:
             numbers = torch.cat(self._numbers)
             self._sums = torch.stack([torch.ones_like(numbers), torch.ones_like(numbers), numbers])
         ones, counts, fingerprint = self._sums.unbind()
-        if self._labels:
-            self._add_labels()
-        labels, unsigned_labels = (self._labels is not None and self._label_sums) or (None, None)
+        labels, unsigned_labels = self._label_sums()
         return {
             "sites": tuple(on_device(maker.finish(), ones.device) for maker in self.makers.values()),
             "n": self.start - self.first,
@@ -353,7 +342,7 @@ class SiteMaker:
         self._sampler = samplers.setdefault(form.paired_rows, RowSampler(form.paired_rows, form.seed))
         self._project, self._tensor = form.project(), form.tensor_sketch()
         self._parts: dict[str, Part] = {}
-        self._all: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in PARTS}  # where every row is kept
+        self._all: dict[str, list[Part]] = {}  # of each chunk, where every row is kept
         self._pairs: list[Pairs] = []
         self._sums: dict[str, Tensor] = {}
         self._waiting: tuple[Tensor, Tensor, Tensor, Tensor | None]  # a chunk's features, until it has gradients
@@ -373,7 +362,6 @@ class SiteMaker:
         del self._waiting
         squares, narrow = _squares(rows), self._project(rows)
         of_both = squares_f * squares
-        self._sum("inner", _inner(f, rows).double().square().sum())
         self._sum("fourth", of_both.square().sum())
         self._sum("trace", of_both.sum())
         if "gradients" in self.form.parts:
@@ -403,28 +391,26 @@ class SiteMaker:
         # Products with ones, since summing float32 in float64 takes longer than all the rest; a few rows at a time,
         # since rounding would look like variation about the mean.
         total = torch.stack([(rows.new_ones(few.shape[-2]) @ few).double() for few in rows.split(_SUMMED, -2)]).sum(0)
+        size = self.form.size
+        if drawn is None or size is None:
+            self._all.setdefault(name, []).append(Part(rows.clone(), total, squares.sum(), squares))
+            return
         if name not in self._parts:
-            shape = (*rows.shape[:-2], self.form.size or 0, rows.shape[-1])
-            diagonal = squares.new_zeros(self.form.size or 0)
+            empty = rows.new_zeros(*rows.shape[:-2], size, rows.shape[-1])
             zero = torch.zeros_like(squares[0])
-            self._parts[name] = Part(rows.new_zeros(shape), torch.zeros_like(total), zero, diagonal)
+            self._parts[name] = Part(empty, torch.zeros_like(total), zero, zero.repeat(size))
         part = self._parts[name]
         part.total.add_(total)
         part.squares.add_(squares.sum())
-        if drawn is None:
-            self._all[name].append((rows.clone(), squares))
-            return
         for whole, copy in zip(*(t if t.ndim == 3 else t[None] for t in (part.rows, rows)), strict=True):
             drawn.add(whole, copy)
         drawn.add(part.diagonal, squares)
 
     def finish(self) -> SiteSketch:
+        for name, chunks in self._all.items():
+            self._parts[name] = Part.of_all(chunks)
         parts: dict[str, Part | None] = {name: self._parts.get(name) for name in PARTS}
-        for name, part in self._parts.items():
-            if self.form.size is None:
-                rows, diagonal = zip(*self._all[name], strict=True)
-                parts[name] = replace(part, rows=torch.cat(rows, -2), diagonal=torch.cat(diagonal))
-        sums = {name: self._sums.get(name) for name in ("inner", "fourth", "moment", "trace")}
+        sums = {name: self._sums.get(name) for name in ("fourth", "moment", "trace")}
         pairs = self._pairs[0].merge(*self._pairs[1:]) if self.form.with_gradients else None
         return SiteSketch(self.form.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
 
@@ -432,11 +418,3 @@ class SiteMaker:
 def _squares(rows: Tensor) -> Tensor:
     """(n,) ‖row‖², without a copy of the rows."""
     return torch.linalg.vector_norm(rows, dim=1).double().square()
-
-
-def _inner(f: Tensor, g: Tensor) -> Tensor:
-    """(n,) ⟨f, g⟩ of each row."""
-    if not for_numpy(f) or not for_numpy(g) or f.dtype != g.dtype:
-        return (f * g).sum(1)
-    with np.errstate(all="ignore"):  # numbers that are not finite are reported by `note_finite`
-        return torch.from_numpy(np.einsum("ij,ij->i", f.numpy(), g.numpy()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,14 +33,20 @@ class Part:
     squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
     diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
 
+    @classmethod
+    def of_all(cls, parts: Sequence[Part]) -> Part:
+        """One part of rows that were kept and not sketched, in the order of these parts."""
+        rows, diagonal = torch.cat([part.rows for part in parts], -2), torch.cat([part.diagonal for part in parts])
+        total, squares = torch.stack([part.total for part in parts]), torch.stack([part.squares for part in parts])
+        return cls(rows, total.sum(0), squares.sum(0), diagonal)
+
     def merge(self, other: Part, *, order: Tensor | None) -> Part:
         """The part of all rows of both; `order`: of rows that were kept and not sketched."""
         if order is not None:
-            rows = torch.cat([self.rows, other.rows], -2)[..., order, :]
-            diagonal = torch.cat([self.diagonal, other.diagonal])[order]
-        else:
-            rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
-        return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
+            both = Part.of_all([self, other])
+            return replace(both, rows=both.rows[..., order, :], diagonal=both.diagonal[order])
+        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
+        return Part(*sums)
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,11 @@ class SiteSketch:
     gradients: Part | None
     hadamard: Part | None  # of f ⊗ g, by TensorSketch
     maps: Part | None  # of the products of f and g, neuron by neuron
-    inner: Tensor | None  # Σ ⟨f, g⟩²
     fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
     moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
     pairs: Pairs | None
     trace: Tensor | None = None  # Σ ‖f‖² ‖g‖², the trace of K_f ∘ K_g
+    inner: Tensor | None = None  # Σ ⟨f, g⟩² in files of earlier versions; nothing reads it
 
     @property
     def folded(self) -> int | None:
@@ -94,9 +101,15 @@ class SiteSketch:
         return part
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """What was sketched."""
+        return tuple(name for name in PARTS if getattr(self, name) is not None)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision that its rows were sketched in."""
-        return next(part.rows.dtype for name in PARTS if (part := getattr(self, name)) is not None)
+        dtype: torch.dtype = getattr(self, self.parts[0]).rows.dtype
+        return dtype
 
     def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
         """The sketch of all rows of both; `order`: as in `Part.merge`."""
@@ -113,30 +126,26 @@ class SiteSketch:
 
     def check(self, height: int) -> None:
         """Raise unless all shapes fit together for that many buckets: files come from others."""
-        for name in PARTS:
+        for name in self.parts:
             part = getattr(self, name)
-            if part is None:
-                continue
-            columns = part.rows.shape[-1] if name == "hadamard" else self.folded or self.width
-            copies = part.rows.shape[:-2]
-            shapes = [tuple(t.shape) for t in (part.rows, part.total, part.squares, part.diagonal)]
+            copies, columns = ((2,), part.rows.shape[-1]) if name == "hadamard" else ((), self.folded or self.width)
+            shapes = [tuple(getattr(part, f.name).shape) for f in fields(part)]
             expected = [(*copies, height, columns), (*copies, columns), (), (height,)]
-            if shapes != expected or len(copies) != (name == "hadamard") or float(part.squares) < 0:
+            if shapes != expected or float(part.squares) < 0:
                 raise ValueError(f"{name} has shapes {shapes}, not {expected}")
         for total in (self.inner, self.fourth, self.trace):
             if total is not None and (total.ndim or float(total) < 0):
                 raise ValueError("its sums of squared products are not numbers of at least 0")
-        if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
+        if self.moment is not None and self.moment.shape != 2 * self.moment.shape[:1]:
             raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
         if self.pairs is not None:
             f, g, index = self.pairs.features, self.pairs.gradients, self.pairs.index
             if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
                 raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
 
-    def shapes(self) -> tuple[object, ...]:
+    def columns(self) -> dict[str, int]:
         """Columns of the site and of its parts, which must agree for two to be merged."""
-        parts = (self.features, self.gradients, self.hadamard, self.maps)
-        return (self.width, *(None if part is None else part.rows.shape[-1] for part in parts))
+        return {"width": self.width, **{name: getattr(self, name).rows.shape[-1] for name in self.parts}}
 
 
 # What is kept of all sites
@@ -217,7 +226,7 @@ class Sketch:
     @property
     def parts(self) -> tuple[str, ...]:
         """What was sketched."""
-        return tuple(name for name in PARTS if self.sites and getattr(self.sites[0], name) is not None)
+        return self.sites[0].parts if self.sites else ()
 
     @property
     def device(self) -> torch.device:
@@ -266,8 +275,10 @@ class Sketch:
                     f"only sketches of one model, made alike, can be merged: {what} is {mine!r} and {theirs!r}"
                 )
         for name, mine, theirs in zip(self.side.sites, self.sites, other.sites, strict=False):
-            if mine.shapes() != theirs.shapes():
-                raise ValueError(f"the sites were not sketched alike: {name} has {mine.shapes()} and {theirs.shapes()}")
+            if mine.columns() != theirs.columns():
+                raise ValueError(
+                    f"the sites were not sketched alike: {name} has {mine.columns()} and {theirs.columns()}"
+                )
         if self.side.sites != other.side.sites:
             raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
         spans, other = self.spans.merge(other.spans), other.to(self.device)
@@ -334,26 +345,24 @@ class Sketch:
         if self.spans.rows != self.n or Spans(()).merge(self.spans) != self.spans:
             raise ValueError(f"rows {self.spans} are not {self.n} rows")
         classes = () if self.labels is None else self.labels.shape[1:2]
-        for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
-            tensor, expected = getattr(self, name), (height, *(classes if "labels" in name else ()))
-            absent = self.labels is None and "labels" in name
-            if (tensor is None) != absent or not (absent or tensor.shape == expected):
+        for name in ("ones", "counts", "fingerprint", *(("labels", "unsigned_labels") if classes else ())):
+            expected = (height, *(classes if "labels" in name else ()))
+            if getattr(self, name).shape != expected:
                 raise ValueError(f"{name} does not have the shape {expected}")
         if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
-        if not all(isinstance(text, str) for text in (self.rows_rule, self.output)):
-            raise TypeError("its row rule or its output is not a text")
         if not isinstance(self.about, dict) or not isinstance(self.about.get("models", []), list):
             raise TypeError("its record of models is not a list")
-        if not all(isinstance(label, str) for label in (self.side.name, *self.side.sites)):
-            raise TypeError(f"sites and models must have names, got {self.side.sites} of {self.side.name}")
+        texts = (self.side.name, *self.side.sites, self.rows_rule, self.output)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"models, sites, row rules and outputs must have names, got {texts}")
         if len(set(self.side.sites)) < len(self.side.sites):
             raise ValueError(f"two sites have one name among {', '.join(self.side.sites)}")
         for site, label, width in zip(self.sites, self.side.sites, self.side.widths, strict=True):
             if not isinstance(site, SiteSketch) or site.width != width:
                 raise ValueError(f"{label}: not a sketch of rows of {width} columns")
             site.check(height)
-            if [getattr(site, name) is None for name in PARTS] != [name not in self.parts for name in PARTS]:
+            if site.parts != self.parts:
                 raise ValueError(f"{label}: its parts are not {', '.join(self.parts)}")
         for tensor in _tensors(self):
             if not tensor.is_floating_point():
