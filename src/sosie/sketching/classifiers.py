@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,25 +89,21 @@ class Classifiers:
     def evaluate(self, model: Any, data: Any, **options: Any) -> dict[str, float]:
         """The accuracy at every site, from one pass over data with labels; `options` as for `scores`."""
         known: list[int] = self.frequencies.nonzero().flatten().tolist()  # classes that training has seen
-        right: dict[str, Tensor] = {}
+        right: dict[str, Any] = defaultdict(int)
         inputs = 0
-
-        def take(scores: dict[str, Tensor], chunk: Chunk) -> None:
-            nonlocal inputs
-            labels = labels_of(chunk.batch)
-            if labels is None:
-                raise ValueError("these data have no labels to compare answers with: give batches of (inputs, labels)")
-            if unknown := sorted(set(labels.tolist()) - set(known)):
-                raise ValueError(
-                    f"these data have classes that the {len(known)} of the sketch do not include: "
-                    f"{', '.join(map(str, unknown[:5]))}{' …' if len(unknown) > 5 else ''}"
-                )
-            inputs += chunk.count
-            for site, score in scores.items():
-                count = (score.argmax(1) == labels.to(score.device)).sum()
-                right[site] = right[site] + count if site in right else count
-
-        self._read(model, data, take, **options)
+        with closing(self._read(model, data, **options)) as chunks:
+            for chunk, scores in chunks:
+                labels = labels_of(chunk.batch)
+                if labels is None:
+                    raise ValueError("these data have no labels to compare answers with: give (inputs, labels)")
+                if unknown := sorted(set(labels.tolist()) - set(known)):
+                    raise ValueError(
+                        f"these data have classes that the {len(known)} of the sketch do not include: "
+                        f"{', '.join(map(str, unknown[:5]))}{' …' if len(unknown) > 5 else ''}"
+                    )
+                inputs += chunk.count
+                for site, score in scores.items():
+                    right[site] += (score.argmax(1) == labels.to(score.device)).sum()
         return {site: int(count) / inputs for site, count in right.items()}
 
     def scores(self, model: Any, data: Any, **options: Any) -> dict[str, Tensor]:
@@ -116,19 +114,15 @@ class Classifiers:
         so if it reads labels, the new data need them too.
         """
         kept: dict[str, list[Tensor]] = {}
-
-        def take(scores: dict[str, Tensor], chunk: Chunk) -> None:
+        for _, scores in self._read(model, data, **options):
             for site, score in scores.items():
                 kept.setdefault(site, []).append(score.cpu())
-
-        self._read(model, data, take, **options)
-        return {site: torch.cat(scores) for site, scores in kept.items()}
+        return {site: torch.cat(parts) for site, parts in kept.items()}
 
     def _read(
         self,
         model: Any,
         data: Any,
-        take: Callable[[dict[str, Tensor], Chunk], None],
         *,
         sites: str | Sequence[str] | None = None,
         rows: Rule | None = None,
@@ -136,8 +130,8 @@ class Classifiers:
         beta: float = BETA,
         max_rows: int | None = None,
         **options: Any,
-    ) -> None:
-        """One pass over the data; `take` gets the scores of every chunk."""
+    ) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
+        """One pass over the data: every chunk, and its scores at every site."""
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
         if unknown or not chosen:
@@ -185,7 +179,7 @@ class Classifiers:
                     )
             for chunk in network.chunks(stream, task="classifying with"):
                 network.read_rows(chunk, features, None if self.kernel == "features" else gradients)
-                take({site: scores[site] for site in self.sites if site in scores}, chunk)
+                yield chunk, {site: scores[site] for site in self.sites if site in scores}
 
     def __repr__(self) -> str:
         return f"<Classifiers by {self.kernel}: {len(self.sites)} sites, {len(self.frequencies)} classes>"
@@ -284,14 +278,8 @@ class Penalty:
     """The penalty α of a ridge regression, and how it was chosen."""
 
     alpha: float
-    relative: float  # to the mean eigenvalue of the kernel
     error: float  # squared error at rows left out, relative to that of always answering the mean
     tried: tuple[tuple[float, float], ...]  # every α on the grid and its error; empty where the user chose α
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the best α is the first or last of the grid, so that a better one may lie beyond."""
-        return bool(self.tried) and self.alpha in (self.tried[0][0], self.tried[-1][0])
 
 
 def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
@@ -351,7 +339,6 @@ def _choose(left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tens
                 f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
                 f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
             )
-        return Penalty(alpha, alpha / mean, error(alpha), ())
+        return Penalty(alpha, error(alpha), ())
     tried = tuple((share * mean, error(share * mean)) for share in GRID)
-    best, least = min(tried, key=lambda pair: pair[1])
-    return Penalty(best, best / mean, least, tried)
+    return Penalty(*min(tried, key=lambda pair: pair[1]), tried)
