@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,7 +130,7 @@ class Classifiers:
         beta: float = BETA,
         max_rows: int | None = None,
         **options: Any,
-    ) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
+    ) -> Generator[tuple[Chunk, dict[str, Tensor]], None, None]:
         """One pass over the data: every chunk, and its scores at every site."""
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
