@@ -20,7 +20,7 @@ from ..process_state import products
 from .comparing import open_sketch
 from .gradients import BETA, GradientNetwork, Loss, predictive_of
 from .kernels import KERNELS, product_gram, side_by_side
-from .run import SiteForm, TensorSketch
+from .run import SitePlan, TensorSketch
 from .sketches import Sketch
 
 CLASSIFIED = ("features", "gradients", "hadamard", "hadamard_of_sketches", "sum", "maps")
@@ -209,7 +209,7 @@ class SiteClassifier:
         site = sketch.site(label)
         names = (kernel,) if kernel in ("features", "gradients", "hadamard", "maps") else ("features", "gradients")
         parts = [site.part(name, kernel) for name in names]
-        form = SiteForm(site.width, sketch.size, frozenset(names), sketch.seed, site.folded)
+        plan = SitePlan(site.width, sketch.size, frozenset(names), sketch.seed, site.folded)
         if kernel == "hadamard_of_sketches":
             f, g = parts
             raw = product_gram(f, g, sketch, False)
@@ -219,15 +219,15 @@ class SiteClassifier:
             # The mean is subtracted from every bucket, once for each of its rows.
             duals = duals - (sketch.counts / sketch.counts.sum()) @ duals
             offset = shares - (raw.sum(1) / sketch.n) @ duals
-            return cls(kernel, penalty, duals, offset, form.project(), buckets=(f.rows, g.rows))
+            return cls(kernel, penalty, duals, offset, plan.project(), buckets=(f.rows, g.rows))
         rows = sketch.kernel(label, kernel).rows
-        tensor = form.tensor_sketch()
+        tensor = plan.tensor_sketch()
         squares = sum(float(part.rows.double().square().sum()) for part in parts)
         _check_varied(float(rows.square().sum()), squares / (1 if tensor is None else tensor.COPIES), parts[0].rows)
         weights, penalty = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
         totals = [part.total if tensor is None else side_by_side(part.total[:, None])[0] for part in parts]
         offset = shares - torch.cat(totals) / sketch.n @ weights
-        return cls(kernel, penalty, weights, offset, form.project(), tensor)
+        return cls(kernel, penalty, weights, offset, plan.project(), tensor)
 
     def features(self, rows: Tensor) -> Tensor | None:
         """The scores of these features, or None where they need gradients too."""

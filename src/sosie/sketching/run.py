@@ -88,12 +88,12 @@ def sketch(
         each = rows_per_input([network])
         known = None if stream.expected is None else stream.expected * each
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
-        forms = plan_forms(side.widths, size, parts, seed=seed, memory=budget, rows=known)
-        run = Run(network, dict(zip(side.sites, forms, strict=True)), buckets, first_row * each)
+        plans = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
+        maker = SketchMaker(network, dict(zip(side.sites, plans, strict=True)), buckets, first_row * each)
         for chunk in network.chunks(stream, task="sketching"):
-            run.take(chunk)
+            maker.take(chunk)
         mixing = mixing or network.mixing_in_pass()
-        fields = run.finish()
+        fields = maker.finish()
         digest = network.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
@@ -104,9 +104,9 @@ def sketch(
         seed=seed,
         stack=stack,
         rows_rule=rule,
-        output=predictive.words if run.backwards else "none",
+        output=predictive.words if maker.backwards else "none",
         model=digest,
-        about={**about, "inputs": run.inputs},
+        about={**about, "inputs": maker.inputs},
         **fields,
     )
 
@@ -122,17 +122,17 @@ def parts_of(kernels: str | Sequence[str]) -> frozenset[str]:
     return frozenset().union(*({name} if name in PARTS else {"features", "gradients"} for name in names))
 
 
-class Run:
+class SketchMaker:
     """Sketches chunk after chunk, with a backward pass where gradients are needed; sums stay on the model's device."""
 
     def __init__(
-        self, network: GradientNetwork, forms: dict[str, SiteForm], buckets: Buckets | None, first: int
+        self, network: GradientNetwork, plans: dict[str, SitePlan], buckets: Buckets | None, first: int
     ) -> None:
         """`first`: global index of the first row."""
         self.network, self.buckets = network, buckets
         samplers: dict[int, RowSampler] = {}
-        self.makers = {site: SiteMaker(form, samplers) for site, form in forms.items()}
-        self.backwards = any(form.with_gradients for form in forms.values())
+        self.makers = {site: SiteMaker(plan, samplers) for site, plan in plans.items()}
+        self.backwards = any(plan.with_gradients for plan in plans.values())
         self.first = self.start = first  # of all rows, and of those of the next chunk
         self.inputs = 0
         self._device = torch.device("cpu")
@@ -263,7 +263,7 @@ class TensorSketch:
 
 
 @dataclass(frozen=True)
-class SiteForm:
+class SitePlan:
     """How a site is sketched."""
 
     width: int
@@ -306,14 +306,14 @@ class SiteForm:
         return TensorSketch(self.width, self.size, self.seed)
 
 
-def plan_forms(
+def plan_sites(
     widths: Collection[int], size: int | None, parts: frozenset[str], *, seed: int, memory: int, rows: int | None
-) -> list[SiteForm]:
-    """A form for every site; the widest sites are projected until all fit into the memory."""
-    forms = [SiteForm(width, size, parts, seed) for width in widths]
-    need = least = sum(form.bytes(rows) for form in forms)
+) -> list[SitePlan]:
+    """A plan for every site; the widest sites are projected until all fit into the memory."""
+    plans = [SitePlan(width, size, parts, seed) for width in widths]
+    need = least = sum(plan.bytes(rows) for plan in plans)
     if need <= memory:
-        return forms
+        return plans
     if size is None:
         raise MemoryError(
             f"keeping every row would take {size_text(need)}, over the budget of {size_text(memory)}: "
@@ -322,10 +322,10 @@ def plan_forms(
     to = max(widths)
     while to > size:
         to //= 2
-        forms = [SiteForm(width, size, parts, seed, to if width > to else None) for width in widths]
-        least = sum(form.bytes(rows) for form in forms)
+        plans = [SitePlan(width, size, parts, seed, to if width > to else None) for width in widths]
+        least = sum(plan.bytes(rows) for plan in plans)
         if least <= memory:
-            return forms
+            return plans
     projected = f" and {size_text(least)} with rows projected to {to} columns," if least < need else ""
     raise MemoryError(
         f"the sketch would take {size_text(need)},{projected} over the budget of {size_text(memory)}: raise "
@@ -336,11 +336,11 @@ def plan_forms(
 class SiteMaker:
     """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
 
-    def __init__(self, form: SiteForm, samplers: dict[int, RowSampler]) -> None:
+    def __init__(self, plan: SitePlan, samplers: dict[int, RowSampler]) -> None:
         """`samplers`: by the number of rows they keep, shared by all sites, so that each draw is made once."""
-        self.form = form
-        self._sampler = samplers.setdefault(form.paired_rows, RowSampler(form.paired_rows, form.seed))
-        self._project, self._tensor = form.project(), form.tensor_sketch()
+        self.plan = plan
+        self._sampler = samplers.setdefault(plan.paired_rows, RowSampler(plan.paired_rows, plan.seed))
+        self._project, self._tensor = plan.project(), plan.tensor_sketch()
         self._parts: dict[str, Part] = {}
         self._all: dict[str, list[Part]] = {}  # of each chunk, where every row is kept
         self._pairs: list[Pairs] = []
@@ -350,9 +350,9 @@ class SiteMaker:
     def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
         """Take the rows f of a chunk and return their ‖f‖²; `drawn`: their buckets, None where all are kept."""
         squares, narrow = _squares(rows), self._project(rows)
-        if "features" in self.form.parts:
+        if "features" in self.plan.parts:
             self._grow("features", narrow, squares, drawn)
-        if self.form.with_gradients:
+        if self.plan.with_gradients:
             self._waiting = rows, narrow, squares, None if self._tensor is None else self._tensor.features(rows)
         return squares
 
@@ -364,21 +364,21 @@ class SiteMaker:
         of_both = squares_f * squares
         self._sum("fourth", of_both.square().sum())
         self._sum("trace", of_both.sum())
-        if "gradients" in self.form.parts:
+        if "gradients" in self.plan.parts:
             self._grow("gradients", narrow, squares, drawn)
-        if "maps" in self.form.parts:
+        if "maps" in self.plan.parts:
             maps = f * rows
             self._grow("maps", self._project(maps), _squares(maps), drawn)
         if self._tensor is not None:
             assert spectra is not None
             self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
-        if self.form.columns <= MOMENT:
+        if self.plan.columns <= MOMENT:
             self._sum("moment", (narrow.T @ narrow_f).double())
-        most = self.form.paired_rows
+        most = self.plan.paired_rows
         index = self._sampler.draw(start, len(rows))
         if len(index):
             take = torch.from_numpy(index - start).to(rows.device, non_blocking=True)
-            self._pairs.append(Pairs(narrow_f[take], narrow[take], index, most, self.form.seed))
+            self._pairs.append(Pairs(narrow_f[take], narrow[take], index, most, self.plan.seed))
         if sum(len(lot.index) for lot in self._pairs) > 2 * most:
             self._pairs = [self._pairs[0].merge(*self._pairs[1:])]
         return squares
@@ -391,7 +391,7 @@ class SiteMaker:
         # Products with ones, since summing float32 in float64 takes longer than all the rest; a few rows at a time,
         # since rounding would look like variation about the mean.
         total = torch.stack([(rows.new_ones(few.shape[-2]) @ few).double() for few in rows.split(_SUMMED, -2)]).sum(0)
-        size = self.form.size
+        size = self.plan.size
         if drawn is None or size is None:
             self._all.setdefault(name, []).append(Part(rows.clone(), total, squares.sum(), squares))
             return
@@ -411,8 +411,8 @@ class SiteMaker:
             self._parts[name] = Part.of_all(chunks)
         parts: dict[str, Part | None] = {name: self._parts.get(name) for name in PARTS}
         sums = {name: self._sums.get(name) for name in ("fourth", "moment", "trace")}
-        pairs = self._pairs[0].merge(*self._pairs[1:]) if self.form.with_gradients else None
-        return SiteSketch(self.form.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
+        pairs = self._pairs[0].merge(*self._pairs[1:]) if self.plan.with_gradients else None
+        return SiteSketch(self.plan.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
 
 
 def _squares(rows: Tensor) -> Tensor:

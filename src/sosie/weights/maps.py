@@ -83,7 +83,7 @@ def compare_maps(
         )
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
     exact = probes is None and _bytes(maps, len(kinds)) <= memory
-    every = Exact(maps, kinds) if exact else Estimated(maps, probes or PROBES, seed)
+    every = ExactValues(maps, kinds) if exact else ProbeValues(maps, probes or PROBES, seed)
 
     def compare(i: int, j: int) -> Comparison:
         a, b = maps[i], maps[j]
@@ -100,7 +100,7 @@ def compare_maps(
             chance: Chance | None = None
             if draws:
                 chance = judged(measure, value, np.stack(drawn[measure.name]))
-            elif isinstance(every, Exact) and not has_layout:  # an image with its pixels in any order is not an image
+            elif isinstance(every, ExactValues) and not has_layout:  # an image with other pixels in place is no image
                 chance = every.chance(i, j, measure)
             doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
             if not exact:
@@ -417,7 +417,7 @@ def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
     return kernels + largest
 
 
-class Exact:
+class ExactValues:
     """Values from each entry of the input; all pairs of chains of one shape are computed at once."""
 
     def __init__(self, maps: Sequence[LinearNetwork], kinds: Sequence[bool]) -> None:
@@ -535,7 +535,7 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     return both_kinds
 
 
-class Estimated:
+class ProbeValues:
     """Values from Gaussian inputs."""
 
     def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:
