@@ -11,8 +11,7 @@ from torch import Tensor
 from sosie.linalg import u_centred
 from sosie.results import Side
 from sosie.sketching import Sketch
-from sosie.sketching.run import SiteMaker, plan_sites
-from sosie.sketching.sketches import Spans
+from sosie.sketching.sketches import SiteMaker, Spans, plan_sites
 from sosie.stats import Buckets, Drawn, RowSampler
 
 ALL = ("features", "gradients", "hadamard", "maps")

@@ -20,8 +20,7 @@ from ..process_state import products
 from .comparing import open_sketch
 from .gradients import BETA, GradientNetwork, Loss, predictive_of
 from .kernels import KERNELS, product_gram, side_by_side
-from .run import SitePlan, TensorSketch
-from .sketches import Sketch
+from .sketches import SitePlan, Sketch, TensorSketch
 
 CLASSIFIED = ("features", "gradients", "hadamard", "hadamard_of_sketches", "sum", "maps")
 UNSIGNED = frozenset({"hadamard_of_sketches"})  # kernels in which the signs of the sketch cancel

@@ -100,7 +100,7 @@ def compare_maps(
             chance: Chance | None = None
             if draws:
                 chance = judged(measure, value, np.stack(drawn[measure.name]))
-            elif isinstance(every, ExactValues) and not has_layout:  # an image with other pixels in place is no image
+            elif isinstance(every, ExactValues) and not has_layout:  # shuffled pixels make no image
                 chance = every.chance(i, j, measure)
             doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
             if not exact:
