@@ -270,11 +270,16 @@ def _chain(network: Network) -> LinearNetwork | None:
     model, sites = network.model, network.sites
     if network.prepare is not None:
         return None
-    every = _walk("", model)
-    layers = {name: module for name, module in every if type(module) is nn.Linear}
+    layers: dict[str, nn.Linear] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations")
+        partial = type(module) is nn.Flatten and (module.start_dim, module.end_dim) != (1, -1)
+        if hooked or partial or type(module) not in (nn.Sequential, nn.Linear, *PASSED):
+            return None
+        if type(module) is nn.Linear:
+            layers[name] = module
     if (
         not layers
-        or any(module is None for _, module in every)
         or len(set(layers.values())) < len(layers)  # a layer that is used twice has sites for both calls
         or any(a.out_features != b.in_features for a, b in itertools.pairwise(layers.values()))
     ):
@@ -291,20 +296,6 @@ def _chain(network: Network) -> LinearNetwork | None:
     widths = tuple(linear[k - 1].out_features for k in depths)
     side = Side(network.name, tuple(name or label for name in ordered), widths, tuple((width,) for width in widths))
     return LinearNetwork(network, (linear[0].in_features,), side, linear, depths)
-
-
-def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-    """The layers in order; None stands for anything that is not known to be one of a chain."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is nn.Sequential and not hooks:
-        # Not named_children, which leaves out a layer's second use.
-        children = ((f"{name}.{key}" if name else key, child) for key, child in module._modules.items())
-        return [each for key, child in children if child is not None for each in _walk(key, child)]
-    if hooks or hasattr(module, "parametrizations"):
-        return [(name, None)]
-    if type(module) is nn.Flatten:
-        return [(name, module if (module.start_dim, module.end_dim) == (1, -1) else None)]
-    return [(name, module if type(module) in (nn.Linear, *PASSED) else None)]
 
 
 # Kernels W Wᵀ of norm 1, from each entry of the input
