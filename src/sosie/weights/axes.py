@@ -252,12 +252,14 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     groups of a convolution are permuted in all of them alike.
     """
     weights = named_weights(model)
-    with kept_attributes(model), as_found(model), attention_in_parts, _Reader() as reader:
+    with kept_attributes(model), as_found(model), attention_in_parts, ModuleTracker() as modules:
+        reader = _Reader(modules)
         for tensor in weights.values():
             reader.set(tensor, [Axis(size) for size in tensor.shape])
         for tensor in tensors_in(inputs):
             reader.set(tensor, [Axis(size, INPUT) for size in tensor.shape])
-        outputs = model(*inputs)
+        with reader:
+            outputs = model(*inputs)
     for tensor in tensors_in(outputs):
         for axis in reader.axes(tensor):
             fix(axis, OUTPUT)
@@ -290,9 +292,9 @@ class _Reader(TorchDispatchMode):
     It keeps the tensors too, so that no two of them have the same id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: ModuleTracker) -> None:
         super().__init__()
-        self._tracker = ModuleTracker()  # knows the names of the modules that are being called
+        self._modules = modules  # that are being called
         self._axes: dict[int, list[Axis]] = {}
         self._held: dict[int, list[Tensor]] = {}  # by where their memory is
         self.order: dict[int, int] = {}  # of the tensors, as they are first used
@@ -309,18 +311,9 @@ class _Reader(TorchDispatchMode):
             self._held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         self._axes[id(tensor)] = list(axes)
 
-    def __enter__(self) -> _Reader:
-        self._tracker.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._tracker.__exit__(*error)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        inside = max(self._tracker.parents - {"Global"}, key=len, default="")  # such as Net.layers.0
+        inside = max(self._modules.parents - {"Global"}, key=len, default="")  # such as Net.layers.0
         call = Call(self, func, args, kwargs or {}, output, inside.partition(".")[2])
         for tensor in call.tensors:
             self.order.setdefault(id(tensor), len(self.order))
