@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -82,8 +82,8 @@ class Classifiers:
 
     @property
     def alphas(self) -> dict[str, float]:
-        """The penalty of every site; `sites[…].penalty` says how it was chosen."""
-        return {label: site.penalty.alpha for label, site in self.sites.items()}
+        """The penalty of every site; `sites[…].errors` has all that were tried."""
+        return {label: site.alpha for label, site in self.sites.items()}
 
     def evaluate(self, model: Any, data: Any, **options: Any) -> dict[str, float]:
         """The accuracy at every site, from one pass over data with labels; `options` as for `scores`."""
@@ -193,7 +193,7 @@ class SiteClassifier:
     """
 
     kernel: str
-    penalty: Penalty
+    errors: dict[float, float]  # of each penalty tried, at rows left out, relative to always answering the mean
     weights: Tensor  # (k, C) W
     offset: Tensor  # (C,) t̄ − Wᵀψ̄
     project: Callable[[Tensor], Tensor]
@@ -214,19 +214,24 @@ class SiteClassifier:
             raw = product_gram(f, g, sketch, False)
             gram = product_gram(f, g, sketch, True)
             _check_varied(float(gram.trace()), float(raw.trace()), f.rows)
-            duals, penalty = ridge_of_gram(gram, targets, alpha, balanced=True)
+            duals, errors = ridge_of_gram(gram, targets, alpha, balanced=True)
             # The mean is subtracted from every bucket, once for each of its rows.
             duals = duals - (sketch.counts / sketch.counts.sum()) @ duals
             offset = shares - (raw.sum(1) / sketch.n) @ duals
-            return cls(kernel, penalty, duals, offset, plan.project(), buckets=(f.rows, g.rows))
+            return cls(kernel, errors, duals, offset, plan.project(), buckets=(f.rows, g.rows))
         rows = sketch.kernel(label, kernel).rows
         tensor = plan.tensor_sketch()
         squares = sum(float(part.rows.double().square().sum()) for part in parts)
         _check_varied(float(rows.square().sum()), squares / (1 if tensor is None else tensor.COPIES), parts[0].rows)
-        weights, penalty = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
+        weights, errors = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
         totals = [part.total if tensor is None else side_by_side(part.total[:, None])[0] for part in parts]
         offset = shares - torch.cat(totals) / sketch.n @ weights
-        return cls(kernel, penalty, weights, offset, plan.project(), tensor)
+        return cls(kernel, errors, weights, offset, plan.project(), tensor)
+
+    @property
+    def alpha(self) -> float:
+        """The penalty that was taken."""
+        return best(self.errors)
 
     def features(self, rows: Tensor) -> Tensor | None:
         """The scores of these features, or None where they need gradients too."""
@@ -271,21 +276,14 @@ def _check_varied(centred: float, raw: float, rows: Tensor) -> None:
 # the sum of the others, and without a penalty it would be predicted exactly: the means must be computed without it,
 # which is what a constant among the columns does.
 
-
-@dataclass(frozen=True)
-class Penalty:
-    """The penalty α of a ridge regression, and how it was chosen."""
-
-    alpha: float
-    error: float  # squared error at rows left out, relative to that of always answering the mean
-    tried: tuple[tuple[float, float], ...]  # every α on the grid and its error; empty where the user chose α
+Ridge: TypeAlias = tuple[Tensor, dict[float, float]]  # weights, and the error of each penalty tried; the best was taken
 
 
-def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
+def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
     """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C); the cost is that of the smaller of M and k."""
     if len(rows) < rows.shape[1]:
-        duals, penalty = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
-        return rows.T @ duals, penalty
+        duals, errors = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
+        return rows.T @ duals, errors
     spectrum, vectors = _positive(self_product(rows))
     turned = rows @ vectors  # ΨV, with ΨᵀΨ = VΛVᵀ
     along = turned.T @ targets
@@ -295,11 +293,11 @@ def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balance
         leverage = turned.square() @ shrunk + (1 / len(rows) if balanced else 0)
         return (targets - turned @ (along * shrunk[:, None])) / (1 - leverage)[:, None]
 
-    penalty = _choose(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + penalty.alpha)[:, None]), penalty
+    errors = _errors(left_out, spectrum, targets, alpha)
+    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
 
 
-def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
+def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
     """(K + αI)⁻¹T for a kernel K (M, M) and targets T (M, C)."""
     if balanced:
         # The direction of ones, along which K and T are zero, is made the largest and left out.
@@ -313,8 +311,8 @@ def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balance
         shrunk = 1 / (spectrum + penalty)
         return (vectors @ (along * shrunk[:, None])) / (squares @ shrunk)[:, None]
 
-    penalty = _choose(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + penalty.alpha)[:, None]), penalty
+    errors = _errors(left_out, spectrum, targets, alpha)
+    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
 
 
 def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,21 +321,21 @@ def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values > 0, values, torch.zeros_like(values)), vectors
 
 
-def _choose(left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tensor, alpha: float | None) -> Penalty:
-    """The user's α, or the α of the grid with the smallest error at rows left out."""
-    mean = float(spectrum.sum()) / len(targets)
-    variance = float(targets.square().sum())
+def _errors(
+    left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tensor, alpha: float | None
+) -> dict[float, float]:
+    """The error at rows left out of the user's α, or of every α of the grid."""
+    rounding = torch.finfo(spectrum.dtype).eps * len(spectrum) * float(spectrum.amax())
+    if alpha is not None and alpha < rounding:
+        raise ValueError(
+            f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
+            f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
+        )
+    mean, variance = float(spectrum.sum()) / len(targets), float(targets.square().sum())
+    tried = [share * mean for share in GRID] if alpha is None else [alpha]
+    return {penalty: float(left_out(penalty).square().sum()) / variance for penalty in tried}
 
-    def error(penalty: float) -> float:
-        return float(left_out(penalty).square().sum()) / variance
 
-    if alpha is not None:
-        rounding = torch.finfo(spectrum.dtype).eps * len(spectrum) * float(spectrum.amax())
-        if alpha < rounding:
-            raise ValueError(
-                f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
-                f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
-            )
-        return Penalty(alpha, error(alpha), ())
-    tried = tuple((share * mean, error(share * mean)) for share in GRID)
-    return Penalty(*min(tried, key=lambda pair: pair[1]), tried)
+def best(errors: dict[float, float]) -> float:
+    """The penalty with the smallest error."""
+    return min(errors, key=lambda penalty: errors[penalty])
