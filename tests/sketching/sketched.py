@@ -11,8 +11,7 @@ from torch import Tensor
 from sosie.linalg import u_centred
 from sosie.results import Side
 from sosie.sketching import Sketch
-from sosie.sketching.run import SiteMaker, plan_forms
-from sosie.sketching.sketches import Spans
+from sosie.sketching.sketches import SiteMaker, Spans, plan_sites
 from sosie.stats import Buckets, Drawn, RowSampler
 
 ALL = ("features", "gradients", "hadamard", "maps")
@@ -47,13 +46,13 @@ def sketch_of(
     kept = frozenset(parts) - (frozenset({"hadamard"}) if size is None else frozenset())
     widths = [f.shape[1] for f, _ in sites.values()]
     samplers: dict[int, RowSampler] = {}
-    makers = [SiteMaker(form, samplers) for form in plan_forms(widths, size, kept, seed=seed, memory=memory, rows=n)]
+    makers = [SiteMaker(plan, samplers) for plan in plan_sites(widths, size, kept, seed=seed, memory=memory, rows=n)]
     for first in range(0, n, step or n):
         rows = slice(first, min(first + (step or n), n))
         drawn = None if buckets is None else Drawn(*buckets.draw(start + first, rows.stop - first))
         for maker, (f, g) in zip(makers, sites.values(), strict=True):
             maker.features(f[rows], drawn)
-            if maker.form.with_gradients:
+            if maker.plan.with_gradients:
                 maker.gradients(g[rows], drawn, start + first)
     numbers = torch.randn(10_000, generator=torch.Generator().manual_seed(data), dtype=torch.float64)[start : start + n]
     coded = None if labels is None else torch.nn.functional.one_hot(labels).double()

@@ -7,7 +7,7 @@ import torch
 from gradient_nets import Residual, Words, built, rows, words
 from torch import Tensor
 
-from sosie.sketching import run, sketch
+from sosie.sketching import sketch, sketches
 from sosie.sketching.gradients import input_numbers
 from sosie.stats import Buckets, Drawn
 
@@ -25,10 +25,10 @@ MORE_AND_MORE = (
 )
 
 
-@pytest.mark.parametrize("waiting", [1, 15, 2**16])
+@pytest.mark.parametrize("at_once", [1, 15, 2**16])
 @pytest.mark.parametrize("stack", [1, 2])
-def test_sums_of_one_column_a_class(waiting: int, stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WAITING", waiting)
+def test_sums_of_one_column_a_class(at_once: int, stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketches, "LABELS", at_once)
     found = sketch(built(Residual), labelled(*MORE_AND_MORE), size=8, stack=stack, kernels="features", seed=3)
     coded = torch.nn.functional.one_hot(torch.cat([part.long() for part in MORE_AND_MORE])).double()
     for name, signed in (("labels", True), ("unsigned_labels", False)):
@@ -42,13 +42,13 @@ def test_every_row_kept_keeps_its_label() -> None:
     assert torch.equal(found.labels.argmax(1), torch.cat([part.long() for part in MORE_AND_MORE]))
 
 
-@pytest.mark.parametrize(("waiting", "size"), [(1, 8), (2**16, None)])
+@pytest.mark.parametrize(("at_once", "size"), [(1, 8), (2**16, None)])
 @pytest.mark.parametrize("bad", [None, torch.arange(10) - 1, torch.arange(10) + 2**15, torch.rand(10)])
 @pytest.mark.parametrize("place", [0, 2])
 def test_no_labels_if_a_batch_has_none(
-    waiting: int, size: int | None, bad: Tensor | None, place: int, monkeypatch: pytest.MonkeyPatch
+    at_once: int, size: int | None, bad: Tensor | None, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "WAITING", waiting)
+    monkeypatch.setattr(sketches, "LABELS", at_once)
     labels: list[Tensor | None] = [*MORE_AND_MORE]
     labels[place] = bad
     found = sketch(built(Residual), labelled(*labels), size=size, kernels="features")

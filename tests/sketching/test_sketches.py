@@ -10,10 +10,9 @@ import torch
 from sketched import ALL, debiased, hadamard, matrix, random_rows, sketch_of, z_score
 
 from sosie.linalg import double_centred
-from sosie.sketching import run as making
+from sosie.sketching import sketches as making
 from sosie.sketching.kernels import SketchPair
-from sosie.sketching.run import TensorSketch, parts_of
-from sosie.sketching.sketches import NotShared
+from sosie.sketching.sketches import NotShared, TensorSketch, parts_of
 from sosie.stats import Alignment, Buckets, DebiasedAlignment, Drawn, row_hash
 
 F, G = random_rows(40, 6, 1), random_rows(40, 6, 2)

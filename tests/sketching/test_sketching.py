@@ -240,7 +240,6 @@ def test_the_batch_size_does_not_matter(size: int | None) -> None:
                     assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), (name, field)
             one, two = made[0].site(label), other.site(label)
             assert torch.allclose(one.moment, two.moment, rtol=1e-9)
-            assert torch.allclose(one.inner, two.inner, rtol=1e-9)
             assert torch.allclose(one.fourth, two.fourth, rtol=1e-9)
             assert torch.equal(torch.from_numpy(one.pairs.index), torch.from_numpy(two.pairs.index))
 
@@ -263,7 +262,6 @@ def test_what_is_summed_beside_the_rows() -> None:
     found = sketch(model, [x], sites=["c2"], size=4).site("c2")
     f, g = (part.flatten(1) for part in one_by_one(model, x, "c2", expected_loss(0.5)))
     assert torch.allclose(found.moment, g.T @ f)
-    assert torch.allclose(found.inner, (f * g).sum(1).square().sum())
     assert torch.allclose(found.fourth, (f.square().sum(1) * g.square().sum(1)).square().sum())
     assert torch.allclose(found.hadamard.squares, (f.square().sum(1) * g.square().sum(1)).sum())
     assert torch.allclose(found.features.squares, f.square().sum())

@@ -20,8 +20,7 @@ from sosie.engine import compare
 from sosie.engine.network import Network
 from sosie.files import DamagedFile
 from sosie.sketching import Task2Vec, task2vec
-from sosie.sketching.fisher import drawn_labels
-from sosie.sketching.squared_gradients import SquaredGradients
+from sosie.sketching.fisher import SquaredGradients, drawn_labels
 
 
 def reference(model: nn.Module, arguments: list[Any]) -> dict[str, Tensor]:
@@ -138,7 +137,7 @@ def test_convolutions_and_norms_match_one_backward_an_input(step: int, monkeypat
     model, x = made(Convolutions), random(9, 3, 12, 10)
     found = task2vec(model, x.split(step), exact=True)
     agree(found, reference(model, singles(x)))
-    monkeypatch.setattr("sosie.sketching.squared_gradients.MEMORY", {"cpu": 1})  # an input at a time
+    monkeypatch.setattr("sosie.sketching.fisher.MEMORY", {"cpu": 1})  # an input at a time
     agree(task2vec(model, x.split(step), exact=True), dict(found.fisher), 1e-12)
 
 
@@ -163,24 +162,24 @@ def test_a_table_of_words_alone_sums_repeated_tokens_first() -> None:
     agree(task2vec(model, ids, exact=True), reference(model, singles(ids)))
 
 
-def test_what_no_rule_covers_goes_through_torch_func() -> None:
+def test_what_no_rule_covers_takes_one_backward_per_input() -> None:
     model, x = made(ByHand), random(7, 3, 6)
     expected = reference(model, singles(x))
     agree(task2vec(model, x.split(3), exact=True), expected)
     agree(task2vec(model, x, exact=True, parameters=["token", "scale"]), {k: expected[k] for k in ("token", "scale")})
 
 
-def through_torch_func(model: nn.Module, x: Tensor) -> set[str]:
+def left_to_autograd(model: nn.Module, x: Tensor) -> set[str]:
     """Parameters whose gradients no rule gave."""
     squares = SquaredGradients(Network(model.eval(), "net"), dict(model.named_parameters()))
     squares.add(Chunk(x, 0, len(x)), lambda answers: [torch.ones_like(answers)])
-    return squares.elsewhere
+    return squares.by_input
 
 
 def test_rules_are_refused_where_autograd_says_otherwise() -> None:
     """The layers of ByHand whose rule would be wrong are known by the first two inputs, and no others."""
     model = made(ByHand)
-    found = through_torch_func(model, random(4, 3, 6))
+    found = left_to_autograd(model, random(4, 3, 6))
     ruled = {"frames.weight", "frames.bias", "head.bias", "twice.bias", "unused.weight", "unused.bias"}
     assert found == {name for name, _ in model.named_parameters()} - ruled
 
@@ -189,12 +188,12 @@ def test_rules_cover_the_common_layers() -> None:
     """A wrong rule would be found out and cost only time, so this is where it shows."""
     model = made(Convolutions)
     model.line.register_forward_hook(lambda layer, args, output: 2 * output)  # the user's own, which stays
-    assert through_torch_func(model, random(4, 3, 12, 10)) == set()
-    assert through_torch_func(made(Tokens), words(4)) == set()
+    assert left_to_autograd(model, random(4, 3, 12, 10)) == set()
+    assert left_to_autograd(made(Tokens), words(4)) == set()
     table = nn.Sequential(nn.Embedding(7, 6, padding_idx=0), nn.Flatten(), nn.Linear(30, 3)).double()
     padded = words(4)
     padded[:, 1] = 0
-    assert through_torch_func(table, padded) == set()
+    assert left_to_autograd(table, padded) == set()
 
 
 class Mixed(nn.Module):
@@ -214,8 +213,8 @@ def test_rules_are_held_against_autograd_in_one_pass_and_input_by_input() -> Non
     agree(task2vec(model, x, exact=True), reference(model, singles(x)))
     calls: list[int] = []
     model.register_forward_hook(lambda layer, args, output: calls.append(len(output)))
-    assert through_torch_func(model, x) == {"turned.weight", "turned.bias"}
-    assert calls[:2] == [2, 4]  # two inputs to try the rules, then all
+    assert left_to_autograd(model, x) == {"turned.weight", "turned.bias"}
+    assert calls == [2, 1, 1, 4, 1, 1, 1, 1]  # two inputs to try the rules, also one by one; then all
 
 
 def test_softmax_regression_by_hand() -> None:
@@ -282,7 +281,7 @@ def test_no_activation_outlives_its_chunk() -> None:
 
     model[1].register_forward_hook(mark)
     task2vec(model, x.split(3))
-    assert len(kept) == 5  # two inputs to try the rules, then four chunks
+    assert len(kept) == 7  # two inputs to try the rules, also one by one; then four chunks
     assert not any(each() for each in kept)
 
 

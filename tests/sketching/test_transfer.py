@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.results import TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
-from sosie.sketching.run import TensorSketch
 from sosie.sketching.scores import _ratio, scores_of
-from sosie.sketching.sketches import Pairs, Part, SiteSketch
+from sosie.sketching.sketches import Pairs, Part, SiteSketch, TensorSketch
 
 BETA = 0.5
 SITES = ["0", "3", "4"]
@@ -151,7 +150,7 @@ def test_the_error_of_a_sketched_mean_embedding_covers_rank_one_and_high_rank() 
             part = Part(torch.zeros(2, 2, columns), total, f.new_zeros(()), torch.zeros(2))
             zero = f.new_zeros(())
             pairs = Pairs(f[:1], g[:1], np.arange(1), 1, 0)
-            site = SiteSketch(40, None, None, part, None, zero, zero, None, pairs, zero)
+            site = SiteSketch(40, None, None, part, None, fourth=zero, moment=None, pairs=pairs, trace=zero)
             value, stated = scores_of(site, 1, exact=False, label="here").values["mean_embedding"]
             ratios.append(np.log(value / float(truly)))
         assert 0.3 * stated < np.std(ratios) < 1.3 * stated, rank

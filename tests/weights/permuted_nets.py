@@ -7,6 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.models import cifar_resnet, tiny10
+from sosie.weights.axes import WeightAxes, leaves
+
+
+def members_of(axes: WeightAxes, group: str) -> list[tuple[str, int]]:
+    """The axes that hold a group, as names of tensors and numbers of axes."""
+    wanted = axes.groups[group]
+    return [(name, i) for name, own in axes.of.items() for i, axis in enumerate(own) if wanted in leaves(axis)]
 
 
 def seeded(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from permuted_nets import members_of
 from torch import Tensor, nn
 
 from sosie.capture.batches import example_input
 from sosie.weights.axes import (
+    Axis,
     NotUnderstood,
     WeightAxes,
     concatenation,
     fix,
-    leaf,
     leaves,
     order_of,
     places_of,
@@ -26,42 +27,42 @@ from sosie.weights.axes import (
 
 
 def test_flattening_and_its_reverse_keep_the_parts() -> None:
-    channels, places = leaf(6), leaf(4, "place")
+    channels, places = Axis(6), Axis(4, "place")
     (flat,) = regroup([channels, places], [24])
     assert [part.size for part in flat.parts] == [6, 4]
     assert regroup([flat], [6, 4])[0].resolve() is channels
     with pytest.raises(NotUnderstood):
-        regroup([leaf(6)], [4, 2])
+        regroup([Axis(6)], [4, 2])
 
 
 def test_uniting_a_leaf_with_a_product_cuts_it() -> None:
-    whole, first, second = leaf(12), leaf(3), leaf(4)
+    whole, first, second = Axis(12), Axis(3), Axis(4)
     unite(whole, product([first, second]))
     assert set(leaves(whole)) == {first, second}
-    unite(whole, product([leaf(3), leaf(4)]))
+    unite(whole, product([Axis(3), Axis(4)]))
     assert len(set(leaves(whole))) == 2
 
 
 def test_products_and_concatenations_that_do_not_fit_are_fixed() -> None:
-    one, other = product([leaf(2), leaf(3)]), product([leaf(3), leaf(2)])
+    one, other = product([Axis(2), Axis(3)]), product([Axis(3), Axis(2)])
     unite(one, other)
     assert all(part.reason for part in (*leaves(one), *leaves(other)))
-    mixed = concatenation([leaf(2), leaf(4)])
-    unite(mixed, product([leaf(2), leaf(3)]))
+    mixed = concatenation([Axis(2), Axis(4)])
+    unite(mixed, product([Axis(2), Axis(3)]))
     assert all(part.reason for part in leaves(mixed))
 
 
 def test_concatenations_are_cut_where_either_is() -> None:
-    one, other = concatenation([leaf(2), leaf(6)]), concatenation([leaf(5), leaf(3)])
+    one, other = concatenation([Axis(2), Axis(6)]), concatenation([Axis(5), Axis(3)])
     unite(one, other)
     assert [part.size for part in leaves(one)] == [2, 3, 3]
     assert leaves(one) == leaves(other)
     with pytest.raises(ValueError, match="5 and 6 entries"):
-        unite(leaf(5), leaf(6))
+        unite(Axis(5), Axis(6))
 
 
 def test_a_fixed_leaf_fixes_what_it_is_united_with() -> None:
-    whole, fixed = product([leaf(2), leaf(3)]), leaf(6, "here")
+    whole, fixed = product([Axis(2), Axis(3)]), Axis(6, "here")
     unite(fixed, whole)
     assert [part.reason for part in leaves(whole)] == ["here", "here"]
     fix(whole, "later")
@@ -69,7 +70,7 @@ def test_a_fixed_leaf_fixes_what_it_is_united_with() -> None:
 
 
 def test_orders_and_places_against_indexing() -> None:
-    a, b, c = leaf(3), leaf(2), leaf(4)
+    a, b, c = Axis(3), Axis(2), Axis(4)
     axis = concatenation([product([a, b]), c])
     orders = {a: torch.tensor([2, 0, 1]), c: torch.tensor([3, 2, 1, 0])}
     numbers = torch.arange(10)
@@ -81,7 +82,7 @@ def test_orders_and_places_against_indexing() -> None:
 
 
 def test_pieces_of_an_axis() -> None:
-    whole, rest = leaf(6), leaf(2)
+    whole, rest = Axis(6), Axis(2)
     flat = product([whole, rest])
     stretch_of(flat, 4, 8)
     assert [part.size for part in leaves(whole)] == [2, 2, 2]
@@ -90,7 +91,7 @@ def test_pieces_of_an_axis() -> None:
 
 
 def test_an_axis_that_is_its_own_factor_is_seen() -> None:
-    one = leaf(3)
+    one = Axis(3)
     assert repeated(product([one, one])) == {one}
     assert not repeated(concatenation([one, one]))
 
@@ -115,7 +116,7 @@ def test_groups_of_a_forward_in_plain_functions() -> None:
     axes = read(Functional())
     assert list(axes.groups) == ["first.weight[0]"]
     members = [("scale", 0), ("first.weight", 0), ("first.bias", 0), ("last.weight", 1)]
-    assert axes.members("first.weight[0]") == members
+    assert members_of(axes, "first.weight[0]") == members
     assert axes.fixed["unused.weight[0]"] == "not used in the forward"
 
 

@@ -3,9 +3,8 @@
 from .classifiers import Classifiers, classify
 from .comparing import DEFAULT, KERNEL, UNPAIRED, check_sketches, compare_sketches, compare_unpaired, is_sketch
 from .fisher import FisherRao, Task2Vec, fisher_rao_norm, task2vec
-from .run import sketch
 from .scores import transfer
-from .sketches import Sketch
+from .sketches import Sketch, sketch
 
 __all__ = [
     "DEFAULT",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +20,7 @@ from ..process_state import products
 from .comparing import open_sketch
 from .gradients import BETA, GradientNetwork, Loss, predictive_of
 from .kernels import KERNELS, product_gram, side_by_side
-from .run import SiteForm, TensorSketch
-from .sketches import Sketch
+from .sketches import SitePlan, Sketch, TensorSketch
 
 CLASSIFIED = ("features", "gradients", "hadamard", "hadamard_of_sketches", "sum", "maps")
 UNSIGNED = frozenset({"hadamard_of_sketches"})  # kernels in which the signs of the sketch cancel
@@ -81,31 +82,27 @@ class Classifiers:
 
     @property
     def alphas(self) -> dict[str, float]:
-        """The penalty of every site; `sites[…].penalty` says how it was chosen."""
-        return {label: site.penalty.alpha for label, site in self.sites.items()}
+        """The penalty of every site; `sites[…].errors` has all that were tried."""
+        return {label: site.alpha for label, site in self.sites.items()}
 
     def evaluate(self, model: Any, data: Any, **options: Any) -> dict[str, float]:
         """The accuracy at every site, from one pass over data with labels; `options` as for `scores`."""
         known: list[int] = self.frequencies.nonzero().flatten().tolist()  # classes that training has seen
-        right: dict[str, Tensor] = {}
+        right: dict[str, Any] = defaultdict(int)
         inputs = 0
-
-        def take(scores: dict[str, Tensor], chunk: Chunk) -> None:
-            nonlocal inputs
-            labels = labels_of(chunk.batch)
-            if labels is None:
-                raise ValueError("these data have no labels to compare answers with: give batches of (inputs, labels)")
-            if unknown := sorted(set(labels.tolist()) - set(known)):
-                raise ValueError(
-                    f"these data have classes that the {len(known)} of the sketch do not include: "
-                    f"{', '.join(map(str, unknown[:5]))}{' …' if len(unknown) > 5 else ''}"
-                )
-            inputs += chunk.count
-            for site, score in scores.items():
-                count = (score.argmax(1) == labels.to(score.device)).sum()
-                right[site] = right[site] + count if site in right else count
-
-        self._read(model, data, take, **options)
+        with closing(self._read(model, data, **options)) as chunks:
+            for chunk, scores in chunks:
+                labels = labels_of(chunk.batch)
+                if labels is None:
+                    raise ValueError("these data have no labels to compare answers with: give (inputs, labels)")
+                if unknown := sorted(set(labels.tolist()) - set(known)):
+                    raise ValueError(
+                        f"these data have classes that the {len(known)} of the sketch do not include: "
+                        f"{', '.join(map(str, unknown[:5]))}{' …' if len(unknown) > 5 else ''}"
+                    )
+                inputs += chunk.count
+                for site, score in scores.items():
+                    right[site] += (score.argmax(1) == labels.to(score.device)).sum()
         return {site: int(count) / inputs for site, count in right.items()}
 
     def scores(self, model: Any, data: Any, **options: Any) -> dict[str, Tensor]:
@@ -116,19 +113,15 @@ class Classifiers:
         so if it reads labels, the new data need them too.
         """
         kept: dict[str, list[Tensor]] = {}
-
-        def take(scores: dict[str, Tensor], chunk: Chunk) -> None:
+        for _, scores in self._read(model, data, **options):
             for site, score in scores.items():
                 kept.setdefault(site, []).append(score.cpu())
-
-        self._read(model, data, take, **options)
-        return {site: torch.cat(scores) for site, scores in kept.items()}
+        return {site: torch.cat(parts) for site, parts in kept.items()}
 
     def _read(
         self,
         model: Any,
         data: Any,
-        take: Callable[[dict[str, Tensor], Chunk], None],
         *,
         sites: str | Sequence[str] | None = None,
         rows: Rule | None = None,
@@ -136,8 +129,8 @@ class Classifiers:
         beta: float = BETA,
         max_rows: int | None = None,
         **options: Any,
-    ) -> None:
-        """One pass over the data; `take` gets the scores of every chunk."""
+    ) -> Generator[tuple[Chunk, dict[str, Tensor]], None, None]:
+        """One pass over the data: every chunk, and its scores at every site."""
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
         if unknown or not chosen:
@@ -185,7 +178,7 @@ class Classifiers:
                     )
             for chunk in network.chunks(stream, task="classifying with"):
                 network.read_rows(chunk, features, None if self.kernel == "features" else gradients)
-                take({site: scores[site] for site in self.sites if site in scores}, chunk)
+                yield chunk, {site: scores[site] for site in self.sites if site in scores}
 
     def __repr__(self) -> str:
         return f"<Classifiers by {self.kernel}: {len(self.sites)} sites, {len(self.frequencies)} classes>"
@@ -200,7 +193,7 @@ class SiteClassifier:
     """
 
     kernel: str
-    penalty: Penalty
+    errors: dict[float, float]  # of each penalty tried, at rows left out, relative to always answering the mean
     weights: Tensor  # (k, C) W
     offset: Tensor  # (C,) t̄ − Wᵀψ̄
     project: Callable[[Tensor], Tensor]
@@ -215,25 +208,30 @@ class SiteClassifier:
         site = sketch.site(label)
         names = (kernel,) if kernel in ("features", "gradients", "hadamard", "maps") else ("features", "gradients")
         parts = [site.part(name, kernel) for name in names]
-        form = SiteForm(site.width, sketch.size, frozenset(names), sketch.seed, site.folded)
+        plan = SitePlan(site.width, sketch.size, frozenset(names), sketch.seed, site.folded)
         if kernel == "hadamard_of_sketches":
             f, g = parts
             raw = product_gram(f, g, sketch, False)
             gram = product_gram(f, g, sketch, True)
             _check_varied(float(gram.trace()), float(raw.trace()), f.rows)
-            duals, penalty = ridge_of_gram(gram, targets, alpha, balanced=True)
+            duals, errors = ridge_of_gram(gram, targets, alpha, balanced=True)
             # The mean is subtracted from every bucket, once for each of its rows.
             duals = duals - (sketch.counts / sketch.counts.sum()) @ duals
             offset = shares - (raw.sum(1) / sketch.n) @ duals
-            return cls(kernel, penalty, duals, offset, form.project(), buckets=(f.rows, g.rows))
+            return cls(kernel, errors, duals, offset, plan.project(), buckets=(f.rows, g.rows))
         rows = sketch.kernel(label, kernel).rows
-        tensor = form.tensor_sketch()
+        tensor = plan.tensor_sketch()
         squares = sum(float(part.rows.double().square().sum()) for part in parts)
         _check_varied(float(rows.square().sum()), squares / (1 if tensor is None else tensor.COPIES), parts[0].rows)
-        weights, penalty = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
+        weights, errors = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
         totals = [part.total if tensor is None else side_by_side(part.total[:, None])[0] for part in parts]
         offset = shares - torch.cat(totals) / sketch.n @ weights
-        return cls(kernel, penalty, weights, offset, form.project(), tensor)
+        return cls(kernel, errors, weights, offset, plan.project(), tensor)
+
+    @property
+    def alpha(self) -> float:
+        """The penalty that was taken."""
+        return best(self.errors)
 
     def features(self, rows: Tensor) -> Tensor | None:
         """The scores of these features, or None where they need gradients too."""
@@ -278,27 +276,14 @@ def _check_varied(centred: float, raw: float, rows: Tensor) -> None:
 # the sum of the others, and without a penalty it would be predicted exactly: the means must be computed without it,
 # which is what a constant among the columns does.
 
-
-@dataclass(frozen=True)
-class Penalty:
-    """The penalty α of a ridge regression, and how it was chosen."""
-
-    alpha: float
-    relative: float  # to the mean eigenvalue of the kernel
-    error: float  # squared error at rows left out, relative to that of always answering the mean
-    tried: tuple[tuple[float, float], ...]  # every α on the grid and its error; empty where the user chose α
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the best α is the first or last of the grid, so that a better one may lie beyond."""
-        return bool(self.tried) and self.alpha in (self.tried[0][0], self.tried[-1][0])
+Ridge: TypeAlias = tuple[Tensor, dict[float, float]]  # weights, and the error of each penalty tried; the best was taken
 
 
-def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
+def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
     """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C); the cost is that of the smaller of M and k."""
     if len(rows) < rows.shape[1]:
-        duals, penalty = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
-        return rows.T @ duals, penalty
+        duals, errors = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
+        return rows.T @ duals, errors
     spectrum, vectors = _positive(self_product(rows))
     turned = rows @ vectors  # ΨV, with ΨᵀΨ = VΛVᵀ
     along = turned.T @ targets
@@ -308,11 +293,11 @@ def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balance
         leverage = turned.square() @ shrunk + (1 / len(rows) if balanced else 0)
         return (targets - turned @ (along * shrunk[:, None])) / (1 - leverage)[:, None]
 
-    penalty = _choose(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + penalty.alpha)[:, None]), penalty
+    errors = _errors(left_out, spectrum, targets, alpha)
+    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
 
 
-def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> tuple[Tensor, Penalty]:
+def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
     """(K + αI)⁻¹T for a kernel K (M, M) and targets T (M, C)."""
     if balanced:
         # The direction of ones, along which K and T are zero, is made the largest and left out.
@@ -326,8 +311,8 @@ def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balance
         shrunk = 1 / (spectrum + penalty)
         return (vectors @ (along * shrunk[:, None])) / (squares @ shrunk)[:, None]
 
-    penalty = _choose(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + penalty.alpha)[:, None]), penalty
+    errors = _errors(left_out, spectrum, targets, alpha)
+    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
 
 
 def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,22 +321,21 @@ def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values > 0, values, torch.zeros_like(values)), vectors
 
 
-def _choose(left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tensor, alpha: float | None) -> Penalty:
-    """The user's α, or the α of the grid with the smallest error at rows left out."""
-    mean = float(spectrum.sum()) / len(targets)
-    variance = float(targets.square().sum())
+def _errors(
+    left_out: Callable[[float], Tensor], spectrum: Tensor, targets: Tensor, alpha: float | None
+) -> dict[float, float]:
+    """The error at rows left out of the user's α, or of every α of the grid."""
+    rounding = torch.finfo(spectrum.dtype).eps * len(spectrum) * float(spectrum.amax())
+    if alpha is not None and alpha < rounding:
+        raise ValueError(
+            f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
+            f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
+        )
+    mean, variance = float(spectrum.sum()) / len(targets), float(targets.square().sum())
+    tried = [share * mean for share in GRID] if alpha is None else [alpha]
+    return {penalty: float(left_out(penalty).square().sum()) / variance for penalty in tried}
 
-    def error(penalty: float) -> float:
-        return float(left_out(penalty).square().sum()) / variance
 
-    if alpha is not None:
-        rounding = torch.finfo(spectrum.dtype).eps * len(spectrum) * float(spectrum.amax())
-        if alpha < rounding:
-            raise ValueError(
-                f"alpha={alpha:g} is lost in the rounding of a kernel whose largest eigenvalue is "
-                f"{float(spectrum.amax()):.3g}: take at least {rounding:.1g}, or None, which chooses it"
-            )
-        return Penalty(alpha, alpha / mean, error(alpha), ())
-    tried = tuple((share * mean, error(share * mean)) for share in GRID)
-    best, least = min(tried, key=lambda pair: pair[1])
-    return Penalty(best, best / mean, least, tried)
+def best(errors: dict[float, float]) -> float:
+    """The penalty with the smallest error."""
+    return min(errors, key=lambda penalty: errors[penalty])

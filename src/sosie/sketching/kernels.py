@@ -282,7 +282,7 @@ class SketchPair:
 
     def alignment(self, kind: type[Alignment]) -> Alignment:
         """Inner products of the kernels of every pair of sites: xx (A, 1), yy (1, B), xy (A, B)."""
-        return self._aligned(kind, lambda x, y: (x * y).sum(), _products, lambda terms: terms.sum(0))
+        return self._aligned(kind, lambda rows, diagonal: rows.sum(0))
 
     def left_out(self, kind: type[Alignment]) -> Alignment:
         """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, scaled to the full number of buckets.
@@ -290,37 +290,38 @@ class SketchPair:
         Buckets are alike and nearly independent, so their spread gives the error of the whole. Means were subtracted
         before sketching, and stay.
         """
-        return self._aligned(kind, _without_each, _all_without_each, _sums_without_each)
+        return self._aligned(kind, _without_each)
 
-    def _aligned(self, kind: type[Alignment], of_pair: Callable, of_all: Callable, of_terms: Callable) -> Alignment:
-        """The alignment, from three ways to sum over buckets: of two kernels, of many with many, of one term each.
+    def _aligned(self, kind: type[Alignment], total: Callable[[Tensor, Tensor], Tensor]) -> Alignment:
+        """The alignment; `total` sums over pairs of buckets, given the sums over the second (M, …), and the diagonal.
 
         Debiased, it estimates that of U-centred Gram matrices of all rows, without the bias of either sketch:
         E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
         """
         if kind is not DebiasedAlignment:
             own, other = self._grams(kind)
-            xx, yy = (torch.stack([of_pair(gram, gram) for gram in side], -1) for side in (own, other))
-            return kind(xx[..., :, None], yy[..., None, :], of_all(own, other))
+            xx, yy = (total(*_products(side, side)) for side in (own, other))
+            return kind(xx[..., :, None], yy[..., None, :], total(*_all_products(own, other)))
         if self.n < 4:
             raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
         # For each side: two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
         parts = [list(zip(*(kernel.unbiased for kernel in side), strict=True)) for side in (self.a, self.b)]
-        xx, yy = (torch.stack(list(map(of_pair, one, two)), -1) for one, two, *_ in parts)
         (one_a, two_a, *_), (one_b, two_b, *_) = parts
-        cross = (of_all(one_a, two_b) + of_all(two_a, one_b)) / 2
+        xx, yy = total(*_products(one_a, two_a)), total(*_products(one_b, two_b))
+        xy = (total(*_all_products(one_a, two_b)) + total(*_all_products(two_a, one_b))) / 2
         (traces_a, a), (traces_b, b) = ((torch.stack(traces), torch.stack(d, 1)) for *_, traces, d in parts)
-        return DebiasedAlignment(
-            self._unbiased(xx, traces_a**2, of_terms(a**2))[..., :, None],
-            self._unbiased(yy, traces_b**2, of_terms(b**2))[..., None, :],
-            self._unbiased(cross, traces_a[:, None] * traces_b, of_terms(a[:, :, None] * b[:, None, :])),
-        )
 
-    def _unbiased(self, products: Tensor, traces: Tensor, diagonals: Tensor) -> Tensor:
-        n, m = self.n, self.size
-        if not self.exact:
-            products = (m * products - traces + 2 * diagonals) / (m + 1)
-        return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
+        def unbiased(products: Tensor, traces: Tensor, diagonals: Tensor) -> Tensor:
+            n, m, diagonals = self.n, self.size, total(diagonals, diagonals)
+            if not self.exact:
+                products = (m * products - traces + 2 * diagonals) / (m + 1)
+            return products - n / (n - 2) * diagonals + traces / ((n - 1) * (n - 2))
+
+        return DebiasedAlignment(
+            unbiased(xx, traces_a**2, a**2)[..., :, None],
+            unbiased(yy, traces_b**2, b**2)[..., None, :],
+            unbiased(xy, traces_a[:, None] * traces_b, a[:, :, None] * b[:, None, :]),
+        )
 
     def redrawn_moments(self, kind: type[Alignment]) -> tuple[Tensor, Tensor | None]:
         """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if there are any.
@@ -409,9 +410,30 @@ class _KernelCovariances(Covariances):
         )
 
 
-def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    a, b = (torch.stack([gram.flatten() for gram in side]) for side in (own, other))
-    return a @ b.T
+# Products of kernels (M, M), summed over the second bucket, and those on the diagonal: (M, …) each
+
+
+def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(M, A) each: of the first of A kernels with the first of others, and so on."""
+    products = [x * y for x, y in zip(own, other, strict=True)]
+    return torch.stack([each.sum(1) for each in products], 1), torch.stack([each.diagonal() for each in products], 1)
+
+
+def _all_products(own: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(M, A, B) each: of each of A kernels with each of B."""
+    rows = torch.stack(list(own), 1) @ torch.stack(list(other), 2)  # (M, A, M) @ (M, M, B)
+    a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (own, other))
+    return rows, a[:, :, None] * b[:, None, :]
+
+
+def _without_each(rows: Tensor, diagonal: Tensor) -> Tensor:
+    """(M, …): the sum over all pairs of buckets without those of each bucket, scaled to the full number of pairs.
+
+    Off the diagonal a bucket is in two pairs with each other one.
+    """
+    m, beside = len(rows), rows - diagonal
+    off_diagonal = m / (m - 2) * (beside.sum(0) - 2 * beside)
+    return off_diagonal + m / (m - 1) * (diagonal.sum(0) - diagonal)
 
 
 def _entries(grams: Sequence[Tensor]) -> Tensor:
@@ -427,30 +449,3 @@ def _entries(grams: Sequence[Tensor]) -> Tensor:
         beside = gram.sum() - diagonal.sum(), gram.square().sum() - diagonal.square().sum()
         rows.append(torch.stack([diagonal.sum(), spread, *beside]))
     return torch.stack(rows, 1)
-
-
-# Sums over buckets with each bucket left out in turn, scaled to the full number of terms
-
-
-def _sums_without_each(terms: Tensor) -> Tensor:
-    """(M, …): the sums of one term per bucket (M, …)."""
-    return len(terms) / (len(terms) - 1) * (terms.sum(0) - terms)
-
-
-def _without_each(one: Tensor, other: Tensor) -> Tensor:
-    """(M,): the sums of the products of two kernels (M, M)."""
-    products = one * other
-    return _of_pairs(products.sum(1), products.diagonal())
-
-
-def _all_without_each(own: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    """(M, A, B): the sums of the products of each of A kernels with each of B."""
-    rows = torch.stack(list(own), 1) @ torch.stack(list(other), 2)  # (M, A, M) @ (M, M, B)
-    a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (own, other))
-    return _of_pairs(rows, a[:, :, None] * b[:, None, :])
-
-
-def _of_pairs(rows: Tensor, diagonal: Tensor) -> Tensor:
-    """The sums over pairs of buckets, from those over the second; off the diagonal a bucket removes two of them."""
-    m, beside = len(rows), rows - diagonal
-    return m / (m - 2) * (beside.sum(0) - 2 * beside) + _sums_without_each(diagonal)

@@ -17,8 +17,7 @@ from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Closer, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
 from .kernels import mean_squared
-from .run import sketch
-from .sketches import NotShared, Pairs, SiteSketch, Sketch
+from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
 
 _Z = 1.959964  # of a 95 % interval
 _BLOCK = 1024  # rows whose products are held at a time

@@ -1,8 +1,9 @@
-"""Sketch: features and gradients of every site of one model on one set of data, of a fixed size."""
+"""Sketch: features and gradients of every site of one model on one set of data, of a fixed size; and how it is made."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,14 +11,41 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
+from ..capture import Chunk, Rule, check_rule, labels_of
+from ..checks import whole_number
+from ..engine.plan import MEMORY, parse_size, size_text
+from ..engine.provenance import provenance
+from ..engine.stream import Stream, rows_per_input
 from ..files import DamagedFile
+from ..process_state import products
 from ..results import Side
-from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics, storable
-from .kernels import Kernel, kernel_of
+from ..stats import (
+    Buckets,
+    Drawn,
+    RowSampler,
+    check_seed,
+    load_statistics,
+    on_device,
+    row_hash,
+    save_statistics,
+    storable,
+)
+from ..stats.sample import Fold
+from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
+from .kernels import KERNELS, Kernel, kernel_of
 
 PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
 SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
+SIZE = 512
+DEFAULT_KERNELS = ("features", "gradients", "hadamard")
+MOST_CLASSES = 2**15  # larger whole numbers are not taken for labels: a column for each would take too much memory
+MOMENT = 1024  # neurons up to which Σ g fᵀ is kept whole
+PAIR_NUMBERS = 2**23  # numbers of each of f and g that are kept for pairs of rows
+MOST_PAIRED, FEWEST_PAIRED = 512, 64  # rows that are kept for them
+_SUMMED = 256  # rows that are added up in their own precision
+LABELS = 2**16  # labels that are added up at a time
 
 
 # What is kept of each site: sums over rows, so that parts of the data merge exactly
@@ -32,14 +60,20 @@ class Part:
     squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
     diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
 
+    @classmethod
+    def of_all(cls, parts: Sequence[Part]) -> Part:
+        """One part of rows that were kept and not sketched, in the order of these parts."""
+        rows, diagonal = torch.cat([part.rows for part in parts], -2), torch.cat([part.diagonal for part in parts])
+        total, squares = torch.stack([part.total for part in parts]), torch.stack([part.squares for part in parts])
+        return cls(rows, total.sum(0), squares.sum(0), diagonal)
+
     def merge(self, other: Part, *, order: Tensor | None) -> Part:
         """The part of all rows of both; `order`: of rows that were kept and not sketched."""
         if order is not None:
-            rows = torch.cat([self.rows, other.rows], -2)[..., order, :]
-            diagonal = torch.cat([self.diagonal, other.diagonal])[order]
-        else:
-            rows, diagonal = self.rows + other.rows, self.diagonal + other.diagonal
-        return Part(rows, self.total + other.total, self.squares + other.squares, diagonal)
+            both = Part.of_all([self, other])
+            return replace(both, rows=both.rows[..., order, :], diagonal=both.diagonal[order])
+        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
+        return Part(*sums)
 
 
 @dataclass(frozen=True)
@@ -72,11 +106,11 @@ class SiteSketch:
     gradients: Part | None
     hadamard: Part | None  # of f ⊗ g, by TensorSketch
     maps: Part | None  # of the products of f and g, neuron by neuron
-    inner: Tensor | None  # Σ ⟨f, g⟩²
     fourth: Tensor | None  # Σ (‖f‖² ‖g‖²)²
     moment: Tensor | None  # (k, k) Σ g fᵀ, where that is small
     pairs: Pairs | None
     trace: Tensor | None = None  # Σ ‖f‖² ‖g‖², the trace of K_f ∘ K_g
+    inner: Tensor | None = None  # Σ ⟨f, g⟩² in files of earlier versions; nothing reads it
 
     @property
     def folded(self) -> int | None:
@@ -94,9 +128,15 @@ class SiteSketch:
         return part
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """What was sketched."""
+        return tuple(name for name in PARTS if getattr(self, name) is not None)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision that its rows were sketched in."""
-        return next(part.rows.dtype for name in PARTS if (part := getattr(self, name)) is not None)
+        dtype: torch.dtype = getattr(self, self.parts[0]).rows.dtype
+        return dtype
 
     def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
         """The sketch of all rows of both; `order`: as in `Part.merge`."""
@@ -113,30 +153,26 @@ class SiteSketch:
 
     def check(self, height: int) -> None:
         """Raise unless all shapes fit together for that many buckets: files come from others."""
-        for name in PARTS:
+        for name in self.parts:
             part = getattr(self, name)
-            if part is None:
-                continue
-            columns = part.rows.shape[-1] if name == "hadamard" else self.folded or self.width
-            copies = part.rows.shape[:-2]
-            shapes = [tuple(t.shape) for t in (part.rows, part.total, part.squares, part.diagonal)]
+            copies, columns = ((2,), part.rows.shape[-1]) if name == "hadamard" else ((), self.folded or self.width)
+            shapes = [tuple(getattr(part, f.name).shape) for f in fields(part)]
             expected = [(*copies, height, columns), (*copies, columns), (), (height,)]
-            if shapes != expected or len(copies) != (name == "hadamard") or float(part.squares) < 0:
+            if shapes != expected or float(part.squares) < 0:
                 raise ValueError(f"{name} has shapes {shapes}, not {expected}")
         for total in (self.inner, self.fourth, self.trace):
             if total is not None and (total.ndim or float(total) < 0):
                 raise ValueError("its sums of squared products are not numbers of at least 0")
-        if self.moment is not None and (self.moment.ndim != 2 or self.moment.shape[0] != self.moment.shape[1]):
+        if self.moment is not None and self.moment.shape != 2 * self.moment.shape[:1]:
             raise ValueError(f"its moment has shape {tuple(self.moment.shape)}")
         if self.pairs is not None:
             f, g, index = self.pairs.features, self.pairs.gradients, self.pairs.index
             if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
                 raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
 
-    def shapes(self) -> tuple[object, ...]:
+    def columns(self) -> dict[str, int]:
         """Columns of the site and of its parts, which must agree for two to be merged."""
-        parts = (self.features, self.gradients, self.hadamard, self.maps)
-        return (self.width, *(None if part is None else part.rows.shape[-1] for part in parts))
+        return {"width": self.width, **{name: getattr(self, name).rows.shape[-1] for name in self.parts}}
 
 
 # What is kept of all sites
@@ -217,7 +253,7 @@ class Sketch:
     @property
     def parts(self) -> tuple[str, ...]:
         """What was sketched."""
-        return tuple(name for name in PARTS if self.sites and getattr(self.sites[0], name) is not None)
+        return self.sites[0].parts if self.sites else ()
 
     @property
     def device(self) -> torch.device:
@@ -266,8 +302,10 @@ class Sketch:
                     f"only sketches of one model, made alike, can be merged: {what} is {mine!r} and {theirs!r}"
                 )
         for name, mine, theirs in zip(self.side.sites, self.sites, other.sites, strict=False):
-            if mine.shapes() != theirs.shapes():
-                raise ValueError(f"the sites were not sketched alike: {name} has {mine.shapes()} and {theirs.shapes()}")
+            if mine.columns() != theirs.columns():
+                raise ValueError(
+                    f"the sites were not sketched alike: {name} has {mine.columns()} and {theirs.columns()}"
+                )
         if self.side.sites != other.side.sites:
             raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
         spans, other = self.spans.merge(other.spans), other.to(self.device)
@@ -281,7 +319,7 @@ class Sketch:
                 continue
             if mine.ndim == 2:  # a column per class, of which one part of the data may have fewer
                 classes = max(mine.shape[1], theirs.shape[1])
-                mine, theirs = (torch.nn.functional.pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
+                mine, theirs = (pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
             sums[name] = mine + theirs if order is None else torch.cat([mine, theirs])[order]
         inputs = [sketch.about.get("inputs") for sketch in (self, other)]
         return replace(
@@ -334,26 +372,24 @@ class Sketch:
         if self.spans.rows != self.n or Spans(()).merge(self.spans) != self.spans:
             raise ValueError(f"rows {self.spans} are not {self.n} rows")
         classes = () if self.labels is None else self.labels.shape[1:2]
-        for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
-            tensor, expected = getattr(self, name), (height, *(classes if "labels" in name else ()))
-            absent = self.labels is None and "labels" in name
-            if (tensor is None) != absent or not (absent or tensor.shape == expected):
+        for name in ("ones", "counts", "fingerprint", *(("labels", "unsigned_labels") if classes else ())):
+            expected = (height, *(classes if "labels" in name else ()))
+            if getattr(self, name).shape != expected:
                 raise ValueError(f"{name} does not have the shape {expected}")
         if abs(float(self.counts.sum()) - self.n * self.stack**0.5) > 1e-6 * self.n * self.stack:
             raise ValueError(f"the buckets hold {float(self.counts.sum()):g} rows, not {self.n}")
-        if not all(isinstance(text, str) for text in (self.rows_rule, self.output)):
-            raise TypeError("its row rule or its output is not a text")
         if not isinstance(self.about, dict) or not isinstance(self.about.get("models", []), list):
             raise TypeError("its record of models is not a list")
-        if not all(isinstance(label, str) for label in (self.side.name, *self.side.sites)):
-            raise TypeError(f"sites and models must have names, got {self.side.sites} of {self.side.name}")
+        texts = (self.side.name, *self.side.sites, self.rows_rule, self.output)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"models, sites, row rules and outputs must have names, got {texts}")
         if len(set(self.side.sites)) < len(self.side.sites):
             raise ValueError(f"two sites have one name among {', '.join(self.side.sites)}")
         for site, label, width in zip(self.sites, self.side.sites, self.side.widths, strict=True):
             if not isinstance(site, SiteSketch) or site.width != width:
                 raise ValueError(f"{label}: not a sketch of rows of {width} columns")
             site.check(height)
-            if [getattr(site, name) is None for name in PARTS] != [name not in self.parts for name in PARTS]:
+            if site.parts != self.parts:
                 raise ValueError(f"{label}: its parts are not {', '.join(self.parts)}")
         for tensor in _tensors(self):
             if not tensor.is_floating_point():
@@ -383,3 +419,394 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 storable(Sketch, SiteSketch, Part, Pairs, Spans, Side)
+
+
+# Making a sketch: a model and data in, one pass, a sketch out
+
+
+def sketch(
+    model: Any,
+    data: Any,
+    *,
+    sites: Any = None,
+    size: int | None = SIZE,
+    seed: int = 0,
+    kernels: str | Sequence[str] = DEFAULT_KERNELS,
+    rows: Rule = "flatten",
+    output: str | Loss = "logits",
+    beta: float = BETA,
+    stack: int = 1,
+    prepare: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    memory: int | str | None = None,
+    max_rows: int | None = None,
+    first_row: int = 0,
+) -> Sketch:
+    """Features and gradients of a model at every site, sketched to `size` rows in one forward and one backward pass.
+
+    The gradient at a site is that of the loss expected under the model's own prediction tempered by `beta`, q ∝ p^β,
+    so that no labels are needed. `output`: "logits", "gaussian" (the model answers a mean and a log-variance), or a
+    function(answer, batch) → one loss per input. Gradients become rows by the same rule as features.
+
+    `size`: the number of buckets that rows are added up in, with signs (CountSketch); each row is in `stack` of them.
+    None keeps every row, which is exact and grows with the data. `seed` and a row's index decide its bucket and
+    sign: two models on the same data share them and can be compared with `sosie.compare`.
+    `kernels`: what the sketch supplies; see `sosie.compare(..., kernel=)`. Labels, where the batches have them, are
+    sketched too, for `classify`. `memory`: the budget; sites too wide for it are projected, with a caveat.
+    `first_row`: index of the first input where the data are one part of a larger set, to be merged.
+    `sites`, `prepare`, `inputs`, `device`, `max_rows`: as in `sosie.compare`. The sketch stays on the device that the
+    model ran on; `sketch.to("cpu")` moves it.
+    """
+    check_rule(rows)
+    if data is None:
+        raise TypeError("a model is sketched on data: sketch(model, data)")
+    parts = parts_of(kernels)
+    if size is None and "hadamard" in parts:
+        parts = (parts - {"hadamard"}) | {"features", "gradients"}  # the product is computed from the rows themselves
+    if size is None and stack != 1:
+        raise ValueError(f"size=None keeps every row as it is, so there is nothing to stack: got stack={stack}")
+    buckets = None if size is None else Buckets(size, seed, stack)
+    check_seed(seed)
+    whole_number(first_row, "first_row", least=0, most=2**40 - 1)
+    predictive = predictive_of(output, beta)
+    network = GradientNetwork.of(
+        model, sites=sites, rows=rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive
+    )
+    with network.opened():
+        stream = Stream.of(data, [network], max_rows)
+        side = network.look(stream.first)
+        mixing = network.mixing(stream.first)
+        each = rows_per_input([network])
+        known = None if stream.expected is None else stream.expected * each
+        budget = MEMORY if memory is None else parse_size(memory) or MEMORY
+        plans = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
+        maker = SketchMaker(network, dict(zip(side.sites, plans, strict=True)), buckets, first_row * each)
+        for chunk in network.chunks(stream, task="sketching"):
+            maker.take(chunk)
+        mixing = mixing or network.mixing_in_pass()
+        fields = maker.finish()
+        digest = network.digest()
+    rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
+    settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
+    about = provenance(settings=settings, models=[network.describe()], data=data, mixing=mixing)
+    return Sketch(
+        side=side,
+        size=size,
+        seed=seed,
+        stack=stack,
+        rows_rule=rule,
+        output=predictive.words if maker.backwards else "none",
+        model=digest,
+        about={**about, "inputs": maker.inputs},
+        **fields,
+    )
+
+
+def parts_of(kernels: str | Sequence[str]) -> frozenset[str]:
+    """The parts of a site that must be sketched for these kernels."""
+    names = [kernels] if isinstance(kernels, str) else list(kernels or ())
+    for name in names:
+        if name not in KERNELS:
+            raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
+    if not names:
+        raise ValueError(f"a sketch needs at least one kernel of {', '.join(KERNELS)}")
+    return frozenset().union(*({name} if name in PARTS else {"features", "gradients"} for name in names))
+
+
+class SketchMaker:
+    """Sketches chunk after chunk, with a backward pass where gradients are needed; sums stay on the model's device."""
+
+    def __init__(
+        self, network: GradientNetwork, plans: dict[str, SitePlan], buckets: Buckets | None, first: int
+    ) -> None:
+        """`first`: global index of the first row."""
+        self.network, self.buckets = network, buckets
+        samplers: dict[int, RowSampler] = {}
+        self.makers = {site: SiteMaker(plan, samplers) for site, plan in plans.items()}
+        self.backwards = any(plan.with_gradients for plan in plans.values())
+        self.first = self.start = first  # of all rows, and of those of the next chunk
+        self.inputs = 0
+        self._device = torch.device("cpu")
+        self._drawn: Drawn | None = None
+        self._rows = 0
+        self._sums: Tensor | None = None  # (3, M): of ones, of ones without signs, of the fingerprint
+        self._numbers: list[Tensor] = []  # of the fingerprint, where every row is kept
+        # Labels are added up at the end, since reading how many classes there are synchronises a GPU.
+        self._labels: list[Tensor] | None = []  # None: some row has none
+
+    def take(self, chunk: Chunk) -> None:
+        self._drawn, self._rows = None, 0
+        self.network.read_rows(chunk, self._features, self._gradients if self.backwards else None)
+        with products():
+            self._shared(chunk)
+        self.start += self._rows
+        self.inputs += chunk.count
+
+    def _features(self, site: str, rows: Tensor) -> None:
+        if not self._rows:
+            self._rows, self._device = len(rows), rows.device
+            if self.buckets is not None:
+                self._drawn = Drawn(*self.buckets.draw(self.start, len(rows), rows.device))
+        elif len(rows) != self._rows:
+            raise ValueError(f"need the same number of rows at every site, got {self._rows}, and {len(rows)} at {site}")
+        lengths = self.makers[site].features(rows, self._drawn)  # not finite where a row is not
+        self.network.note_finite(f"the activations at {site} are", lengths)
+
+    def _gradients(self, site: str, rows: Tensor) -> None:
+        with torch.no_grad():
+            lengths = self.makers[site].gradients(rows, self._drawn, self.start)
+            self.network.note_finite(f"the gradients at {site} are", lengths)
+
+    def _shared(self, chunk: Chunk) -> None:
+        """Sketch what all sites share: ones, the fingerprint, and the labels."""
+        numbers = input_numbers(chunk.batch, chunk.count, self._device)
+        for counts in list(self.network.counts().values())[:1]:  # positions: each input's number at its first row
+            counts = _moved(counts, self._device)
+            first = counts.cumsum(0) - counts
+            first = torch.where(counts > 0, first, self._rows)  # an input without rows goes past the end
+            numbers = numbers.new_zeros(self._rows + 1).index_put_((first,), numbers)[: self._rows]
+        labels = labels_of(chunk.batch)
+        if self._labels is None or labels is None or self._rows != chunk.count:
+            self._labels = None
+        else:
+            self._labels.append(_moved(labels, self._device).long())
+        if self._drawn is None:
+            self._numbers.append(numbers)
+            return
+        assert self.buckets is not None
+        if self._sums is None:
+            self._sums = numbers.new_zeros(3, self.buckets.size)
+        ones = torch.ones_like(numbers)
+        self._drawn.add(self._sums[0], ones)
+        self._drawn.add(self._sums[1], ones, signed=False)
+        self._drawn.add(self._sums[2], numbers)
+
+    def _label_sums(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(M, classes) with the signs of the sketch, and without; None where some labels are missing or no classes."""
+        if not self._labels:
+            return None, None
+        labels = torch.cat(self._labels)
+        least, most = torch.stack([labels.min(), labels.max()]).tolist()
+        if not 0 <= least <= most < MOST_CLASSES:
+            return None, None
+        if self.buckets is None:
+            coded = one_hot(labels).double()
+            return coded, coded
+        signed, unsigned = labels.new_zeros(2, self.buckets.size, most + 1, dtype=torch.float64)
+        for k, some in enumerate(labels.split(LABELS)):
+            places, signs = self.buckets.draw(self.first + k * LABELS, len(some), labels.device)
+            places = (places * (most + 1) + some).flatten()
+            signed.view(-1).index_add_(0, places, signs.flatten())
+            unsigned.view(-1).index_add_(0, places, signs.abs().flatten())
+        return signed, unsigned
+
+    @products()
+    def finish(self) -> dict[str, Any]:
+        """The fields of a sketch that come from the pass, all on one device."""
+        if self._sums is None:
+            numbers = torch.cat(self._numbers)
+            self._sums = torch.stack([torch.ones_like(numbers), torch.ones_like(numbers), numbers])
+        ones, counts, fingerprint = self._sums.unbind()
+        labels, unsigned_labels = self._label_sums()
+        return {
+            "sites": tuple(on_device(maker.finish(), ones.device) for maker in self.makers.values()),
+            "n": self.start - self.first,
+            "ones": ones,
+            "counts": counts,
+            "fingerprint": fingerprint,
+            "spans": Spans(((self.first, self.start),)),
+            "labels": labels,
+            "unsigned_labels": unsigned_labels,
+        }
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a copy to a GPU does not block, one to the CPU has to."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+# How a site is sketched
+
+
+class TensorSketch:
+    """Two independent sketches of f ⊗ g of `to` columns each (Pham and Pagh 2013).
+
+    f and g are folded to `to` columns, each by hashes and signs of its own, and the two are convolved: entry (i, j) of
+    f ⊗ g goes to column h(i) + h′(j) with sign s(i) s′(j). Inner products are ⟨f, f′⟩⟨g, g′⟩ on average; products of
+    one sketch with the other are unbiased, those of a sketch with itself are too large.
+    """
+
+    COPIES = 2
+
+    def __init__(self, width: int, to: int, seed: int = 0) -> None:
+        self.to = to
+        self._of_f = [Fold(width, to, seed * 4 + 1_000_000 + copy) for copy in range(self.COPIES)]
+        self._of_g = [Fold(width, to, seed * 4 + 1_000_002 + copy) for copy in range(self.COPIES)]
+
+    def features(self, rows: Tensor) -> Tensor:
+        """(copies, n, to // 2 + 1): what is kept of f until g is known."""
+        return torch.fft.rfft(torch.stack([fold(rows) for fold in self._of_f]))
+
+    def product(self, features: Tensor, rows: Tensor) -> Tensor:
+        """(copies, n, to): the sketch of f ⊗ g, from `features` of f and the rows g."""
+        of_g = torch.fft.rfft(torch.stack([fold(rows) for fold in self._of_g]))
+        return torch.fft.irfft(features * of_g, n=self.to)
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """How a site is sketched."""
+
+    width: int
+    size: int | None  # buckets; None: every row is kept
+    parts: frozenset[str]
+    seed: int = 0
+    fold: int | None = None  # columns that its rows are projected to; None: they are not
+
+    @property
+    def columns(self) -> int:
+        return self.width if self.fold is None else self.fold
+
+    @property
+    def paired_rows(self) -> int:
+        return max(FEWEST_PAIRED, min(MOST_PAIRED, PAIR_NUMBERS // self.columns))
+
+    @property
+    def with_gradients(self) -> bool:
+        return bool(self.parts & {"gradients", "hadamard", "maps"})
+
+    def bytes(self, rows: int | None) -> int:
+        """The memory it takes at most, for that many rows where all are kept."""
+        height = self.size if self.size is not None else rows or 0
+        total = 4 * height * self.columns * len(self.parts & {"features", "gradients", "maps"})
+        if "hadamard" in self.parts and self.size is not None:
+            total += 4 * height * self.size * TensorSketch.COPIES
+        if self.with_gradients:
+            total += 8 * self.paired_rows * self.columns
+            total += 8 * self.columns**2 if self.columns <= MOMENT else 0
+        return total
+
+    def project(self) -> Callable[[Tensor], Tensor]:
+        """The projection of its rows to fewer columns, if they are too wide; the same for all data."""
+        return (lambda rows: rows) if self.fold is None else Fold(self.width, self.fold, self.seed)
+
+    def tensor_sketch(self) -> TensorSketch | None:
+        """The sketch of f ⊗ g, if it is a part; the same for all data."""
+        if self.size is None or "hadamard" not in self.parts:
+            return None
+        return TensorSketch(self.width, self.size, self.seed)
+
+
+def plan_sites(
+    widths: Collection[int], size: int | None, parts: frozenset[str], *, seed: int, memory: int, rows: int | None
+) -> list[SitePlan]:
+    """A plan for every site; the widest sites are projected until all fit into the memory."""
+    plans = [SitePlan(width, size, parts, seed) for width in widths]
+    need = least = sum(plan.bytes(rows) for plan in plans)
+    if need <= memory:
+        return plans
+    if size is None:
+        raise MemoryError(
+            f"keeping every row would take {size_text(need)}, over the budget of {size_text(memory)}: "
+            "give a size, raise memory=, pool with rows='mean', or take fewer sites"
+        )
+    to = max(widths)
+    while to > size:
+        to //= 2
+        plans = [SitePlan(width, size, parts, seed, to if width > to else None) for width in widths]
+        least = sum(plan.bytes(rows) for plan in plans)
+        if least <= memory:
+            return plans
+    projected = f" and {size_text(least)} with rows projected to {to} columns," if least < need else ""
+    raise MemoryError(
+        f"the sketch would take {size_text(need)},{projected} over the budget of {size_text(memory)}: raise "
+        "memory=, take a smaller size, kernels='hadamard' alone, or fewer sites"
+    )
+
+
+class SiteMaker:
+    """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
+
+    def __init__(self, plan: SitePlan, samplers: dict[int, RowSampler]) -> None:
+        """`samplers`: by the number of rows they keep, shared by all sites, so that each draw is made once."""
+        self.plan = plan
+        self._sampler = samplers.setdefault(plan.paired_rows, RowSampler(plan.paired_rows, plan.seed))
+        self._project, self._tensor = plan.project(), plan.tensor_sketch()
+        self._parts: dict[str, Part] = {}
+        self._all: dict[str, list[Part]] = {}  # of each chunk, where every row is kept
+        self._pairs: list[Pairs] = []
+        self._sums: dict[str, Tensor] = {}
+        self._waiting: tuple[Tensor, Tensor, Tensor, Tensor | None]  # a chunk's features, until it has gradients
+
+    def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
+        """Take the rows f of a chunk and return their ‖f‖²; `drawn`: their buckets, None where all are kept."""
+        squares, narrow = _squares(rows), self._project(rows)
+        if "features" in self.plan.parts:
+            self._grow("features", narrow, squares, drawn)
+        if self.plan.with_gradients:
+            self._waiting = rows, narrow, squares, None if self._tensor is None else self._tensor.features(rows)
+        return squares
+
+    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> Tensor:
+        """Take the rows g of the same chunk, whose first has the global index `start`, and return their ‖g‖²."""
+        f, narrow_f, squares_f, spectra = self._waiting
+        del self._waiting
+        squares, narrow = _squares(rows), self._project(rows)
+        of_both = squares_f * squares
+        self._sum("fourth", of_both.square().sum())
+        self._sum("trace", of_both.sum())
+        if "gradients" in self.plan.parts:
+            self._grow("gradients", narrow, squares, drawn)
+        if "maps" in self.plan.parts:
+            maps = f * rows
+            self._grow("maps", self._project(maps), _squares(maps), drawn)
+        if self._tensor is not None:
+            assert spectra is not None
+            self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
+        if self.plan.columns <= MOMENT:
+            self._sum("moment", (narrow.T @ narrow_f).double())
+        most = self.plan.paired_rows
+        index = self._sampler.draw(start, len(rows))
+        if len(index):
+            take = torch.from_numpy(index - start).to(rows.device, non_blocking=True)
+            self._pairs.append(Pairs(narrow_f[take], narrow[take], index, most, self.plan.seed))
+        if sum(len(lot.index) for lot in self._pairs) > 2 * most:
+            self._pairs = [self._pairs[0].merge(*self._pairs[1:])]
+        return squares
+
+    def _sum(self, name: str, number: Tensor) -> None:
+        self._sums[name] = self._sums[name].add_(number) if name in self._sums else number
+
+    def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
+        """Add rows (n, k), or (2, n, k) in two copies, to a part."""
+        # Products with ones, since summing float32 in float64 takes longer than all the rest; a few rows at a time,
+        # since rounding would look like variation about the mean.
+        total = torch.stack([(rows.new_ones(few.shape[-2]) @ few).double() for few in rows.split(_SUMMED, -2)]).sum(0)
+        size = self.plan.size
+        if drawn is None or size is None:
+            self._all.setdefault(name, []).append(Part(rows.clone(), total, squares.sum(), squares))
+            return
+        if name not in self._parts:
+            empty = rows.new_zeros(*rows.shape[:-2], size, rows.shape[-1])
+            zero = torch.zeros_like(squares[0])
+            self._parts[name] = Part(empty, torch.zeros_like(total), zero, zero.repeat(size))
+        part = self._parts[name]
+        part.total.add_(total)
+        part.squares.add_(squares.sum())
+        for whole, copy in zip(*(t if t.ndim == 3 else t[None] for t in (part.rows, rows)), strict=True):
+            drawn.add(whole, copy)
+        drawn.add(part.diagonal, squares)
+
+    def finish(self) -> SiteSketch:
+        for name, chunks in self._all.items():
+            self._parts[name] = Part.of_all(chunks)
+        parts: dict[str, Part | None] = {name: self._parts.get(name) for name in PARTS}
+        sums = {name: self._sums.get(name) for name in ("fourth", "moment", "trace")}
+        pairs = self._pairs[0].merge(*self._pairs[1:]) if self.plan.with_gradients else None
+        return SiteSketch(self.plan.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """(n,) ‖row‖², without a copy of the rows."""
+    return torch.linalg.vector_norm(rows, dim=1).double().square()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
 from ..capture import as_found, kept_attributes
 from ..capture.sites import tensors_in
@@ -37,8 +37,8 @@ class Axis:
 
     __slots__ = ("_now", "_parts", "kind", "reason", "size")
 
-    def __init__(self, size: int, kind: Kind = "leaf", parts: Sequence[Axis] = (), reason: str | None = None) -> None:
-        self.size, self.kind, self.reason = size, kind, reason
+    def __init__(self, size: int, reason: str | None = None, kind: Kind = "leaf", parts: Sequence[Axis] = ()) -> None:
+        self.size, self.reason, self.kind = size, reason, kind
         self._parts = tuple(parts)
         self._now: Axis | None = None  # what a leaf turned out to be
 
@@ -64,20 +64,18 @@ class Axis:
         return flat
 
 
-def leaf(size: int, reason: str | None = None) -> Axis:
-    return Axis(size, reason=reason)
-
-
 def product(parts: Sequence[Axis]) -> Axis:
     """The axis that flattening these gives."""
-    parts = [part for part in parts if part.size != 1] or [leaf(1)]
-    return parts[0].resolve() if len(parts) == 1 else Axis(prod(part.size for part in parts), "product", parts)
+    parts = [part for part in parts if part.size != 1] or [Axis(1)]
+    return parts[0].resolve() if len(parts) == 1 else Axis(prod(part.size for part in parts), None, "product", parts)
 
 
 def concatenation(parts: Sequence[Axis]) -> Axis:
     """The axis that concatenating these gives."""
-    parts = [part for part in parts if part.size] or [leaf(0)]
-    return parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), "concatenation", parts)
+    parts = [part for part in parts if part.size] or [Axis(0)]
+    return (
+        parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), None, "concatenation", parts)
+    )
 
 
 def leaves(axis: Axis) -> list[Axis]:
@@ -128,8 +126,8 @@ def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
     if axis.kind != "leaf" or (kind == "product" and axis.size % size):
         raise NotUnderstood
     rest = axis.size // size if kind == "product" else axis.size - size
-    parts = leaf(size), leaf(rest)
-    axis.become(Axis(axis.size, kind, parts))
+    parts = Axis(size), Axis(rest)
+    axis.become(Axis(axis.size, None, kind, parts))
     return parts
 
 
@@ -149,7 +147,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
                 part, rest = _cut(part, missing, "product")
                 factors.insert(0, rest)
             taken.append(part)
-        regrouped.append(product(taken) if taken else leaf(size))
+        regrouped.append(product(taken) if taken else Axis(size))
     return regrouped
 
 
@@ -159,8 +157,8 @@ def stretch_of(axis: Axis, start: int, stop: int) -> Axis:
     if (start, stop) == (0, axis.size):
         return axis
     if axis.kind == "leaf":
-        middle = leaf(stop - start)
-        axis.become(concatenation([leaf(start), middle, leaf(axis.size - stop)]))
+        middle = Axis(stop - start)
+        axis.become(concatenation([Axis(start), middle, Axis(axis.size - stop)]))
         return middle.resolve()
     if axis.kind == "product":
         first, rest = axis.parts[0], product(axis.parts[1:])
@@ -240,11 +238,6 @@ class WeightAxes:
     groups: dict[str, Axis]  # what may be permuted, in execution order; named after the first axis that holds it
     fixed: dict[str, str]  # axes of parameters that keep their order because an operation is not understood
 
-    def members(self, group: str) -> list[tuple[str, int]]:
-        """The axes that hold a group, as names of tensors and numbers of axes."""
-        wanted = self.groups[group]
-        return [(name, i) for name, axes in self.of.items() for i, axis in enumerate(axes) if wanted in leaves(axis)]
-
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers that have axes, each once, under its first name."""
@@ -259,12 +252,14 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     groups of a convolution are permuted in all of them alike.
     """
     weights = named_weights(model)
-    with kept_attributes(model), as_found(model), attention_in_parts, _Reader(model) as reader:
+    with kept_attributes(model), as_found(model), attention_in_parts, ModuleTracker() as modules:
+        reader = _Reader(modules)
         for tensor in weights.values():
-            reader.set(tensor, [leaf(size) for size in tensor.shape])
+            reader.set(tensor, [Axis(size) for size in tensor.shape])
         for tensor in tensors_in(inputs):
-            reader.set(tensor, [leaf(size, INPUT) for size in tensor.shape])
-        outputs = model(*inputs)
+            reader.set(tensor, [Axis(size, INPUT) for size in tensor.shape])
+        with reader:
+            outputs = model(*inputs)
     for tensor in tensors_in(outputs):
         for axis in reader.axes(tensor):
             fix(axis, OUTPUT)
@@ -297,18 +292,16 @@ class _Reader(TorchDispatchMode):
     It keeps the tensors too, so that no two of them have the same id.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, modules: ModuleTracker) -> None:
         super().__init__()
-        self._model = model
-        self._inside: list[str] = []  # the modules that are being called
-        self._hooks = ExitStack()
+        self._modules = modules  # that are being called
         self._axes: dict[int, list[Axis]] = {}
         self._held: dict[int, list[Tensor]] = {}  # by where their memory is
         self.order: dict[int, int] = {}  # of the tensors, as they are first used
 
     def axes(self, tensor: Tensor) -> list[Axis]:
         if id(tensor) not in self._axes:  # made outside the forward, and not a parameter or buffer
-            self.set(tensor, [leaf(size, CONSTANT) for size in tensor.shape])
+            self.set(tensor, [Axis(size, CONSTANT) for size in tensor.shape])
         return self._axes[id(tensor)]
 
     def set(self, tensor: Tensor, axes: Sequence[Axis]) -> None:
@@ -318,30 +311,14 @@ class _Reader(TorchDispatchMode):
             self._held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         self._axes[id(tensor)] = list(axes)
 
-    def __enter__(self) -> _Reader:
-        for name, module in self._model.named_modules():
-
-            def enter(*_: Any, name: str = name) -> None:
-                self._inside.append(name)
-
-            def leave(*_: Any) -> None:
-                self._inside.pop()
-
-            self._hooks.callback(module.register_forward_pre_hook(enter).remove)
-            self._hooks.callback(module.register_forward_hook(leave).remove)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.close()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        call = Call(self, func, args, kwargs or {}, output, self._inside[-1] if self._inside else "")
+        inside = max(self._modules.parents - {"Global"}, key=len, default="")  # such as Net.layers.0
+        call = Call(self, func, args, kwargs or {}, output, inside.partition(".")[2])
         for tensor in call.tensors:
             self.order.setdefault(id(tensor), len(self.order))
-        rule = find_rule(call)
+        rule = next((rule for names, rule in RULES.items() if re.fullmatch(names, call.name)), None)
+        rule = _entry_by_entry if call.pointwise else rule
         others = self._sharing(call) if call.in_place and (rule is None or len(call.tensors) > 1) else []
         for axis in others:
             fix(axis, str(call))
@@ -353,12 +330,12 @@ class _Reader(TorchDispatchMode):
             for more in call.outputs[1:]:  # indices beside what was pooled, sums kept for a gradient
                 if id(more) not in self._axes:
                     alike = more.shape == call.outputs[0].shape
-                    self.set(more, first if alike else [leaf(size, str(call)) for size in more.shape])
+                    self.set(more, first if alike else [Axis(size, str(call)) for size in more.shape])
         except NotUnderstood:
             for axis in [axis for tensor in call.tensors for axis in self.axes(tensor)]:
                 fix(axis, str(call))
             for tensor in call.outputs:
-                self.set(tensor, [leaf(size, str(call)) for size in tensor.shape])
+                self.set(tensor, [Axis(size, str(call)) for size in tensor.shape])
         return output
 
     def _sharing(self, call: Call) -> list[Axis]:
@@ -379,7 +356,8 @@ class Call:
         self, reader: _Reader, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, where: str
     ) -> None:
         self.name = func.overloadpacket.__name__.rstrip("_")  # add_ has the rule of add
-        self.overload, self.pointwise = func._overloadname, torch.Tag.pointwise in func.tags
+        self.overload = func._overloadname
+        self.pointwise = torch.Tag.pointwise in func.tags or self.name in UNMARKED
         names = [argument.name for argument in func._schema.arguments]
         defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         self._arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
@@ -407,13 +385,6 @@ RULES: dict[str, Rule] = {}  # by a pattern of the operation's name
 UNMARKED = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not marked so
 
 
-def find_rule(call: Call) -> Rule | None:
-    """The rule of an operation; None where there is none."""
-    if call.pointwise or call.name in UNMARKED:
-        return _entry_by_entry
-    return next((rule for names, rule in RULES.items() if re.fullmatch(names, call.name)), None)
-
-
 def rule(names: str) -> Callable[[Rule], Rule]:
     """Register what operations of these names say."""
 
@@ -438,7 +409,7 @@ def _entry_by_entry(call: Call) -> list[Axis]:
             if (before := met[-i]) is not None:
                 unite(before, axis)
             met[-i] = axis
-    return [leaf(size) if axis is None else axis.resolve() for axis, size in zip(met, shape, strict=True)]
+    return [Axis(size) if axis is None else axis.resolve() for axis, size in zip(met, shape, strict=True)]
 
 
 @rule("_softmax|_log_softmax|_safe_softmax|_to_copy|detach|alias|lift_fresh|contiguous")
@@ -449,7 +420,7 @@ def _same(call: Call) -> list[Axis]:
 @rule("(new_)?(zeros|ones|full|empty|empty_strided)(_like)?|scalar_tensor")
 def _uniform(call: Call) -> list[Axis]:
     # Equal entries look the same in any order.
-    return [leaf(size) for size in call.shape]
+    return [Axis(size) for size in call.shape]
 
 
 @rule("mean|sum|amax|amin|var|std|prod|logsumexp|linalg_vector_norm|any|all")
@@ -459,7 +430,7 @@ def _reduction(call: Call) -> list[Axis]:
         dim = range(len(axes))
     dims = {each % len(axes) for each in ([dim] if isinstance(dim, int) else dim)}
     if call["keepdim"]:
-        return [leaf(1) if i in dims else axis for i, axis in enumerate(axes)]
+        return [Axis(1) if i in dims else axis for i, axis in enumerate(axes)]
     return [axis for i, axis in enumerate(axes) if i not in dims]
 
 
@@ -468,7 +439,7 @@ def _over_places(call: Call) -> list[Axis]:
     axes, count = call.axes(), int(re.findall(r"([123])d", call.name)[0])
     for axis in axes[-count:]:
         fix(axis, PLACE)
-    return axes[:-count] + [leaf(size, PLACE) for size in call.shape[-count:]]
+    return axes[:-count] + [Axis(size, PLACE) for size in call.shape[-count:]]
 
 
 @rule("convolution")
@@ -482,14 +453,14 @@ def _convolution(call: Call) -> list[Axis]:
     else:
         # Groups may change places, and entries within all groups alike: not every symmetry, but whole axes.
         outer, within = weight[:2]
-        slow, fast = leaf(groups), leaf(outer.size // groups)
+        slow, fast = Axis(groups), Axis(outer.size // groups)
         unite(outer, product([slow, fast]))
         ins, outs = (fast, within) if call["transposed"] else (within, fast)
         unite(images[1], product([slow, ins]))
         channels = product([slow, outs])
     if call["bias"] is not None:
         unite(call.axes("bias")[0], channels)
-    return [images[0], channels.resolve(), *(leaf(size, PLACE) for size in call.shape[2:])]
+    return [images[0], channels.resolve(), *(Axis(size, PLACE) for size in call.shape[2:])]
 
 
 @rule("_?(native|cudnn|miopen)?_?batch_norm.*")
@@ -506,7 +477,7 @@ def _batch_norm(call: Call) -> list[Axis]:
 @rule("native_group_norm")
 def _group_norm(call: Call) -> list[Axis]:
     axes, groups = call.axes("input"), call["group"]
-    unite(axes[1], product([leaf(groups), leaf(axes[1].size // groups)]))
+    unite(axes[1], product([Axis(groups), Axis(axes[1].size // groups)]))
     for k in range(1, len(call.tensors)):
         unite(axes[1], call.axes(k)[0])
     return axes
@@ -582,8 +553,8 @@ def _permute(call: Call) -> list[Axis]:
 @rule("expand")
 def _expand(call: Call) -> list[Axis]:
     axes = call.axes()
-    padded = [leaf(1)] * (len(call.shape) - len(axes)) + axes
-    return [axis if axis.size == size else leaf(size) for axis, size in zip(padded, call.shape, strict=True)]
+    padded = [Axis(1)] * (len(call.shape) - len(axes)) + axes
+    return [axis if axis.size == size else Axis(size) for axis, size in zip(padded, call.shape, strict=True)]
 
 
 @rule("select")
@@ -599,7 +570,7 @@ def _slice(call: Call) -> list[Axis]:
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(axes[dim].size)
     if step != 1:
         fix(axes[dim], str(call))
-        axes[dim] = leaf(call.shape[dim], leaves(axes[dim])[0].reason)
+        axes[dim] = Axis(call.shape[dim], leaves(axes[dim])[0].reason)
     else:
         axes[dim] = _piece(axes[dim], start, max(start, stop))
     return axes
@@ -620,7 +591,7 @@ def _split(call: Call) -> list[Axis]:
 
 def _piece(axis: Axis, start: int, stop: int) -> Axis:
     reasons = [part.reason for part in leaves(axis)]
-    return stretch_of(axis, start, stop) if None in reasons else leaf(stop - start, reasons[0])
+    return stretch_of(axis, start, stop) if None in reasons else Axis(stop - start, reasons[0])
 
 
 @rule("cat")
@@ -639,7 +610,7 @@ def _concatenate(call: Call) -> list[Axis]:
 @rule("stack")
 def _stack(call: Call) -> list[Axis]:
     axes = _entry_by_entry(call)
-    axes.insert(call["dim"] % (len(axes) + 1), leaf(len(call.tensors), PLACE))
+    axes.insert(call["dim"] % (len(axes) + 1), Axis(len(call.tensors), PLACE))
     return axes
 
 
@@ -653,5 +624,5 @@ def _pad(call: Call) -> list[Axis]:
         dim = len(axes) - 1 - i
         if low + high:
             # Padding is the same everywhere, so it has no order.
-            axes[dim] = concatenation([leaf(low), axes[dim], leaf(high)])
+            axes[dim] = concatenation([Axis(low), axes[dim], Axis(high)])
     return axes

@@ -83,7 +83,7 @@ def compare_maps(
         )
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
     exact = probes is None and _bytes(maps, len(kinds)) <= memory
-    every = Exact(maps, kinds) if exact else Estimated(maps, probes or PROBES, seed)
+    every = ExactValues(maps, kinds) if exact else ProbeValues(maps, probes or PROBES, seed)
 
     def compare(i: int, j: int) -> Comparison:
         a, b = maps[i], maps[j]
@@ -100,7 +100,7 @@ def compare_maps(
             chance: Chance | None = None
             if draws:
                 chance = judged(measure, value, np.stack(drawn[measure.name]))
-            elif isinstance(every, Exact) and not has_layout:  # an image with its pixels in any order is not an image
+            elif isinstance(every, ExactValues) and not has_layout:  # shuffled pixels make no image
                 chance = every.chance(i, j, measure)
             doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
             if not exact:
@@ -159,12 +159,6 @@ class LinearNetwork:
     @property
     def entries(self) -> int:
         return math.prod(self.shape)
-
-    @property
-    def index(self) -> list[int]:
-        """The number of each site's kernel: a chain's last layer and its output share one."""
-        depths = self.depths or tuple(range(len(self.side.sites)))
-        return [sorted(set(depths)).index(depth) for depth in depths]
 
 
 def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
@@ -276,11 +270,16 @@ def _chain(network: Network) -> LinearNetwork | None:
     model, sites = network.model, network.sites
     if network.prepare is not None:
         return None
-    every = _walk("", model)
-    layers = {name: module for name, module in every if type(module) is nn.Linear}
+    layers: dict[str, nn.Linear] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations")
+        partial = type(module) is nn.Flatten and (module.start_dim, module.end_dim) != (1, -1)
+        if hooked or partial or type(module) not in (nn.Sequential, nn.Linear, *PASSED):
+            return None
+        if type(module) is nn.Linear:
+            layers[name] = module
     if (
         not layers
-        or any(module is None for _, module in every)
         or len(set(layers.values())) < len(layers)  # a layer that is used twice has sites for both calls
         or any(a.out_features != b.in_features for a, b in itertools.pairwise(layers.values()))
     ):
@@ -299,20 +298,6 @@ def _chain(network: Network) -> LinearNetwork | None:
     return LinearNetwork(network, (linear[0].in_features,), side, linear, depths)
 
 
-def _walk(name: str, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-    """The layers in order; None stands for anything that is not known to be one of a chain."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is nn.Sequential and not hooks:
-        # Not named_children, which leaves out a layer's second use.
-        children = ((f"{name}.{key}" if name else key, child) for key, child in module._modules.items())
-        return [each for key, child in children if child is not None for each in _walk(key, child)]
-    if hooks or hasattr(module, "parametrizations"):
-        return [(name, None)]
-    if type(module) is nn.Flatten:
-        return [(name, module if (module.start_dim, module.end_dim) == (1, -1) else None)]
-    return [(name, module if type(module) in (nn.Linear, *PASSED) else None)]
-
-
 # Kernels W Wᵀ of norm 1, from each entry of the input
 #
 # A chain of layers starts with one matrix, so that all its maps live in the span of that matrix's columns: the kernels
@@ -328,39 +313,39 @@ class Kernels:
     basis: Tensor | None  # (N, d, r) with orthonormal columns; None: the entries of the input themselves, r = d
     cores: Tensor  # (N, S, r, r)
 
-    def member(self, k: int) -> Kernels:
-        """One model alone."""
-        return Kernels(None if self.basis is None else self.basis[k : k + 1], self.cores[k : k + 1])
-
-    def dense(self) -> Kernels:
-        """In the entries of the input."""
-        if self.basis is None:
-            return self
-        q = self.basis[:, None]
-        return Kernels(None, q @ self.cores @ q.mT)
-
 
 def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool, Kernels]:
     """Kernels of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
     if not maps[0].layers:
         own = _maps(maps[0])
-        return {kind: _of_maps(own, centre=kind) for kind in kinds}
+        return {
+            kind: Kernels(None, _normed(torch.stack([_kernel(each, kind) for each in own]))[None]) for kind in kinds
+        }
     device = maps[0].network.device
-    factors = [
-        torch.stack([layer.weight.detach().to(device).mT for layer in stack]).double()
+    first, *factors = [
+        torch.stack([layer.weight.detach().to(device).mT for layer in stack]).double()  # (N, p, q)
         for stack in zip(*(each.layers for each in maps), strict=True)
     ]
-    return {kind: _of_chains(factors, sorted(set(maps[0].depths)), centre=kind) for kind in kinds}
+    first, kernels = unit(first), {}
+    for kind in kinds:
+        basis, r = torch.linalg.qr(centred(first) if kind else first)
+        products = chain_products([r, *factors])
+        cores = torch.stack([products[depth - 1] @ products[depth - 1].mT for depth in maps[0].depths], dim=1)
+        cores[~(r.square().sum((-2, -1)) > VANISHED * first.square().sum((-2, -1)))] = torch.nan
+        kernels[kind] = Kernels(basis, _normed(cores))
+    return kernels
 
 
-def _of_chains(factors: Sequence[Tensor], depths: Sequence[int], *, centre: bool) -> Kernels:
-    """Kernels of N chains with factors (N, d, p₁), (N, p₁, p₂), …; a depth is how many factors are multiplied."""
-    first = unit(factors[0])
-    q, r = torch.linalg.qr(centred(first) if centre else first)
-    products = chain_products([r, *factors[1:]])
-    kernels = torch.stack([products[depth - 1] @ products[depth - 1].mT for depth in depths], dim=1)
-    kernels[~(r.square().sum((-2, -1)) > VANISHED * first.square().sum((-2, -1)))] = torch.nan
-    return Kernels(q, _normed(kernels))
+def _kernel(mapped: Tensor, centre: bool) -> Tensor:
+    """W Wᵀ of a map W (d, p); NaN where it vanishes."""
+    whole = mapped @ mapped.mT
+    kernel = double_centred(whole) if centre else whole
+    return kernel if bool(kernel.trace() > VANISHED * whole.trace()) else torch.full_like(kernel, torch.nan)
+
+
+def _normed(kernels: Tensor) -> Tensor:
+    """Kernels of norm 1; a kernel of zeros becomes NaN."""
+    return kernels / torch.linalg.vector_norm(kernels, dim=(-2, -1), keepdim=True)
 
 
 def _maps(linear: LinearNetwork) -> list[Tensor]:
@@ -393,53 +378,23 @@ def _common_scale(exponents: Tensor) -> Tensor:
     return torch.pow(2.0, shift.double())
 
 
-def _of_maps(maps: Sequence[Tensor], *, centre: bool) -> Kernels:
-    kernels = []
-    for each in maps:
-        kernel = each @ each.mT
-        whole = kernel.diagonal().sum()
-        kernel = double_centred(kernel) if centre else kernel
-        vanished = not bool(kernel.diagonal().sum() > VANISHED * whole)
-        kernels.append(torch.full_like(kernel, torch.nan) if vanished else kernel)
-    return Kernels(None, _normed(torch.stack(kernels)[None]))
-
-
-def _normed(kernels: Tensor) -> Tensor:
-    """Kernels of norm 1; a kernel of zeros becomes NaN."""
-    return kernels / torch.linalg.vector_norm(kernels, dim=(-2, -1), keepdim=True)
-
-
 def inner_products(a: Kernels, b: Kernels, *, upper: bool = False) -> Tensor:
     """⟨K, L⟩ for all members and sites: (N, M, S, T). `upper`: a is b, and only members i < j are filled."""
     if a.basis is None or b.basis is None:
-        a, b = a.dense(), b.dense()
-        (n, s), (m, t) = a.cores.shape[:2], b.cores.shape[:2]
-        products = a.cores.reshape(n * s, -1) @ b.cores.reshape(m * t, -1).T
-        return products.reshape(n, s, m, t).permute(0, 2, 1, 3)
+        x, y = (k.cores if k.basis is None else k.basis[:, None] @ k.cores @ k.basis[:, None].mT for k in (a, b))
+        return torch.einsum("nsde,mtde->nmst", x, y)
     (n, s, r, _), (m, t, q, _) = a.cores.shape, b.cores.shape
     products = a.cores.new_full((n, m, s, t), torch.nan)
-    each = 8 * r * q * (s + t + 1)
-    step_j = max(1, min(m, BLOCK_BYTES // each))
-    step_i = max(1, min(n, BLOCK_BYTES // (each * step_j)))
-    for i in range(0, n, step_i):
-        for j in range(i if upper else 0, m, step_j):
-            rows, columns = slice(i, i + step_i), slice(j, j + step_j)
-            products[rows, columns] = _met(a.basis[rows], a.cores[rows], b.basis[columns], b.cores[columns])
+    step = max(1, BLOCK_BYTES // (8 * r * q * (s + t + 1)))
+    for i in range(n):
+        for j in range(i if upper else 0, m, step):
+            columns = slice(j, j + step)
+            # ⟨K, C L Cᵀ⟩ = ⟨K C, C L⟩ with C the product of two bases.
+            met = torch.einsum("dr,mdq->mrq", a.basis[i], b.basis[columns])
+            left = torch.einsum("srp,mpq->msrq", a.cores[i], met)
+            right = torch.einsum("mrp,mtpq->mtrq", met, b.cores[columns])
+            products[i, columns] = torch.einsum("msrq,mtrq->mst", left, right)
     return products
-
-
-def _met(basis_a: Tensor, cores_a: Tensor, basis_b: Tensor, cores_b: Tensor) -> Tensor:
-    """⟨P, C L Cᵀ⟩ = ⟨P C, C L⟩ with C the product of two bases, for a block of models."""
-    (n, s, r, _), (m, t, q, _) = cores_a.shape, cores_b.shape
-    d = basis_a.shape[1]
-    # By torch as what follows: threads of two libraries would fight over the cores.
-    met = basis_a.mT.reshape(n * r, d) @ basis_b.permute(1, 0, 2).reshape(d, m * q)  # (n r, m q)
-    left = cores_a.reshape(n, s * r, r) @ met.reshape(n, r, m * q)  # (n, s r, m q)
-    left = left.reshape(n, s, r, m, q).permute(0, 3, 1, 2, 4).reshape(n * m, s, r * q)
-    of_b = met.reshape(n * r, m, q).permute(1, 0, 2)  # (m, n r, q)
-    right = of_b @ cores_b.permute(0, 2, 1, 3).reshape(m, q, t * q)  # (m, n r, t q)
-    right = right.reshape(m, n, r, t, q).permute(1, 0, 2, 4, 3).reshape(n * m, r * q, t)
-    return (left @ right).reshape(n, m, s, t)
 
 
 def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
@@ -453,7 +408,7 @@ def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
     return kernels + largest
 
 
-class Exact:
+class ExactValues:
     """Values from each entry of the input; all pairs of chains of one shape are computed at once."""
 
     def __init__(self, maps: Sequence[LinearNetwork], kinds: Sequence[bool]) -> None:
@@ -464,9 +419,7 @@ class Exact:
             groups.setdefault((sizes, each.depths) if sizes else k, []).append(k)
         self._place = {k: (g, m) for g, members in enumerate(groups.values()) for m, k in enumerate(members)}
         self._kernels = [_kernels([maps[k] for k in members], kinds) for members in groups.values()]
-        self._index = [each.index for each in maps]
         self._tables: dict[tuple[int, int, str], Array] = {}  # values of all pairs of two groups (N, M, S, T)
-        self._invariants: dict[tuple[int, bool], Invariants] = {}
 
     def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, None, None]:
         """The values of a pair; there is no interval, since nothing is estimated."""
@@ -477,7 +430,7 @@ class Exact:
         if key not in self._tables:
             a, b = (self._kernels[group][_is_centred(measure)] for group in (g, h))
             self._tables[key] = _cosines(measure, inner_products(a, b, upper=g == h))
-        table = self._tables[key][m, n][np.ix_(self._index[i], self._index[j])]
+        table = self._tables[key][m, n]
         return table.T if swapped else table, None, None
 
     def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
@@ -487,15 +440,16 @@ class Exact:
         values = {}
         for measure in measures:
             kind = _is_centred(measure)
-            products = inner_products(self._kernels[g][kind].member(m), kernels[kind])[0, 0]
-            values[measure.name] = _cosines(measure, products)[np.ix_(self._index[i], other.index)]
+            basis, cores = self._kernels[g][kind].basis, self._kernels[g][kind].cores
+            own = Kernels(None if basis is None else basis[m : m + 1], cores[m : m + 1])
+            values[measure.name] = _cosines(measure, inner_products(own, kernels[kind])[0, 0])
         return values
 
     def chance(self, i: int, j: int, measure: Measure) -> Chance | None:
         """Mean and spread over all orders of the entries of the input."""
         if self.n < FEWEST_ENTRIES or "shift" not in measure.invariant:
             return None
-        x, y = (self._moments(k, _is_centred(measure)) for k in (i, j))
+        x, y = (self._invariants(k, _is_centred(measure)) for k in (i, j))
         mean, variance = permuted_moments(
             Invariants(x.trace[:, None], x.norm[:, None], x.diagonal[:, None]),
             Invariants(y.trace[None], y.norm[None], y.diagonal[None]),
@@ -505,18 +459,16 @@ class Exact:
         spread = torch.where(variance > 0, variance, torch.zeros_like(variance)).sqrt()
         return Chance(as_array(mean), as_array(torch.where(variance.isnan(), variance, spread)))
 
-    def _moments(self, k: int, kind: bool) -> Invariants:
-        """What the chance level of a network's sites (S,) depends on, computed once for all its pairs."""
-        if (k, kind) not in self._invariants:
-            (group, member), index = self._place[k], self._index[k]
-            kernels = self._kernels[group][kind]
-            cores = kernels.cores[member]
-            along = cores.diagonal(dim1=-2, dim2=-1)  # (S, r)
-            trace = along.sum(-1)[index]
-            if kernels.basis is not None:
-                along = (kernels.basis[member] @ cores * kernels.basis[member]).sum(-1)  # (S, d)
-            self._invariants[k, kind] = Invariants(trace, torch.ones_like(trace), along.square().sum(-1)[index])
-        return self._invariants[k, kind]
+    def _invariants(self, k: int, kind: bool) -> Invariants:
+        """What the chance level of a network's sites (S,) depends on."""
+        group, member = self._place[k]
+        kernels = self._kernels[group][kind]
+        cores = kernels.cores[member]
+        diagonal = cores.diagonal(dim1=-2, dim2=-1)  # (S, r)
+        trace = diagonal.sum(-1)
+        if kernels.basis is not None:
+            diagonal = (kernels.basis[member] @ cores * kernels.basis[member]).sum(-1)  # (S, d)
+        return Invariants(trace, torch.ones_like(trace), diagonal.square().sum(-1))
 
 
 def _cosines(measure: Measure, products: Tensor) -> Array:
@@ -574,7 +526,7 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     return both_kinds
 
 
-class Estimated:
+class ProbeValues:
     """Values from Gaussian inputs."""
 
     def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:

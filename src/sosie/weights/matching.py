@@ -135,12 +135,12 @@ class Problem:
         ours, theirs = ({name: t.detach().to(device, torch.float64) for name, t in side.items()} for side in (a, b))
         slices = {
             group: [
-                (tensor, dim, places)
-                for tensor, dim in axes.members(name)
-                if tensor in theirs
-                for places in places_of(axes.of[tensor][dim], group)
+                (name, dim, places)
+                for name in theirs
+                for dim, axis in enumerate(axes.of[name])
+                for places in places_of(axis, group)
             ]
-            for name, group in axes.groups.items()
+            for group in axes.groups.values()
         }
         norms = [sum(float(t.square().sum()) for t in side.values()) ** 0.5 for side in (ours, theirs)]
         if not norms[0] * norms[1]:
