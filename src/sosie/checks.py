@@ -42,6 +42,13 @@ def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
 
 
+def paired_rows(*counts: int) -> int:
+    """How many rows there are, if all sides have equally many."""
+    if len(set(counts)) != 1:
+        raise ValueError(f"need paired rows, got {' and '.join(map(str, dict.fromkeys(counts)))}")
+    return counts[0]
+
+
 def nearest(text: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the names closest to it, or else the first few that there are."""
     known = [name for name in known if name]

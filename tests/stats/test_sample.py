@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from paired import correlated_rows
 
 from sosie.measures import MEASURES
-from sosie.stats import RowSampler, Sample, SampleMaker, row_hash
-from sosie.stats.sample import Fold
+from sosie.stats import Fold, RowSampler, Sample, SampleMaker, row_hash
 
 
 def drawn(
@@ -71,7 +70,7 @@ def test_overlapping_or_unlike_samples_are_refused() -> None:
         one.merge(one)
     with pytest.raises(ValueError, match="not drawn alike"):
         one.merge(drawn(y, x, [0, 40]))
-    with pytest.raises(ValueError, match="need paired rows, got 39 and 40"):
+    with pytest.raises(ValueError, match="need paired rows, got 40 and 39"):
         Sample.of(x, y[:39])
     with pytest.raises(ValueError, match="at least 4"):
         RowSampler(3)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import paired_rows
 from ..linalg import (
     block_stacks,
     centred_diagonal,
@@ -24,7 +25,7 @@ from ..linalg import (
     with_room,
     without_diagonal,
 )
-from .shuffle import orders_within_blocks
+from .sampling import orders_within_blocks
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 # Whether rows come in an order: blocks of consecutive rows cannot stand data that are sorted by class
@@ -131,9 +132,7 @@ class GramMaker:
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
         """What the sums of all sites of one side are made from: operations that all sites share."""
         sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
-        for size in sizes:
-            if size != sizes[0]:
-                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
+        paired_rows(*map(_rows, sizes))
         grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
         raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
         length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
@@ -409,8 +408,7 @@ class Grams:
         cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0, draws: int = 0, seed: int = 0
     ) -> Grams:
         """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
-        if a.sizes != b.sizes:
-            raise ValueError(f"need paired rows, got {a.rows} and {b.rows}")
+        paired_rows(a.rows, b.rows)
         # Filled on the device: sending numbers there would make the host wait for it.
         each = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
         groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
