@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import DamagedFile
+from ..files import DamagedFile, storable
 from ..results import Side
-from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics, storable
+from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics
 from .kernels import Kernel, kernel_of
 
 PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site

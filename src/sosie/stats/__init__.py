@@ -19,7 +19,7 @@ from .outputs import (
 from .row_grams import GROUPS, SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
 from .sampling import ROWS, Buckets, Drawn, Fold, Resketch, RowSampler, Shuffle, check_seed, row_hash
-from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
+from .storage import is_statistics, load_statistics, moved, on_device, save_statistics
 from .views import (
     Alignment,
     Covariances,
