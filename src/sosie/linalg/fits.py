@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..checks import nearest, one_of, positive, whole_number
-from ..factory import parse_call
+from ..checks import nearest, one_of, parse_call, positive, whole_number
 from .products import best_assignment, eigen, eigenvalues, singular
 from .spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS, Spectrum, loss_of
 

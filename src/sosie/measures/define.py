@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..factory import parse_call
+from ..checks import parse_call
 from ..linalg import near_one, widened
 from ..process_state import without_autocast
 from ..stats import (

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..factory import find_file, load_factory, parse_call
+from ..checks import parse_call
+from ..factory import find_file, load_factory
 from .registry import build_model, find_architecture
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 

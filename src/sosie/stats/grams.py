@@ -111,7 +111,7 @@ class GramMaker:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
         few = rows[:, columns(rows.shape[1], rows.device)]
-        if gram_cuda.suits(stacks[-1]):  # on a GPU, where centring is free
+        if rows.is_cuda and gram_cuda.suits(stacks[-1]):  # where centring is free
             read = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
             also = stacks if self.uncentred else []
             raw = [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in also]
