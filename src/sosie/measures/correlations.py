@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ..linalg import leading_count, nuclear_norm, singular
+from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, singular_values
 from ..stats import Covariances
 from .define import define
+
+ROUNDINGS = 100  # of 1 − ρ², within which it is none: what is left has two digits or more
 
 
 def _directions(c: Covariances) -> Tensor:
@@ -112,3 +116,71 @@ def pwcca(c: Covariances) -> Tensor:
     count = int(_directions(c))
     weights = (u.T @ c.whitened_neurons).abs().sum(1)
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()
+
+
+# How much each set of rows tells of the other, in nats, as if the rows were Gaussian
+
+
+def of_independent_rows(n: int, r: int, s: int) -> tuple[float, float]:
+    """Mean and standard deviation of the estimate for n independent Gaussian rows of r and s dimensions, exactly.
+
+    exp(−2 I) is then Wilks' Λ, a product of independent beta variables. The mean is also by how much the estimate is
+    too large whatever the information is: E ln|S| − ln|Σ| depends on nothing but n and the dimensions.
+    """
+    if n <= r + s:
+        return math.nan, math.nan
+    steps = torch.arange(1, min(r, s) + 1, dtype=torch.float64)
+    whole, rest = (n - steps) / 2, (n - max(r, s) - steps) / 2
+    mean = (torch.digamma(whole) - torch.digamma(rest)).sum() / 2
+    variance = (torch.polygamma(1, rest) - torch.polygamma(1, whole)).sum() / 4
+    return float(mean), math.sqrt(variance)
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, None),
+    same=None,  # infinite
+    closer="up",
+    invariant={"linear", "shift"},
+    symmetric=True,
+    precise=True,
+    paper="gelfand1959",
+    cost="(n + p + q) p q",
+    few_rows="infinite",
+    chance="about p q / 2n",
+    by_chance=of_independent_rows,
+)
+def gaussian_information(c: Covariances) -> Tensor:
+    """Mutual information in nats, as if rows were Gaussian: −½ Σ ln(1 − ρ²) over the canonical correlations ρ.
+
+    Equal to ½ (ln|Σx| + ln|Σy| − ln|Σ|), with Σ the covariance of both sides together; often printed without the ½.
+    It sees linear relations alone: other rows than Gaussian ones may share more, or less. An error where it is
+    infinite: of rows with themselves, where a direction of one side is a linear function of the other (1 − ρ² ≤ 1e-10,
+    or 100 times its rounding where neurons nearly repeat one another), and whenever n ≤ p + q (the ranks).
+
+    Too large by ½ Σ (ψ((n − i)/2) − ψ((n − p − i)/2)), i = 1 … q, on average, for Gaussian rows exactly and whatever
+    the information is: that is what chance gives, so value − null has no bias.
+    """
+    n, r, s = min(c.x.n, c.y.n), int(c.x.rank), int(c.y.rank)
+    if n <= r + s:
+        raise ValueError(
+            f"infinite: with {r} and {s} dimensions for n={n} rows, {r + s - n + 1} of {min(r, s)} canonical "
+            f"correlations are 1 whatever the rows; take more than {r + s} rows, or narrower sites (rows='mean' pools)"
+        )
+    correlations = singular_values(c.whitened)
+    least = _least(c)
+    ones = int((1 - correlations.detach().square() <= least).sum())
+    if ones:
+        raise ValueError(
+            f"infinite: {ones} of {min(r, s)} canonical correlations are 1 (1 − ρ² ≤ {least:.0e}), so that a part of "
+            "one side is a linear function of the other; mean_cca has a value here"
+        )
+    return -torch.log1p(-correlations.square()).sum() / 2
+
+
+def _least(c: Covariances) -> float:
+    """What 1 − ρ² must exceed: the tolerance of every rank, or what whitening makes of rounding."""
+    matrix = c.whitened.detach()
+    largest = max(side.amplified for side in (c.x, c.y))
+    given = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
+    return max(*given, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)
