@@ -22,10 +22,8 @@ def _directions(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True,
     precise=True,
     paper="raghu2017",
     cost="(n + p + q) p q",
@@ -46,10 +44,8 @@ def mean_cca(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True,
     precise=True,
     paper="kornblith2019",
     cost="(n + p + q) p q",
@@ -64,10 +60,8 @@ def cca_r2(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     precise=True,
     paper="raghu2017",
     cost="(n + p + q) p q",
@@ -92,7 +86,6 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"permutation", "scale", "shift"},
     symmetric=False,
@@ -139,10 +132,8 @@ def of_independent_rows(n: int, r: int, s: int) -> tuple[float, float]:
 @define(
     reads=Covariances,
     bounds=(0, None),
-    same=None,  # infinite
     closer="up",
     invariant={"linear", "shift"},
-    symmetric=True,
     precise=True,
     paper="gelfand1959",
     cost="(n + p + q) p q",

@@ -185,13 +185,13 @@ def define(
     *,
     reads: type,
     bounds: tuple[float | None, float | None],
-    same: float | None,
     closer: Literal["up", "down"],
     invariant: Iterable[str],
-    symmetric: bool,
     paper: str,
     cost: str,
     chance: str,
+    same: float | Literal["closest"] | None = "closest",
+    symmetric: bool = True,
     differentiable: bool = True,
     precise: bool = False,
     few_rows: FewRows | None = None,
@@ -202,7 +202,8 @@ def define(
 ) -> Callable[[Callable[..., Tensor]], Measure]:
     """Register a function of a view as a measure under its own name, with its facts.
 
-    Invariances that follow from others need not be declared.
+    Invariances that follow from others need not be declared, nor the value of rows with themselves where that is the
+    bound on the side of `closer`: 1 for a cosine, 0 for a distance.
     """
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
@@ -214,12 +215,13 @@ def define(
             raise ValueError(f"a measure named {name!r} is already defined")
         summary = inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
         low, high = (None if bound is None else float(bound) for bound in bounds)
+        closest = high if closer == "up" else low
         MEASURES[name] = measure = Measure(
             name,
             function,
             reads,
             (low, high),
-            None if same is None else float(same),
+            closest if same == "closest" else same,
             closer,
             frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
             symmetric,

@@ -27,10 +27,8 @@ def _overlap(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="tang2020",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
@@ -47,10 +45,8 @@ def normalized_bures(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 2**0.5),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="schonemann1966, williams2021",
     cost="n p q + p q min(p, q)",
     precise=True,  # a distance is the root of a small difference
@@ -68,10 +64,8 @@ def procrustes_distance(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, torch.pi / 2),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="williams2021",
     cost="n p q + p q min(p, q)",
     precise=True,
@@ -86,10 +80,8 @@ def procrustes_angle(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, None),
-    same=0,
     closer="down",
     invariant={"rotation", "shift"},
-    symmetric=True,
     paper="schonemann1966",
     cost="n p q + p q min(p, q)",
     precise=True,
@@ -107,10 +99,8 @@ def raw_procrustes_distance(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, torch.pi / 2),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="williams2021",
     cost="n p q + p³ + q³",
     precise=True,
@@ -175,7 +165,6 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"scale", "shift", "rotation"},
     symmetric=False,
@@ -197,10 +186,8 @@ def regression_r2(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"linear", "shift"},
-    symmetric=True,
     precise=True,
     paper="may2019",
     cost="(n + p + q) p q",
@@ -218,10 +205,8 @@ def eigenspace_overlap(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, None),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     precise=True,
     paper="boixadsera2022",
     cost="n p q + p³ + q³",
@@ -255,10 +240,8 @@ def _ridge(scatter: Scatter, lam: float) -> tuple[Tensor, Tensor]:
 @define(
     reads=PairedRows,
     bounds=(0, None),
-    same=0,
     closer="down",
     invariant={"shift"},
-    symmetric=True,
     precise=True,
     paper="bures1969, bhatia2019",
     cost="(n + p) p² or n² p",
@@ -289,10 +272,8 @@ def _factor(rows: Tensor) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 2**0.5),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
     paper="bures1969, bhatia2019",
     cost="n p q + p³ + q³ or n² (p + q)",
