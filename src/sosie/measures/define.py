@@ -43,6 +43,10 @@ TRANSFORMATIONS = {
     "scale": "all times one positive number",
     "shift": "a vector added to every row",
 }
+FACTS = (
+    "name", "summary", "reads", "bounds", "same", "closer", "invariant", "symmetric", "differentiable", "paired",
+    "same_width", "needs", "chance", "cost", "paper", "defaults",
+)  # fmt: skip
 IMPLIED = {"rotation": {"permutation"}, "linear": {"permutation", "rotation", "stretch", "scale"}, "stretch": {"scale"}}
 
 
@@ -160,24 +164,13 @@ class Measure:
         return {p.name: self.options.get(p.name, p.default) for p in parameters}
 
     def facts(self) -> dict[str, Any]:
+        """The declared facts by name, as JSON can hold them, and what options it has."""
         return {
-            "name": self.name,
-            "summary": self.summary,
+            **{name: getattr(self, name) for name in FACTS},
             "reads": self.reads.__name__,
-            "bounds": self.bounds,
-            "same": self.same,
-            "closer": self.closer,
-            "invariant": sorted(self.invariant),
-            "symmetric": self.symmetric,
-            "differentiable": self.differentiable,
-            "paired": self.paired,
             "reads_rows": issubclass(self.reads, PairedRows),
-            "same_width": self.same_width,
+            "invariant": sorted(self.invariant),
             "needs": sorted(self.needs),
-            "chance": self.chance,
-            "cost": self.cost,
-            "paper": self.paper,
-            "defaults": self.defaults,
         }
 
 

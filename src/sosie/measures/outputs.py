@@ -236,43 +236,27 @@ def _disagreement(sums: OutputSums) -> OutputChance:
     return OutputChance(1 - found.mean, found.spread)
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """How many inputs both get right is hypergeometric once it is lost which inputs those are."""
+def _errors(sums: OutputSums) -> tuple[int, int, float, float]:
+    """How many inputs A and B get right, the spread of how many both do, and how often at least as many do as here.
 
-    n: int
-    right_a: int
-    right_b: int
-    both: int
+    That number is hypergeometric once it is lost which inputs those are; the last is Fisher's exact test.
+    """
+    from scipy.stats import hypergeom
 
-    @classmethod
-    def of(cls, sums: OutputSums) -> _Errors:
-        a, b, both = (int(sums.sums[name].sum()) for name in ("right_a", "right_b", "both_right"))
-        return cls(sums.n, a, b, both)
-
-    @property
-    def spread(self) -> float:
-        product = self.right_a * self.right_b * (self.n - self.right_a) * (self.n - self.right_b)
-        return (product / (self.n**2 * (self.n - 1))) ** 0.5
-
-    @property
-    def p(self) -> float:
-        """How often at least as many are right by both: Fisher's exact test."""
-        from scipy.stats import hypergeom
-
-        return float(hypergeom.sf(self.both - 1, self.n, self.right_a, self.right_b))
+    n, a, b, both = (int(sums.sums[name].sum()) for name in ("n", "right_a", "right_b", "both_right"))
+    spread = (a * b * (n - a) * (n - b) / (n**2 * (n - 1))) ** 0.5
+    return a, b, spread, float(hypergeom.sf(both - 1, n, a, b))
 
 
 def _error_overlap(sums: OutputSums) -> OutputChance | None:
-    errors = _Errors.of(sums)
-    n, wrong_a, wrong_b = errors.n, errors.n - errors.right_a, errors.n - errors.right_b
-    unexpected = n * n - errors.right_a * errors.right_b - wrong_a * wrong_b
-    return OutputChance(0.0, 2 * n * errors.spread / unexpected, errors.p) if unexpected else None
+    n, (a, b, spread, p) = sums.n, _errors(sums)
+    unexpected = n * n - a * b - (n - a) * (n - b)
+    return OutputChance(0.0, 2 * n * spread / unexpected, p) if unexpected else None
 
 
 def _bad_churn(sums: OutputSums) -> OutputChance:
-    errors = _Errors.of(sums)
-    return OutputChance(errors.right_a * (errors.n - errors.right_b) / errors.n**2, errors.spread / errors.n, errors.p)
+    n, (a, b, spread, p) = sums.n, _errors(sums)
+    return OutputChance(a * (n - b) / n**2, spread / n, p)
 
 
 def _output_correlation(sums: OutputSums) -> OutputChance:

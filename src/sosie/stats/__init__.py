@@ -1,14 +1,12 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
-from .grams import BLOCK, GramMaker, Grams, GramSide
-from .moments import MomentMaker, Moments, MomentSide
+from .grams import BLOCK, GramMaker, Grams
+from .moments import MomentMaker, Moments
 from .outputs import (
-    KINDS,
     Answers,
     Continuous,
     Differences,
     Distributions,
-    Kind,
     MarkedPredictions,
     Outputs,
     OutputSums,
@@ -16,8 +14,8 @@ from .outputs import (
     Reader,
     check_labels,
 )
-from .row_grams import GROUPS, SMALLEST_GROUP
-from .sample import NO_NEURONS, Sample, SampleMaker, SampleSide
+from .row_grams import SMALLEST_GROUP
+from .sample import NO_NEURONS, Sample, SampleMaker
 from .sampling import ROWS, Buckets, Drawn, Fold, Resketch, RowSampler, Shuffle, check_seed, row_hash
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics
 from .views import (

@@ -39,7 +39,7 @@ class SampleSide:
     rows: tuple[Tensor, ...]
     index: np.ndarray  # global indices of those rows
     seen: int  # rows they were drawn from
-    lottery: RowSampler
+    sampler: RowSampler
     widest: int | None
 
     @property
@@ -52,21 +52,21 @@ class SampleSide:
 class SampleMaker:
     """Makes the parts of one model: the drawn rows of each site, folded where they are too wide."""
 
-    def __init__(self, lottery: RowSampler, widest: int | None = None) -> None:
-        self.lottery, self.widest = lottery, widest
+    def __init__(self, sampler: RowSampler, widest: int | None = None) -> None:
+        self.sampler, self.widest = sampler, widest
         self._folds: dict[int, Fold] = {}
 
     def part(self, site: str, rows: Tensor, start: int) -> tuple[Tensor, int]:
         """The drawn rows, and how many they were drawn from."""
         count = len(rows)
-        drawn = self.lottery.draw(start, count) - start
+        drawn = self.sampler.draw(start, count) - start
         if len(drawn) < len(rows):
             rows = rows[torch.from_numpy(drawn).to(rows.device)]
         width = rows.shape[1]
         if self.widest is None or width <= self.widest:
             return rows.clone(), count
         if width not in self._folds:
-            self._folds[width] = Fold(width, self.widest, self.lottery.seed)
+            self._folds[width] = Fold(width, self.widest, self.sampler.seed)
         return self._folds[width](rows), count
 
     def learnt(self) -> None:
@@ -78,7 +78,7 @@ class SampleMaker:
     def side(self, parts: Sequence[tuple[Tensor, int]], start: int) -> SampleSide:
         seen = paired_rows(*(count for _, count in parts))
         kept = tuple(rows for rows, _ in parts)
-        return SampleSide(kept, self.lottery.draw(start, seen), seen, self.lottery, self.widest)
+        return SampleSide(kept, self.sampler.draw(start, seen), seen, self.sampler, self.widest)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Sample:
     def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None) -> Sample:
         """The drawn rows of one chunk, from what each side kept of it, and of the inputs where they are wanted."""
         paired_rows(a.seen, b.seen)
-        return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest, inputs)
+        return cls(a.rows, b.rows, a.index, a.seen, a.sampler.rows, a.sampler.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
         """The rows of all samples; the result may hold as many as the smallest limit among them."""

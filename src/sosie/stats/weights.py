@@ -103,14 +103,9 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms (m, height, width) of every layer of every model; models by name, or in a list."""
         named = dict(models) if isinstance(models, Mapping) else {str(k): atoms for k, atoms in enumerate(models)}
-        if not named:
-            raise ValueError("no models: a table of atoms needs at least one")
-        first, shapes = next(iter(named.items()))
-        layout = {layer: tuple(atoms.shape) for layer, atoms in shapes.items()}
-        if not layout:
-            raise ValueError(f"{first} has no layer of atoms")
-        for name, atoms in named.items():
-            own = {layer: tuple(tensor.shape) for layer, tensor in atoms.items()}
+        shapes = {name: {layer: tuple(each.shape) for layer, each in atoms.items()} for name, atoms in named.items()}
+        first, layout = next(iter(shapes.items()), ("", {}))
+        for name, own in shapes.items():
             if odd := next((layer for layer in {**layout, **own} if layout.get(layer) != own.get(layer)), None):
                 a, b = (each.get(odd, "no such layer") for each in (layout, own))
                 raise ValueError(
@@ -126,9 +121,7 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms of all models at once, (models, m, height, width) for each layer."""
         if not layers:
-            raise ValueError("no layers: a table of atoms needs at least one")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype}: a table of atoms holds floating point numbers")
+            raise ValueError("a table of atoms needs at least one model with one layer of atoms")
         shapes = tuple(tuple(atoms.shape[1:]) for atoms in layers.values())
         first_layer, first = next(iter(layers.items()))
         count = len(first)
