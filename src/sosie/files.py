@@ -51,9 +51,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """What goes wrong while content is made into a value becomes a DamagedFile that names the file."""
     try:
         yield
-    except DamagedFile:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except DamagedFile as error:
+        if str(path) in str(error):
+            raise
+        raise DamagedFile(f"{path}: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 

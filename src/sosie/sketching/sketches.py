@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import DamagedFile, storable
+from ..files import reading, storable
 from ..results import Side
 from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics
 from .kernels import Kernel, kernel_of
@@ -316,13 +316,11 @@ class Sketch:
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
         """Read a sketch that `save` wrote."""
         sketch = load_statistics(path, kind="sketch")[0].get("sketch")
-        try:
+        with reading(path):
             if not isinstance(sketch, cls):
                 raise TypeError("it does not hold a sketch")
             sketch._check()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
-        return sketch
+            return sketch
 
     def _check(self) -> None:
         """Raise unless everything fits together: files come from others."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -69,8 +68,7 @@ class Continuous(Differences):
 
 # What a model's outputs say: a class, a distribution over classes, or numbers
 
-Kind = Literal["auto", "logits", "probabilities", "labels", "regression"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far half precision may put the sum of a row of probabilities from 1
 MOST_CLASSES = 2**20  # a class number beyond this is taken for something else
 

@@ -261,8 +261,8 @@ class RowScatter(Scatter):
         return float(whitener.square().sum()) if everywhere else self.span.condition
 
     def loss(self, rounding: float) -> Loss:
-        if self.wide and self.rank >= self.n - 1:
-            return Loss(0, int(self.rank), 1.0)
+        if self.wide and (rank := self.basis.shape[1]) >= self.n - 1:
+            return Loss(0, rank, 1.0)
         return self.span.loss if self.direct else super().loss(rounding)
 
     def lacks_digits(self, share: float) -> bool:
