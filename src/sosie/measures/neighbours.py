@@ -180,7 +180,7 @@ def cknna(rows: PairedRows, k: int = 10) -> Tensor:
 
 
 def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
-    """(n, k) each: the nearest other rows by cosine, nearest first; made once a site for all measures."""
+    """(n, k) each: the nearest other rows by cosine, nearest first; made once per site for all measures."""
 
     def near(side: SiteRows) -> Tensor:
         return side.memo(("neighbours", k), lambda r: nearest(cosines(r), k, r), "neighbours")

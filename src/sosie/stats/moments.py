@@ -93,7 +93,7 @@ class SideSums:
     length: Tensor  # (S,)  Σ ‖x‖²
     cube: Tensor  # (P,)    Σ ‖x‖² x
     fourth: Tensor  # (S,)  Σ ‖x‖⁴
-    squares: tuple[Tensor, ...]  # (p, p) a site: Σ x xᵀ
+    squares: tuple[Tensor, ...]  # (p, p) for each site: Σ x xᵀ
 
     @property
     def membership(self) -> Tensor:
@@ -193,7 +193,7 @@ class Moments:
     weighted_x: Tensor  # (P, B) Σ ‖y‖² x
     weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
     lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
-    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not tell all directions.
+    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not show all directions.
     rows: Sample | None = field(default=None, repr=False, compare=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})

@@ -85,7 +85,7 @@ class SampleMaker:
 class Sample:
     """Paired rows of all sites of two sides, by global row index; `merge` keeps the smallest hashes."""
 
-    xs: tuple[Tensor, ...]  # (n, p) a site of A
+    xs: tuple[Tensor, ...]  # (n, p) for each site of A
     ys: tuple[Tensor, ...]
     index: np.ndarray  # (n,) global row indices, ascending
     seen: int  # rows the sample was drawn from

@@ -156,7 +156,7 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Buckets:
-    """A CountSketch S over rows, (size, n): one entry ±1 a row; with `stack` s of them, each of size / s, over √s.
+    """A CountSketch S over rows, (size, n): one entry ±1 per row; with `stack` s of them, each of size / s, over √s.
 
     SᵀS has ones on its diagonal, and 0 ± 1/√size beside it.
     """

@@ -185,7 +185,7 @@ class RowScatter(Scatter):
 
     @once
     def direct(self) -> bool:
-        """Whether to read the rows: neurons repeat one another so nearly that their covariance does not tell."""
+        """Whether to read the rows: neurons repeat one another so nearly that their covariance does not show it."""
         if self.wide:
             return True
         whitener, everywhere = self._whitening
@@ -266,7 +266,7 @@ class RowScatter(Scatter):
         return self.span.loss if self.direct else super().loss(rounding)
 
     def lacks_digits(self, share: float) -> bool:
-        """Whether the covariance does not tell all of the leading directions that hold this share of the variance."""
+        """Whether the covariance does not show all of the leading directions that hold this share of the variance."""
         values = self.spectrum.values
         if self.sampled:
             return 1 - share < ENOUGH_VARIANCE and len(self.components.sizes) > len(values)
