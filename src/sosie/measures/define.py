@@ -147,9 +147,11 @@ class Measure:
     def using(self, **options: Any) -> Measure:
         """The same measure with other options; its name says so."""
         known = self.defaults
-        for key in options:
+        for key, value in options.items():
             if key not in known:
                 raise TypeError(f"{self.base} has no option {key!r}; it has {', '.join(known) or 'none'}")
+            if isinstance(known[key], bool) and not isinstance(value, bool):
+                raise ValueError(f"{key} of {self.base} is True or False, got {value!r}")
         changed = {**self.options, **options}
         text = ", ".join(f"{key}={value!r}" for key, value in changed.items())
         return replace(self, name=f"{self.base}({text})", options=changed)
@@ -210,25 +212,25 @@ def define(
         low, high = (None if bound is None else float(bound) for bound in bounds)
         closest = high if closer == "up" else low
         MEASURES[name] = measure = Measure(
-            name,
-            function,
-            reads,
-            (low, high),
-            closest if same == "closest" else same,
-            closer,
-            frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
-            symmetric,
-            differentiable,
-            precise,
-            cost,
-            paper,
-            summary,
-            chance,
-            few_rows,
-            paired,
-            same_width,
-            frozenset(needs),
-            by_chance,
+            name=name,
+            function=function,
+            reads=reads,
+            bounds=(low, high),
+            same=closest if same == "closest" else same,
+            closer=closer,
+            invariant=frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
+            symmetric=symmetric,
+            differentiable=differentiable,
+            precise=precise,
+            cost=cost,
+            paper=paper,
+            summary=summary,
+            chance=chance,
+            few_rows=few_rows,
+            paired=paired,
+            same_width=same_width,
+            needs=frozenset(needs),
+            by_chance=by_chance,
         )
         return measure
 
