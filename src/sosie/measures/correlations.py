@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -13,21 +14,20 @@ from .define import define
 
 ROUNDINGS = 100  # of 1 − ρ², within which it is none: what is left has two digits or more
 
+# What these measures have in common; each says where it differs.
+by_correlations = functools.partial(
+    define, reads=Covariances, bounds=(0, 1), closer="up", precise=True, few_rows="saturates", cost="(n + p + q) p q"
+)
+
 
 def _directions(c: Covariances) -> Tensor:
     """How many canonical correlations there are: the smaller of the two ranks."""
     return torch.minimum(c.x.rank, c.y.rank)
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    closer="up",
+@by_correlations(
     invariant={"rotation", "scale", "shift", "linear"},
-    precise=True,
     paper="raghu2017",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
     chance="grows with (p + q) / n, 1 at p ≥ n − 1",
 )
 def mean_cca(c: Covariances) -> Tensor:
@@ -41,32 +41,16 @@ def mean_cca(c: Covariances) -> Tensor:
     return nuclear_norm(c.whitened, most) / most
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift", "linear"},
-    precise=True,
-    paper="kornblith2019",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
-    chance="max(p, q) / (n − 1)",
+@by_correlations(
+    invariant={"rotation", "scale", "shift", "linear"}, paper="kornblith2019", chance="max(p, q) / (n − 1)"
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
     return c.whitened.square().sum() / _directions(c)
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
-    precise=True,
-    paper="raghu2017",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
-    chance="grows with the directions kept over n",
+@by_correlations(
+    invariant={"rotation", "scale", "shift"}, paper="raghu2017", chance="grows with the directions kept over n"
 )
 def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
@@ -83,17 +67,11 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     return nuclear_norm(kept, most) / most
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    closer="up",
+@by_correlations(
     invariant={"permutation", "scale", "shift"},
     symmetric=False,
     differentiable=False,
-    precise=True,
     paper="morcos2018",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
     chance="grows with (p + q) / n",
 )
 def pwcca(c: Covariances) -> Tensor:
@@ -129,14 +107,10 @@ def of_independent_rows(n: int, r: int, s: int) -> tuple[float, float]:
     return float(mean), math.sqrt(variance)
 
 
-@define(
-    reads=Covariances,
+@by_correlations(
     bounds=(0, None),
-    closer="up",
     invariant={"linear", "shift"},
-    precise=True,
     paper="gelfand1959",
-    cost="(n + p + q) p q",
     few_rows="infinite",
     chance="about p q / 2n",
     by_chance=of_independent_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,17 +12,14 @@ from torch import Tensor
 from ..stats import Continuous, Differences, Distributions, MarkedPredictions, OutputSums, Predictions
 from .define import define
 
-
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"scale"},
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k",
+# What measures of classes have in common; each says where it differs.
+of_classes = functools.partial(
+    define, reads=Predictions, bounds=(0, 1), closer="down", invariant={"scale"}, differentiable=False, cost="n classes"
 )
+of_marked_classes = functools.partial(of_classes, reads=MarkedPredictions, needs={"labels"})
+
+
+@of_classes(closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k")
 def agreement(o: Predictions) -> Tensor:
     """Share of inputs for which both models name the same class.
 
@@ -31,48 +29,19 @@ def agreement(o: Predictions) -> Tensor:
     return o.equal / o.n
 
 
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    closer="down",
-    invariant={"scale"},
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="1 − Σ aₖ bₖ / n²",
-)
+@of_classes(paper="klabunde2025", chance="1 − Σ aₖ bₖ / n²")
 def disagreement(o: Predictions) -> Tensor:
     """Share of inputs for which the models name different classes: 1 − agreement."""
     return (o.n - o.equal) / o.n
 
 
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    closer="down",
-    invariant={"scale"},
-    differentiable=False,
-    paper="milanifard2016",
-    cost="n classes",
-    chance="1 − Σ aₖ bₖ / n²",
-)
+@of_classes(paper="milanifard2016", chance="1 − Σ aₖ bₖ / n²")
 def churn(o: Predictions) -> Tensor:
     """Share of predictions that change when model A is replaced by model B; the same number as disagreement."""
     return (o.n - o.equal) / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    closer="down",
-    invariant={"scale"},
-    symmetric=False,
-    differentiable=False,
-    paper="milanifard2016",
-    cost="n classes",
-    chance="accuracy of A × error rate of B",
-    needs={"labels"},
-)
+@of_marked_classes(symmetric=False, paper="milanifard2016", chance="accuracy of A × error rate of B")
 def bad_churn(o: MarkedPredictions) -> Tensor:
     """Share of inputs that A gets right and B, in its place, gets wrong.
 
@@ -81,17 +50,7 @@ def bad_churn(o: MarkedPredictions) -> Tensor:
     return (o.right_a - o.both_right) / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    closer="down",
-    invariant={"scale"},
-    differentiable=False,
-    paper="klabunde2023",
-    cost="n classes",
-    chance="depends on both error rates and on which wrong classes are named",
-    needs={"labels"},
-)
+@of_marked_classes(paper="klabunde2023", chance="depends on both error rates and on which wrong classes are named")
 def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
     """Disagreement rescaled from the least (0) to the most (1) that the two error rates allow.
 
@@ -106,33 +65,13 @@ def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
     return (o.n - o.equal - least) / (most - least)
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    closer="down",
-    invariant={"scale"},
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="the same: pairing does not enter",
-    needs={"labels"},
-)
+@of_marked_classes(paper="klabunde2025", chance="the same: pairing does not enter")
 def accuracy_difference(o: MarkedPredictions) -> Tensor:
     """Absolute difference of the two accuracies: 0 does not say that the models err alike."""
     return (o.right_a - o.right_b).abs() / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(-1, 1),
-    closer="up",
-    invariant={"scale"},
-    differentiable=False,
-    paper="geirhos2020",
-    cost="n classes",
-    chance="0",
-    needs={"labels"},
-)
+@of_marked_classes(bounds=(-1, 1), closer="up", paper="geirhos2020", chance="0")
 def error_overlap(o: MarkedPredictions) -> Tensor:
     """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as chance has it.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,11 @@ from ..stats import Covariances, PairedRows, Scatter
 from .define import define
 
 SMALLEST_RIDGE = 1e-8  # share of the total variance below which rounding decides
+
+# What distances have in common; each says where it differs. A distance is the root of a small difference: `precise`.
+distance_of_covariances = functools.partial(
+    define, reads=Covariances, closer="down", invariant={"rotation", "scale", "shift"}, precise=True, few_rows="biased"
+)
 
 
 def _overlap(c: Covariances) -> Tensor:
@@ -42,15 +49,10 @@ def normalized_bures(c: Covariances) -> Tensor:
     return _overlap(c)
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, 2**0.5),
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
     paper="schonemann1966, williams2021",
     cost="n p q + p q min(p, q)",
-    precise=True,  # a distance is the root of a small difference
-    few_rows="biased",
     chance="below √2, towards 0 as p grows past n",
 )
 def procrustes_distance(c: Covariances) -> Tensor:
@@ -61,15 +63,10 @@ def procrustes_distance(c: Covariances) -> Tensor:
     return distance_from(_overlap(c))
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, torch.pi / 2),
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
     paper="williams2021",
     cost="n p q + p q min(p, q)",
-    precise=True,
-    few_rows="biased",
     chance="below π/2, towards 0 as p grows past n",
 )
 def procrustes_angle(c: Covariances) -> Tensor:
@@ -77,15 +74,11 @@ def procrustes_angle(c: Covariances) -> Tensor:
     return _angle_from(_overlap(c))
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, None),
-    closer="down",
     invariant={"rotation", "shift"},
     paper="schonemann1966",
     cost="n p q + p q min(p, q)",
-    precise=True,
-    few_rows="biased",
     chance="below √(‖X‖² + ‖Y‖²)",
 )
 def raw_procrustes_distance(c: Covariances) -> Tensor:
@@ -96,15 +89,10 @@ def raw_procrustes_distance(c: Covariances) -> Tensor:
     return distance_between(c.x.n * c.x.trace, c.y.n * c.y.trace, c.x.n * c.nuclear)
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, torch.pi / 2),
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
     paper="williams2021",
     cost="n p q + p³ + q³",
-    precise=True,
-    few_rows="biased",
     chance="below π/2, towards 0 as p grows past n",
 )
 def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
@@ -202,15 +190,10 @@ def eigenspace_overlap(c: Covariances) -> Tensor:
     return c.whitened.square().sum() / torch.maximum(c.x.rank, c.y.rank)
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, None),
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
-    precise=True,
     paper="boixadsera2022",
     cost="n p q + p³ + q³",
-    few_rows="biased",
     chance="below √(‖Ax‖² + ‖Ay‖²) with A = (C + lam)⁻¹ C, towards 0 as p grows past n",
 )
 def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
