@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import nearest, one_of, parse_call, whole_number
+from ..checks import nearest, one_of, whole_number
+from ..factory import parse_call
 from ..process_state import held, kept_random_state
 from .draws import in_sphere, normals, uniforms
 

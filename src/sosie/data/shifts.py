@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..checks import nearest, parse_call, whole_number
+from ..checks import nearest, whole_number
+from ..factory import parse_call
 from .attacks import ATTACKS, Attack, open_attack
 from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of, parse_call
-from ..factory import find_file, is_factory, listed_folders, load_factory
+from ..checks import one_of
+from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
 from .images import Batches, ImageData, check_limit
 from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
 

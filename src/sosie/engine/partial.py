@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..capture import Chunk
-from ..files import DamagedFile, check_schema, reading
+from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
 from ..results import SIDE, Caveat, Comparison, Estimate, Side, side_from_json
@@ -208,7 +208,7 @@ class Partial:
     def load(cls, path: str | os.PathLike[str]) -> Partial:
         statistics, about = load_statistics(path)
         check_schema(path, about, SCHEMA)
-        with reading(path):
+        try:
             seen = about.get("seen")
             return cls(
                 side_a=side_from_json(about["side_a"]),
@@ -220,6 +220,8 @@ class Partial:
                 **{name: about[name] for name in ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")},
                 **about["doubt"],
             )
+        except ValueError as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from error
 
 
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **asked: Any) -> Comparison:

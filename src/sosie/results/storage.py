@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 
-from ..files import COUNT, OtherFile, check_schema, read_json, reading, write_json
+from ..files import COUNT, DamagedFile, OtherFile, check_schema, read_json, write_json
 from .collection import Comparisons
 from .comparison import ARRAYS, Array, Caveat, Closer, Comparison, Estimate, Kind, Side
 
@@ -70,8 +70,12 @@ def load(path: str | os.PathLike[str]) -> Comparison | Comparisons | Costs | Dyn
         ANSWER: answer_from_json,
     }
     content = read_json(path, tuple(readers), VERSION, "result")
-    with reading(path):
+    try:
         return readers[content["format"]](content, path)
+    except DamagedFile:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error
 
 
 def load_as(kind: type[T], path: str | os.PathLike[str]) -> T:

@@ -21,7 +21,7 @@ from ..engine.network import Network
 from ..engine.outputs import Labels
 from ..engine.provenance import provenance
 from ..engine.stream import Stream
-from ..files import reading
+from ..files import DamagedFile
 from ..stats import Reader, check_labels, load_statistics, row_hash, save_statistics
 from .gradients import chunks_of
 from .squared_gradients import SquaredGradients
@@ -119,10 +119,12 @@ class Task2Vec:
     def load(cls, path: str | os.PathLike[str]) -> Task2Vec:
         """Read what `save` wrote."""
         fisher, about = load_statistics(path, kind=KIND)
-        with reading(path):
-            if not all(isinstance(part, Tensor) for part in fisher.values()):
-                raise TypeError("a Task2Vec embedding holds tensors only")
+        if not all(isinstance(part, Tensor) for part in fisher.values()):
+            raise DamagedFile(f"{path} is damaged: a Task2Vec embedding holds tensors only")
+        try:
             return cls(fisher=fisher, **about)
+        except TypeError as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from error
 
     def __repr__(self) -> str:
         tensors, numbers = len(self.fisher), sum(part.numel() for part in self.fisher.values())

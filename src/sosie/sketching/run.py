@@ -18,7 +18,8 @@ from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
 from ..linalg import for_numpy
 from ..process_state import products
-from ..stats import Buckets, Drawn, Fold, RowSampler, check_seed, on_device
+from ..stats import Buckets, Drawn, RowSampler, check_seed, on_device
+from ..stats.sample import Fold
 from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
 from .kernels import KERNELS
 from .sketches import PARTS, Pairs, Part, SiteSketch, Sketch, Spans

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import reading, storable
+from ..files import DamagedFile
 from ..results import Side
-from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics
+from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics, storable
 from .kernels import Kernel, kernel_of
 
 PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
@@ -316,11 +316,13 @@ class Sketch:
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
         """Read a sketch that `save` wrote."""
         sketch = load_statistics(path, kind="sketch")[0].get("sketch")
-        with reading(path):
+        try:
             if not isinstance(sketch, cls):
                 raise TypeError("it does not hold a sketch")
             sketch._check()
-            return sketch
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        return sketch
 
     def _check(self) -> None:
         """Raise unless everything fits together: files come from others."""

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from ..capture import Batches, Site, as_found, labels_of, watch
 from ..capture.arguments import CallArguments
-from ..checks import one_of, parse_call
+from ..checks import one_of
 from ..data import open_data
 from ..engine.provenance import digest_of
-from ..files import check_schema, read_tensors, reading, write_tensors
+from ..factory import parse_call
+from ..files import DamagedFile, check_schema, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..progress import Progress
 from .cuts import Cut, CutModel, answer_of, is_mask
@@ -417,9 +418,12 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     text, tensors = read_tensors(path, KIND, VERSION)
-    with reading(path):
+    try:
         about = json.loads(text["about"])
-        check_schema(path, about, _SCHEMA)
+    except (KeyError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number without end
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    check_schema(path, about, _SCHEMA)
+    try:
         if not 2 <= about["n"] < 2**63:
             raise ValueError(f"a fit cannot rest on {str(about['n'])[:20]} rows")
         forms = [Form(**{**about[side]["form"], "space": tuple(about[side]["form"]["space"])}) for side in "ab"]
@@ -436,7 +440,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
         joint = Joint(forms[0], forms[1], about["resize"], bias="bias" in tensors)
         joint.to(tensors["weight"].dtype).load_state_dict(tensors)
         examples = {side: about[side]["example"] and _made_up(about[side]["example"]) for side in "ab"}
-        return about, joint, examples
+    except (KeyError, TypeError, ValueError) as error:  # no weight, a form with more entries
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    return about, joint, examples
 
 
 def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

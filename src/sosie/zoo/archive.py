@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, reading, write_atomically
+from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
 from ..progress import Progress, track
 from .fingerprints import from_parts
 from .folder import Settings, load_probe, new_folder
@@ -95,11 +95,15 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already: import into a new folder")
     try:
-        with reading(path), safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
+        with safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
             check_tensors(path, opened.metadata() or {}, KIND, VERSION, "exported zoo")
             _read(opened, temporary)
-    except SafetensorError as error:
-        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {error}") from error
+    except DamagedFile as error:
+        if str(path) in str(error):
+            raise
+        raise DamagedFile(f"{path}: {error}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {type(error).__name__}: {error}") from error
     return cls(folder)
 
 

@@ -19,7 +19,7 @@ from ..capture import Rule, check_rule
 from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..engine.provenance import AsyncCopy
-from ..files import DamagedFile, check_schema, read_tensors, reading, write_tensors
+from ..files import DamagedFile, check_schema, read_tensors, write_tensors
 from ..models import NamedModel, open_model, with_name
 from ..results import Array
 from ..stats import check_seed
@@ -131,11 +131,17 @@ class Fingerprint:
             raise FileNotFoundError(f"no file {path}")
         if path.stat().st_size > MOST_BYTES:
             raise DamagedFile(f"{path} has {path.stat().st_size:,} bytes: no fingerprint has more than {MOST_BYTES:,}")
-        with reading(path):
+        try:
             head, tensors = read_tensors(path, KIND, VERSION)
             if len(head.get("fingerprint", "")) > MOST_TEXT:
                 raise DamagedFile(f"more than {MOST_TEXT:,} characters of facts")
             return from_parts(json.loads(head["fingerprint"]), {key: each.numpy() for key, each in tensors.items()})
+        except DamagedFile as error:
+            if str(path) in str(error):
+                raise
+            raise DamagedFile(f"{path}: {error}") from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{key} {vectors.shape[0]} × {vectors.shape[1]}" for key, vectors in self.vectors.items())

@@ -16,7 +16,7 @@ from typing import Any
 from ..capture import without_labels
 from ..checks import one_of
 from ..engine.provenance import digest_of
-from ..files import DamagedFile, read_nested, reading, write_nested
+from ..files import DamagedFile, read_nested, write_nested
 from ..stats import check_seed
 from .fingerprints import KINDS, Fingerprint, kind_of
 from .kinds import MOST_PROBES, SIZE, Probe, check_size
@@ -40,8 +40,10 @@ def load_probe(path: Path, digest: str | None = None) -> Probe:
     if not path.is_file():
         raise probe_gone(path)
     about, batch = read_nested(path, KIND, VERSION)
-    with reading(path):
+    try:
         n, found = int(about["n"]), digest_of(without_labels(batch))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     wanted = about.get("hash") if digest is None else digest
     if found != wanted or not 0 < n <= MOST_PROBES:
         raise DamagedFile(f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...checks import nearest, one_of, parse_call, whole_number
 from ...data.draws import derived
-from ...files import read_tensors, reading, write_tensors
+from ...files import DamagedFile, read_tensors, write_tensors
 from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
@@ -206,11 +206,13 @@ class Federated:
         text, tensors = read_tensors(path, KIND, VERSION, "federated learning")
         with torch.random.fork_rng(devices=[]):
             template = make().eval()
-        with reading(path):
+        try:
             about, count = json.loads(text["about"]), len(tensors["accuracy"])
             method, head, history = str(about["method"]), tuple(about["head"]), list(about["history"])
             for entry in history:
                 entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
         state = _under("state", tensors)
         state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
         for name, t in state_of(template).items():
