@@ -41,7 +41,7 @@ class RowGrams:
         self.groups = min(GROUPS, len(xs[0]) // SMALLEST_GROUP)
         self._views: dict[type[Alignment], Alignment] = {}
         self._products: dict[bool, Products] = {}
-        self._by_group: dict[bool, GroupedProducts] = {}
+        self._by_group: dict[bool, GroupProducts] = {}
 
     def alignment(self, kind: type[Alignment]) -> Alignment:
         if kind not in self._views:
@@ -60,9 +60,9 @@ class RowGrams:
         (xs, ys), grouped = self._rows(centre), self._grouped(centre)
         left = _without_by_columns(xs, ys, self._dealt, centre) if grouped is None else grouped.without_each()
         if kind is DebiasedAlignment or (centre and grouped is not None):
-            x, y = (_Recentred(side, self._dealt) for side in (xs, ys))
+            x, y = (_MeanShift(side, self._dealt) for side in (xs, ys))
             if grouped is not None:
-                left = _recentred(left, x, y)
+                left = _about_new_means(left, x, y)
             if kind is DebiasedAlignment:
                 left = debiased(left, x.diagonals, y.diagonals, x.kept)
         return kind(*left)
@@ -106,7 +106,7 @@ class RowGrams:
         """The rows of each group: row i is in group i modulo G."""
         return [torch.arange(g, len(self.xs[0]), self.groups, device=self.xs[0].device) for g in range(self.groups)]
 
-    def _grouped(self, centre: bool) -> GroupedProducts | None:
+    def _grouped(self, centre: bool) -> GroupProducts | None:
         """Products group by group; none where covariances are cheaper."""
         if centre not in self._by_group:
             # Whether leaving groups out takes less work through covariances, which are gone through group by group.
@@ -115,7 +115,7 @@ class RowGrams:
             by_columns = entries * (n + GOING_THROUGH * self.groups)
             if by_columns < n * n / 2 * (sum(p) + sum(q) + GOING_THROUGH * (len(p) + len(q))):
                 return None
-            self._by_group[centre] = GroupedProducts(*self._rows(centre), self._dealt)
+            self._by_group[centre] = GroupProducts(*self._rows(centre), self._dealt)
         return self._by_group[centre]
 
 
@@ -200,7 +200,7 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
 # are −⟨x, s⟩ and their total ‖s‖², so that nothing but the entries themselves needs the Gram matrix.
 
 
-class GroupedProducts:
+class GroupProducts:
     """Inner products of the Gram matrices as they are, group of rows by group."""
 
     def __init__(self, xs: Sites, ys: Sites, dealt: Sequence[Tensor]) -> None:
@@ -252,24 +252,28 @@ class GroupedProducts:
         return xx, yy, xy
 
 
-class _Recentred:
+class _MeanShift:
     """What moving the mean of one side takes when each of G groups is left out: S sites, n centred rows."""
 
     def __init__(self, sites: Sites, dealt: Sequence[Tensor]) -> None:
         gone = [torch.stack([rows[out].sum(0, dtype=torch.float64) for out in dealt]) for rows in sites]
-        there = torch.ones(len(dealt), len(sites[0]), dtype=torch.bool, device=sites[0].device)
+        there = torch.ones(len(dealt), 1, len(sites[0]), dtype=torch.bool, device=sites[0].device)
         for group, out in enumerate(dealt):
-            there[group, out] = False
-        self.kept = there.sum(1).double()[:, None, None]  # (G, 1, 1): rows that are kept
+            there[group, 0, out] = False
+        self._sites, self._there = sites, there
+        self.kept = there.sum(2, keepdim=True).double()  # (G, 1, 1): rows that are kept
         sums = torch.stack([-s @ rows.double().T for rows, s in zip(sites, gone, strict=True)], dim=1)
-        self.sums = sums * there[:, None]  # (G, S, n): row sums of the Gram matrices, 0 for rows that are left out
+        self.sums = sums.mul_(there)  # (G, S, n): row sums of the Gram matrices, 0 for rows that are left out
         self.totals = torch.stack([s.square().sum(1) for s in gone], dim=1)[..., None]  # (G, S, 1): their totals
-        lengths = torch.stack([row_squares(rows.double()) for rows in sites])
-        moved = lengths - 2 / self.kept * self.sums + self.totals / self.kept**2
-        self.diagonals = moved * there[:, None]  # (G, S, n): of the Gram matrices, centred about what is kept
+
+    @property
+    def diagonals(self) -> Tensor:
+        """(G, S, n): of the Gram matrices, centred about the mean of what is kept; 0 for rows that are left out."""
+        lengths = torch.stack([row_squares(rows.double()) for rows in self._sites])
+        return (lengths - 2 / self.kept * self.sums + self.totals / self.kept**2).mul_(self._there)
 
 
-def _recentred(found: Products, x: _Recentred, y: _Recentred) -> Products:
+def _about_new_means(found: Products, x: _MeanShift, y: _MeanShift) -> Products:
     """Inner products of the Gram matrices of the kept rows, about the mean of these."""
     moved = zip(found, products(x.sums, y.sums), products(x.totals, y.totals), strict=True)
     xx, yy, xy = (f - 2 / x.kept * sums + totals / x.kept**2 for f, sums, totals in moved)
