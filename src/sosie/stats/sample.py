@@ -180,7 +180,7 @@ class Sample:
         kept[rows] = False
         xs, ys = (tuple(site[kept.to(site.device)] for site in side) for side in (self.xs, self.ys))
         inputs = None if self.inputs is None else self.inputs[kept.to(self.inputs.device)]
-        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs)
+        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs, _before=None)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
