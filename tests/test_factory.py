@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sosie.factory import find_file, is_factory, load_factory, parse_call
+from sosie.checks import parse_call
+from sosie.factory import find_file, is_factory, load_factory
 
 
 def test_calls_and_their_options() -> None:

@@ -1,7 +1,8 @@
-"""Arguments checked once, at the door: the error says what was wrong, and what would be right."""
+"""Arguments read and checked once, at the door: the error says what was wrong, and what would be right."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 from collections.abc import Iterable
@@ -42,6 +43,13 @@ def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
 
 
+def paired_rows(*counts: int) -> int:
+    """How many rows there are, if all sides have equally many."""
+    if len(set(counts)) != 1:
+        raise ValueError(f"need paired rows, got {' and '.join(map(str, dict.fromkeys(counts)))}")
+    return counts[0]
+
+
 def nearest(text: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the names closest to it, or else the first few that there are."""
     known = [name for name in known if name]
@@ -51,3 +59,29 @@ def nearest(text: str, known: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
     return f"; there are {few}" if known else "; there are none"
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `name` or `name(width=2, kind='B')`; options are Python literals.
+
+    Read with `ast`, never evaluated.
+    """
+    name, bracket, rest = text.strip().partition("(")
+    if not bracket:
+        return name.strip(), {}
+    advice = f"{text!r}: write options as name(width=2, kind='B'), each a number, a text in quotes, True, None or list"
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(advice) from error
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError(advice)
+    options: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError(advice)
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+            raise ValueError(f"option {keyword.arg!r} of {advice}") from error
+    return name.strip(), options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import inspect
@@ -16,38 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .checks import parse_call
+
 _FACTORY = re.compile(r"(?P<path>.+?\.py):(?P<call>.*)", re.DOTALL)
 
 
 def is_factory(spec: str) -> bool:
     """Whether the text names a function in a Python file."""
     return _FACTORY.fullmatch(spec) is not None or spec.endswith(".py")
-
-
-def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of `name` or `name(width=2, kind='B')`; options are Python literals.
-
-    Read with `ast`, never evaluated.
-    """
-    name, bracket, rest = text.strip().partition("(")
-    if not bracket:
-        return name.strip(), {}
-    advice = f"{text!r}: write options as name(width=2, kind='B'), each a number, a text in quotes, True, None or list"
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(advice) from error
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(advice)
-    options: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            raise ValueError(advice)
-        try:
-            options[keyword.arg] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, SyntaxError, RecursionError) as error:
-            raise ValueError(f"option {keyword.arg!r} of {advice}") from error
-    return name.strip(), options
 
 
 def listed_folders(variable: str) -> list[Path]:

@@ -7,6 +7,7 @@ are read as they are, and saving again adds one. Nothing is ever unpickled.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +44,19 @@ class DamagedFile(ValueError):
 
 class OtherFile(DamagedFile):
     """The file may be whole, but holds something else."""
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What goes wrong while content is made into a value becomes a DamagedFile that names the file."""
+    try:
+        yield
+    except DamagedFile as error:
+        if str(path) in str(error):
+            raise
+        raise DamagedFile(f"{path}: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def check_writable(path: str | os.PathLike[str] | None) -> None:
@@ -292,12 +308,18 @@ def check_hash(path: str | os.PathLike[str], text: Mapping[str, str]) -> None:
 # Nested values to and from a safetensors file: tensors as they are, the rest as JSON beside them. Never unpickled
 
 PLAIN = (type(None), bool, int, float, str)
+_CLASSES: dict[str, type] = {}
+
+
+def storable(*classes: type) -> None:
+    """Dataclasses that may be kept in files: files name them, and nothing else is made from a file."""
+    _CLASSES.update({cls.__name__: cls for cls in classes})
 
 
 def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: Mapping[str, Any], value: Any) -> Path:
     """Dicts, lists and tuples of tensors, numbers and text; whole or not at all: a kill leaves what was there."""
     tensors: dict[str, Tensor] = {}
-    layout = _encode(value, "", tensors)
+    layout = encode(value, "", tensors)
     text = {"about": json.dumps(about), "layout": json.dumps(layout, ensure_ascii=False)}
     return write_tensors(path, kind, version, tensors, text)
 
@@ -305,28 +327,33 @@ def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: M
 def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], Any]:
     """The JSON about the value, and the value, its tensors on the CPU."""
     text, tensors = read_tensors(path, kind, version)
-    try:
+    with reading(path):
         about = json.loads(text["about"])
         if not isinstance(about, dict):
             raise TypeError('its "about" is not a JSON object')
-        return about, _decode(json.loads(text["layout"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        return about, decode(json.loads(text["layout"]), tensors)
 
 
-def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors are collected separately."""
-    from torch import Tensor
+def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; its tensors are collected separately, under names that begin with the key."""
+    import torch
 
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         tensors[key] = value
         return {"tensor": key}
+    if isinstance(value, np.ndarray):
+        tensors[key] = torch.from_numpy(value)
+        return {"array": key}
+    if type(value) in _CLASSES.values():
+        kept = [field.name for field in dataclasses.fields(value) if field.metadata.get("kept", True)]
+        fields = {name: encode(getattr(value, name), _below(key, name), tensors) for name in kept}
+        return {"class": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         # Pairs, since an optimiser's names are numbers, which JSON would make text.
-        return {"dict": [[name, _encode(item, _below(key, name), tensors)] for name, item in value.items()]}
+        return {"dict": [[name, encode(item, _below(key, name), tensors)] for name, item in value.items()]}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, _below(key, k), tensors) for k, item in enumerate(value)]}
+        return {kind: [encode(item, _below(key, k), tensors) for k, item in enumerate(value)]}
     if not isinstance(value, PLAIN):
         raise TypeError(
             f"{key or 'the whole'} is a {type(value).__name__}, which cannot be kept in a file: only tensors, numbers "
@@ -341,16 +368,21 @@ def _below(key: str, name: Any) -> str:
     return f"{key}/{name}" if key else str(name)
 
 
-def _decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    ((kind, value),) = found.items()
+def decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `encode` made this of."""
+    kind, value = next(iter(found.items()))
     if kind == "tensor":
         return tensors[value]
+    if kind == "array":
+        return tensors[value].numpy()
+    if kind == "class":
+        return _CLASSES[value](**{name: decode(item, tensors) for name, item in found["fields"].items()})
     if kind == "dict":
-        return {name: _decode(item, tensors) for name, item in value}
+        return {name: decode(item, tensors) for name, item in value}
     if kind in ("tuple", "list"):
-        items = [_decode(item, tensors) for item in value]
+        items = [decode(item, tensors) for item in value]
         return tuple(items) if kind == "tuple" else items
-    if kind == "value" and isinstance(value, PLAIN):
+    if kind == "value":
         return value
     raise ValueError(f"values of kind {str(kind)[:40]!r}")
 

@@ -453,14 +453,8 @@ def test_bad_moments_are_refused_in_words() -> None:
         joint(a, torch.full((60, 2), 1e8 / 3).double())
     with pytest.raises(ValueError, match="cov_ab is not finite"):
         replace(m, cov_ab=m.cov_ab * torch.inf)
-    with pytest.raises(ValueError, match=r"cov_ab should be \(7, 5\)"):
-        replace(m, cov_ab=m.cov_ab.T)
-    with pytest.raises(ValueError, match="make them in float64"):
-        replace(m, mean_a=m.mean_a.float())
     with pytest.raises(ValueError, match=r"need a weight \(5, 7\), got \(5, 6\)"):
         explained(m, Affine(torch.zeros(5, 6).double(), torch.zeros(5).double()))
-    with pytest.raises(ValueError, match=r"a bias \(q,\)"):
-        Affine(torch.zeros(5, 6), torch.zeros(6))
     with pytest.raises(ValueError, match="no covariance at all"):
         fit("procrustes", replace(m, cov_ab=torch.zeros(7, 5).double()))
 

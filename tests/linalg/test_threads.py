@@ -24,7 +24,7 @@ def test_one_thread_and_as_before_afterwards() -> None:
     _blas()  # loads all libraries there are
     before = blas_threads()
     assert before, "NumPy has no BLAS that can be told how many threads to use"
-    with one_thread():
+    with one_thread:
         assert set(blas_threads()) == {1}
     assert blas_threads() == before
 
@@ -135,7 +135,7 @@ def test_the_inverse_of_a_triangle() -> None:
 
 def test_the_last_to_leave_puts_the_threads_back() -> None:
     before = blas_threads()
-    first, second = one_thread(), one_thread()
+    first = second = one_thread
     with _blas().limit(limits=2, user_api="blas"):  # so that there is something to put back on one core, too
         wanted = blas_threads()
         first.__enter__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.measures import MEASURES
-from sosie.measures.information import of_independent_rows
+from sosie.measures.correlations import of_independent_rows
 from sosie.train import Penalty
 
 INFORMATION = MEASURES["gaussian_information"]

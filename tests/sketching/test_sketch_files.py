@@ -61,10 +61,10 @@ def _layout(change: Callable[[dict[str, dict[str, object]]], object]) -> Callabl
 
 
 def _poison(tensors: dict[str, Tensor]) -> None:
-    tensors["sketch.sites.0.features.rows"][0, 0] = torch.nan
+    tensors["sketch/sites/0/features/rows"][0, 0] = torch.nan
 
 
-ROWS = "sketch.sites.0.features.rows"
+ROWS = "sketch/sites/0/features/rows"
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "empty": lambda path: path.write_bytes(b""),
@@ -78,18 +78,18 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "too few buckets": _tensors(lambda t: t.update({ROWS: t[ROWS][:-1].clone()})),
     "too few columns": _tensors(lambda t: t.update({ROWS: t[ROWS][:, 1:].clone()})),
     "no matrix": _tensors(lambda t: t.update({ROWS: t[ROWS][:, 0].clone()})),
-    "one copy": _tensors(lambda t: t.update({k: t[k][0].clone() for k in t if ".hadamard." in k and t[k].ndim == 3})),
-    "a longer total": _tensors(lambda t: t.update({"sketch.sites.0.features.total": torch.zeros(9)})),
-    "a shorter diagonal": _tensors(lambda t: t.update({"sketch.sites.0.maps.diagonal": torch.zeros(3)})),
-    "negative squares": _tensors(lambda t: t["sketch.sites.0.features.squares"].fill_(-1)),
-    "a negative trace": _tensors(lambda t: t["sketch.sites.0.trace"].fill_(-1)),
-    "a trace of two": _tensors(lambda t: t.update({"sketch.sites.0.trace": torch.zeros(2)})),
-    "labels": _tensors(lambda t: t.update({"sketch.labels": torch.zeros(3, 2)})),
-    "labels apart": _tensors(lambda t: t.update({"sketch.unsigned_labels": torch.zeros(16, 9)})),
-    "ones": _tensors(lambda t: t.update({"sketch.ones": torch.zeros(3)})),
-    "counts": _tensors(lambda t: t["sketch.counts"].zero_()),
-    "a moment": _tensors(lambda t: t.update({"sketch.sites.0.moment": torch.zeros(3, 4)})),
-    "pairs": _tensors(lambda t: t.update({"sketch.sites.0.pairs.features": torch.zeros(3, 4)})),
+    "one copy": _tensors(lambda t: t.update({k: t[k][0].clone() for k in t if "/hadamard/" in k and t[k].ndim == 3})),
+    "a longer total": _tensors(lambda t: t.update({"sketch/sites/0/features/total": torch.zeros(9)})),
+    "a shorter diagonal": _tensors(lambda t: t.update({"sketch/sites/0/maps/diagonal": torch.zeros(3)})),
+    "negative squares": _tensors(lambda t: t["sketch/sites/0/features/squares"].fill_(-1)),
+    "a negative trace": _tensors(lambda t: t["sketch/sites/0/trace"].fill_(-1)),
+    "a trace of two": _tensors(lambda t: t.update({"sketch/sites/0/trace": torch.zeros(2)})),
+    "labels": _tensors(lambda t: t.update({"sketch/labels": torch.zeros(3, 2)})),
+    "labels apart": _tensors(lambda t: t.update({"sketch/unsigned_labels": torch.zeros(16, 9)})),
+    "ones": _tensors(lambda t: t.update({"sketch/ones": torch.zeros(3)})),
+    "counts": _tensors(lambda t: t["sketch/counts"].zero_()),
+    "a moment": _tensors(lambda t: t.update({"sketch/sites/0/moment": torch.zeros(3, 4)})),
+    "pairs": _tensors(lambda t: t.update({"sketch/sites/0/pairs/features": torch.zeros(3, 4)})),
     "a missing tensor": _tensors(lambda t: t.pop(ROWS)),
     "huge n": _layout(lambda f: f.update(n={"value": 2**60})),
     "another n": _layout(lambda f: f.update(n={"value": 41})),
@@ -124,9 +124,9 @@ def _renamed(*names: object) -> Callable[[dict[str, dict[str, object]]], object]
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (_tensors(lambda t: t.update({"sketch.fingerprint": t["sketch.fingerprint"].int()})), "stored as int32"),
+        (_tensors(lambda t: t.update({"sketch/fingerprint": t["sketch/fingerprint"].int()})), "stored as int32"),
         (
-            _tensors(lambda t: t.update({"sketch.sites.0.features.rows": t["sketch.sites.0.features.rows"].int()})),
+            _tensors(lambda t: t.update({"sketch/sites/0/features/rows": t["sketch/sites/0/features/rows"].int()})),
             "int32",
         ),
         (_layout(_renamed("a", "a")), "two sites have one name"),

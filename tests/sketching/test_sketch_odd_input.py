@@ -14,7 +14,7 @@ from torch import Tensor
 import sosie
 from sosie.linalg import Spectrum
 from sosie.sketching import Sketch, classify
-from sosie.stats.sample import Fold
+from sosie.stats import Fold
 
 SITES = ["stem", "left", "head"]
 

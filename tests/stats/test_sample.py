@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from paired import correlated_rows
 
 from sosie.measures import MEASURES
-from sosie.stats import RowSampler, Sample, SampleMaker, row_hash
-from sosie.stats.sample import Fold
+from sosie.stats import Fold, RowSampler, Sample, SampleMaker, Shuffle, row_hash
 
 
 def drawn(
@@ -71,7 +70,7 @@ def test_overlapping_or_unlike_samples_are_refused() -> None:
         one.merge(one)
     with pytest.raises(ValueError, match="not drawn alike"):
         one.merge(drawn(y, x, [0, 40]))
-    with pytest.raises(ValueError, match="need paired rows, got 39 and 40"):
+    with pytest.raises(ValueError, match="need paired rows, got 40 and 39"):
         Sample.of(x, y[:39])
     with pytest.raises(ValueError, match="at least 4"):
         RowSampler(3)
@@ -106,3 +105,15 @@ def test_wide_rows_are_described_by_fewer_coordinates() -> None:
     wide = Sample.of(x.clone().requires_grad_(True), y).covariances()
     for name in ("normalized_bures", "procrustes_angle", "svcca", "pwcca"):
         assert float(MEASURES[name](narrow)) == pytest.approx(float(MEASURES[name](wide).detach()), abs=1e-6)
+
+
+def test_rows_can_be_left_out_after_a_shuffle() -> None:
+    x, y = correlated_rows(n=30)
+    shuffle, out = Shuffle.draw(30, 0, 1, x.device), torch.arange(0, 30, 3)
+    kept = torch.ones(30, dtype=torch.bool).index_fill(0, out, False)
+    sample = Sample.of(x, y)
+    sample.paired(), sample.covariances()  # so that there is something to go back to
+    found = sample.shuffled(shuffle).without(out)
+    assert torch.equal(found.paired().y.rows, y[shuffle.order][kept])
+    expected = Sample.of(x[kept], y[shuffle.order][kept]).covariances().xy
+    torch.testing.assert_close(found.covariances().xy, expected, rtol=1e-12, atol=1e-12)

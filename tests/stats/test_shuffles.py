@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sosie.measures import MEASURES, Measure
 from sosie.stats import Alignment, DebiasedAlignment, Grams, PairedRows, Sample, Shuffle, UncentredAlignment
-from sosie.stats.shuffle import orders_within_blocks
+from sosie.stats.sampling import orders_within_blocks
 
 KINDS = [Alignment, DebiasedAlignment, UncentredAlignment]
 

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import nearest, one_of, whole_number
-from ..factory import parse_call
+from ..checks import nearest, one_of, parse_call, whole_number
 from ..process_state import held, kept_random_state
 from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
 from .draws import in_sphere, normals, uniforms

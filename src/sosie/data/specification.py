@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of
-from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
+from ..checks import one_of, parse_call
+from ..factory import find_file, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
     ImageData,

@@ -22,6 +22,8 @@ from .grams import (
     upper_triangle,
     widened,
     without_diagonal,
+    without_mean,
+    without_rounding,
 )
 from .products import (
     VANISHED,

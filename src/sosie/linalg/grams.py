@@ -1,20 +1,51 @@
-"""Centring of rows and of Gram matrices."""
+"""Centring of rows and of Gram matrices, Gram matrices of blocks of rows and with gradients, distances."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import gram_cuda
-from .products import for_numpy, row_squares, self_product
+from .products import column_squares, for_numpy, row_squares, self_product
 
 
 def centred(rows: Tensor) -> Tensor:
     """Rows (…, n, p) less their mean."""
     return rows - rows.mean(dim=-2, keepdim=True)
+
+
+def without_mean(rows: Tensor) -> Tensor:
+    """Less the mean, which is taken in float64 so that a large offset costs no digits."""
+    if not for_numpy(rows):
+        return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    array = rows.numpy()
+    with np.errstate(all="ignore"):
+        # NumPy adds up row by row, which loses digits where there are many: what is left of the mean goes second.
+        found = array - array.mean(0, dtype=np.float64).astype(array.dtype)
+        found -= found.mean(0, dtype=np.float64).astype(array.dtype)
+    return torch.from_numpy(found)
+
+
+def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
+    digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
+    found = without_mean(rows.to(dtype))
+    if rows.is_cuda or _may_be_rounding(rows.detach(), found.detach(), digits):
+        noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
+        found = torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
+    return found
+
+
+def _may_be_rounding(rows: Tensor, found: Tensor, digits: torch.dtype) -> bool:
+    """Whether a neuron may vary by rounding alone; hardly ever, and means and variances are enough to rule it out."""
+    # max |x − mean| is at least the standard deviation and at most √n times that.
+    deviation = (column_squares(found) / len(found)).sqrt()
+    largest = rows[0].abs() + 2 * len(rows) ** 0.5 * deviation
+    return not bool((deviation > 9 * torch.finfo(digits).eps * largest).all())
 
 
 def double_centred(gram: Tensor) -> Tensor:
@@ -63,7 +94,7 @@ STRIP = 16  # columns of a Gram matrix that are made at a time on a CPU
 SLICES = 4  # parts that the features of a single block are shared out in
 
 
-def diagonal_part(kappa: Tensor, trace_x: Tensor, trace_y: Tensor, n: int) -> Tensor:
+def diagonal_part(kappa: Tensor, trace_x: Tensor, trace_y: Tensor, n: int | Tensor) -> Tensor:
     """What the diagonals add to ⟨Kc, Lc⟩ over n (n − 3) HSIC_u."""
     return n / (n - 2) * kappa - trace_x * trace_y / ((n - 1) * (n - 2))
 

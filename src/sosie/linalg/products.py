@@ -172,12 +172,7 @@ def _one_each() -> Iterator[None]:
         limited.restore_original_limits()
 
 
-_ONE_THREAD = Shared(_one_each)
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """NumPy's and SciPy's linear algebra on one core each time it is called; as before afterwards."""
-    return _ONE_THREAD
+one_thread = Shared(_one_each)  # NumPy's and SciPy's linear algebra on one core; as before afterwards
 
 
 def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T, None, None]:
@@ -190,7 +185,7 @@ def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T,
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sosie")
     torch.set_num_threads(1)
     try:
-        with one_thread():
+        with one_thread:
             yield from pool.map(_in_worker(function), given)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -334,7 +329,7 @@ def triangular_inverse(factor: Tensor) -> Tensor:
 
 def threads_for(matrix: Tensor) -> AbstractContextManager[None]:
     """One core for what is small: several gain nothing, and libraries that take turns wait for each other's threads."""
-    return one_thread() if min(matrix.shape[-2:]) <= SMALL else nullcontext()
+    return one_thread if min(matrix.shape[-2:]) <= SMALL else nullcontext()
 
 
 # Products of many matrices, with a scale of their own

@@ -1,7 +1,6 @@
-"""Measures, one file a family; each is a function of a view with declared facts."""
+"""Measures, one file for each family; each is a function of a view with declared facts."""
 
-from .atoms import atom_cosine, atom_grassmann
-from .correlations import cca_r2, mean_cca, pwcca, svcca
+from .correlations import cca_r2, gaussian_information, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, snap_to_bounds
 from .dissimilarities import rsa, rsm_norm_difference
 from .geometry import (
@@ -12,7 +11,6 @@ from .geometry import (
     rtd,
     uniformity_difference,
 )
-from .information import gaussian_information
 from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
 from .matching import (
     aligned_cosine,
@@ -37,6 +35,9 @@ from .outputs import (
     output_rmse,
 )
 from .shape import (
+    bures_distance,
+    eigenspace_overlap,
+    gulp,
     normalized_bures,
     procrustes_angle,
     procrustes_distance,
@@ -44,6 +45,13 @@ from .shape import (
     regression_r2,
     shape_angle,
 )
-from .spectra import bures_distance, eigenspace_overlap, gulp
-from .tensors import spectrum_distance, stable_rank_difference, weight_cosine, weight_distance
-from .weights import wcka, wcka_uncentred
+from .weights import (
+    atom_cosine,
+    atom_grassmann,
+    spectrum_distance,
+    stable_rank_difference,
+    wcka,
+    wcka_uncentred,
+    weight_cosine,
+    weight_distance,
+)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
-from ..linalg import leading_count, nuclear_norm, singular
+from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, singular_values
 from ..stats import Covariances
 from .define import define
+
+ROUNDINGS = 100  # of 1 − ρ², within which it is none: what is left has two digits or more
+
+# What these measures have in common; each says where it differs.
+by_correlations = functools.partial(
+    define, reads=Covariances, bounds=(0, 1), closer="up", precise=True, few_rows="saturates", cost="(n + p + q) p q"
+)
 
 
 def _directions(c: Covariances) -> Tensor:
@@ -15,17 +25,9 @@ def _directions(c: Covariances) -> Tensor:
     return torch.minimum(c.x.rank, c.y.rank)
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
+@by_correlations(
     invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True,
-    precise=True,
     paper="raghu2017",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
     chance="grows with (p + q) / n, 1 at p ≥ n − 1",
 )
 def mean_cca(c: Covariances) -> Tensor:
@@ -39,36 +41,16 @@ def mean_cca(c: Covariances) -> Tensor:
     return nuclear_norm(c.whitened, most) / most
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale", "shift", "linear"},
-    symmetric=True,
-    precise=True,
-    paper="kornblith2019",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
-    chance="max(p, q) / (n − 1)",
+@by_correlations(
+    invariant={"rotation", "scale", "shift", "linear"}, paper="kornblith2019", chance="max(p, q) / (n − 1)"
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
     return c.whitened.square().sum() / _directions(c)
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
-    symmetric=True,
-    precise=True,
-    paper="raghu2017",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
-    chance="grows with the directions kept over n",
+@by_correlations(
+    invariant={"rotation", "scale", "shift"}, paper="raghu2017", chance="grows with the directions kept over n"
 )
 def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
@@ -85,18 +67,11 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
     return nuclear_norm(kept, most) / most
 
 
-@define(
-    reads=Covariances,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
+@by_correlations(
     invariant={"permutation", "scale", "shift"},
     symmetric=False,
     differentiable=False,
-    precise=True,
     paper="morcos2018",
-    cost="(n + p + q) p q",
-    few_rows="saturates",
     chance="grows with (p + q) / n",
 )
 def pwcca(c: Covariances) -> Tensor:
@@ -112,3 +87,65 @@ def pwcca(c: Covariances) -> Tensor:
     count = int(_directions(c))
     weights = (u.T @ c.whitened_neurons).abs().sum(1)
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()
+
+
+# How much each set of rows tells of the other, in nats, as if the rows were Gaussian
+
+
+def of_independent_rows(n: int, r: int, s: int) -> tuple[float, float]:
+    """Mean and standard deviation of the estimate for n independent Gaussian rows of r and s dimensions, exactly.
+
+    exp(−2 I) is then Wilks' Λ, a product of independent beta variables. The mean is also by how much the estimate is
+    too large whatever the information is: E ln|S| − ln|Σ| depends on nothing but n and the dimensions.
+    """
+    if n <= r + s:
+        return math.nan, math.nan
+    steps = torch.arange(1, min(r, s) + 1, dtype=torch.float64)
+    whole, rest = (n - steps) / 2, (n - max(r, s) - steps) / 2
+    mean = (torch.digamma(whole) - torch.digamma(rest)).sum() / 2
+    variance = (torch.polygamma(1, rest) - torch.polygamma(1, whole)).sum() / 4
+    return float(mean), math.sqrt(variance)
+
+
+@by_correlations(
+    bounds=(0, None),
+    invariant={"linear", "shift"},
+    paper="gelfand1959",
+    few_rows="infinite",
+    chance="about p q / 2n",
+    by_chance=of_independent_rows,
+)
+def gaussian_information(c: Covariances) -> Tensor:
+    """Mutual information in nats, as if rows were Gaussian: −½ Σ ln(1 − ρ²) over the canonical correlations ρ.
+
+    Equal to ½ (ln|Σx| + ln|Σy| − ln|Σ|), with Σ the covariance of both sides together; often printed without the ½.
+    It sees linear relations alone: other rows than Gaussian ones may share more, or less. An error where it is
+    infinite: of rows with themselves, where a direction of one side is a linear function of the other (1 − ρ² ≤ 1e-10,
+    or 100 times its rounding where neurons nearly repeat one another), and whenever n ≤ p + q (the ranks).
+
+    Too large by ½ Σ (ψ((n − i)/2) − ψ((n − p − i)/2)), i = 1 … q, on average, for Gaussian rows exactly and whatever
+    the information is: that is what chance gives, so value − null has no bias.
+    """
+    n, r, s = min(c.x.n, c.y.n), int(c.x.rank), int(c.y.rank)
+    if n <= r + s:
+        raise ValueError(
+            f"infinite: with {r} and {s} dimensions for n={n} rows, {r + s - n + 1} of {min(r, s)} canonical "
+            f"correlations are 1 whatever the rows; take more than {r + s} rows, or narrower sites (rows='mean' pools)"
+        )
+    correlations = singular_values(c.whitened)
+    least = _least(c)
+    ones = int((1 - correlations.detach().square() <= least).sum())
+    if ones:
+        raise ValueError(
+            f"infinite: {ones} of {min(r, s)} canonical correlations are 1 (1 − ρ² ≤ {least:.0e}), so that a part of "
+            "one side is a linear function of the other; mean_cca has a value here"
+        )
+    return -torch.log1p(-correlations.square()).sum() / 2
+
+
+def _least(c: Covariances) -> float:
+    """What 1 − ρ² must exceed: the tolerance of every rank, or what whitening makes of rounding."""
+    matrix = c.whitened.detach()
+    largest = max(side.amplified for side in (c.x, c.y))
+    given = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
+    return max(*given, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)

@@ -16,10 +16,8 @@ ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a 
 @define(
     reads=PairedRows,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"permutation", "scale"},
-    symmetric=True,
     differentiable=False,
     paper="kriegeskorte2008, nili2014, diedrichsen2020",
     cost="n² (p + q + log n)",
@@ -59,10 +57,8 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
 @define(
     reads=PairedRows,
     bounds=(0, 2),
-    same=0,
     closer="down",
     invariant={"rotation", "scale"},
-    symmetric=True,
     differentiable=False,
     paper="yin2018, klabunde2025",
     cost="n² (p + q)",

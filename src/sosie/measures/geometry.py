@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -18,37 +19,20 @@ from .neighbours import check_k, cosines, nearest, row_lengths
 TEMPERATURES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 WEIGHTS = torch.exp(-2 * (TEMPERATURES + 1 / TEMPERATURES))
 
-
-@define(
-    reads=PairedRows,
-    bounds=(0, None),
-    same=0,
-    closer="down",
-    invariant={"rotation"},
-    symmetric=True,
-    paired=False,
-    paper="wang2020, klabunde2025",
-    cost="n (p + q)",
-    chance="does not depend on the pairing",
+# What these measures have in common; each says where it differs.
+unpaired_distance = functools.partial(
+    define, reads=PairedRows, closer="down", paired=False, chance="does not depend on the pairing"
 )
+
+
+@unpaired_distance(bounds=(0, None), invariant={"rotation"}, paper="wang2020, klabunde2025", cost="n (p + q)")
 def magnitude_difference(rows: PairedRows) -> Tensor:
     """Difference between the lengths of the two mean rows."""
     x, y = (side.memo("magnitude", lambda r: r.mean(0).norm()) for side in (rows.x, rows.y))
     return (x - y).abs()
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 2),
-    same=0,
-    closer="down",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    paired=False,
-    paper="wang2020, klabunde2025",
-    cost="n (p + q)",
-    chance="does not depend on the pairing",
-)
+@unpaired_distance(bounds=(0, 2), invariant={"rotation", "scale"}, paper="wang2020, klabunde2025", cost="n (p + q)")
 def concentricity_difference(rows: PairedRows) -> Tensor:
     """Difference between the two sides' concentricity: the mean cosine of the rows with their mean row."""
     x, y = (side.memo("concentricity", _concentricity) for side in (rows.x, rows.y))
@@ -63,17 +47,8 @@ def _concentricity(rows: Tensor) -> Tensor:
     return (rows @ mean / lengths).mean() / length
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 8),
-    same=0,
-    closer="down",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    paired=False,
-    paper="wang_isola2020, klabunde2025",
-    cost="n² (p + q)",
-    chance="does not depend on the pairing",
+@unpaired_distance(
+    bounds=(0, 8), invariant={"rotation", "scale"}, paper="wang_isola2020, klabunde2025", cost="n² (p + q)"
 )
 def uniformity_difference(rows: PairedRows) -> Tensor:
     """Difference between the two sides' uniformity: log of the mean of exp(−2 ‖u − v‖²) over pairs of unit rows.
@@ -94,18 +69,12 @@ def _uniformity(rows: Tensor) -> Tensor:
     return torch.logsumexp(4 * cosines(rows)[upper[0], upper[1]] - 4, 0) - math.log(upper.shape[1])
 
 
-@define(
-    reads=PairedRows,
+@unpaired_distance(
     bounds=(0, math.exp(-4)),
-    same=0,
-    closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
-    paired=False,
     paper="tsitsulin2020",
     cost="n² (p + q) + n³",
-    chance="does not depend on the pairing",
 )
 def imd(rows: PairedRows, k: int = 5) -> Tensor:
     """Intrinsic multi-scale distance: largest weighted difference between the heat traces of the neighbour graphs.
@@ -139,18 +108,12 @@ def nearest_euclidean(rows: Tensor, k: int) -> Tensor:
     return nearest(self_product(x.T).mul_(2).sub_(row_squares(x)), k, x)
 
 
-@define(
-    reads=PairedRows,
+@unpaired_distance(
     bounds=(0, None),
-    same=0,
-    closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
-    paired=False,
     paper="facco2017",
     cost="n² (p + q)",
-    chance="does not depend on the pairing",
 )
 def intrinsic_dimension_difference(rows: PairedRows, discard: float = 0.1) -> Tensor:
     """Difference between the two sides' intrinsic dimension, estimated from each row's two nearest (TwoNN).
@@ -191,10 +154,8 @@ def _intrinsic_dimension(rows: Tensor, discard: float) -> Tensor:
 @define(
     reads=PairedRows,
     bounds=(0, None),
-    same=0,
     closer="down",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
     paper="barannikov2022",
     cost="r² (p + q) + two barcodes of 2r points, r = min(n, rows)",

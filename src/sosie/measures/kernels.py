@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import positive as positive_number
 from ..linalg import RANK_TOLERANCE, distances, double_centred, eigen, for_numpy, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
@@ -18,10 +19,8 @@ def _cosine(a: Alignment) -> Tensor:
 @define(
     reads=Alignment,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="kornblith2019",
     cost="n p q or n² (p + q)",
     few_rows="biased",
@@ -39,10 +38,8 @@ def linear_cka(a: Alignment) -> Tensor:
 @define(
     reads=DebiasedAlignment,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="song2012, szekely2014",
     cost="n p q or n b (p + q) for blocks of b rows",
     chance="0",
@@ -59,10 +56,8 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
 @define(
     reads=UncentredAlignment,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale"},
-    symmetric=True,
     paper="cristianini2001",
     cost="n p q or n² (p + q)",
     few_rows="biased",
@@ -76,10 +71,8 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
 @define(
     reads=PairedRows,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="kornblith2019",
     cost="n² (p + q)",
     few_rows="biased",
@@ -91,8 +84,7 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     exp(−d² / (2 bandwidth² m)), m the median of all n² squared distances (the zeros of the diagonal among
     them, as in the demo of Kornblith et al.). Biased upwards like linear CKA.
     """
-    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not bandwidth > 0:
-        raise ValueError(f"rbf_cka(bandwidth={bandwidth!r}): a number above 0")
+    bandwidth = positive_number(bandwidth, "bandwidth of rbf_cka")
     k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
     return (k * l).sum() / (k.norm() * l.norm())
 
@@ -100,10 +92,8 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
 @define(
     reads=PairedRows,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
     needs={"inputs"},
     paper="cui2022",
@@ -119,8 +109,6 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     centred first, as linear CKA does; uncentred kernels, which the formula also admits, would let the means decide.
     """
     assert rows.inputs is not None
-    if not isinstance(positive, bool):
-        raise ValueError(f"deconfounded_cka(positive={positive!r}): True or False")
     given = rows.inputs.memo("centred gram", _linear)
     if not positive:
         k, l = (side.memo("remainder", lambda x: _remainder(_linear(x), given), "square") for side in (rows.x, rows.y))
@@ -133,10 +121,8 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
 @define(
     reads=PairedRows,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     differentiable=False,
     paper="szekely2007, szekely2013",
     cost="n² (p + q)",
@@ -149,8 +135,6 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     and takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and
     sometimes negative. Packages differ in which of the two, and whether the square, they call by this name.
     """
-    if not isinstance(unbiased, bool):
-        raise ValueError(f"distance_correlation(unbiased={unbiased!r}): True or False")
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
         raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")

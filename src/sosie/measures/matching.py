@@ -19,10 +19,8 @@ STEPS = 10**8  # of the network simplex, far beyond what the largest allowed pro
 @define(
     reads=Neurons,
     bounds=(0, 2),
-    same=0,
     closer="down",
     invariant={"permutation", "scale", "shift"},
-    symmetric=True,
     precise=True,
     paper="williams2021",
     cost="n p q + p q min(p, q)",
@@ -41,10 +39,8 @@ def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
 @define(
     reads=Neurons,
     bounds=(0, 2),
-    same=0,
     closer="down",
     invariant={"permutation", "scale", "shift"},
-    symmetric=True,
     precise=True,
     paper="khosla2024",
     cost="n p q + p q (p + q)",
@@ -86,10 +82,8 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
 @define(
     reads=Neurons,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"permutation", "stretch", "shift"},
-    symmetric=True,
     paper="li2015",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
@@ -107,7 +101,6 @@ def hard_correlation_match(neurons: Neurons) -> Tensor:
 @define(
     reads=Neurons,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"permutation", "stretch", "shift"},
     symmetric=False,
@@ -128,10 +121,8 @@ def soft_correlation_match(neurons: Neurons) -> Tensor:
 @define(
     reads=PairedRows,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale"},
-    symmetric=True,
     differentiable=False,
     paper="hamilton2016, klabunde2025",
     cost="n p q + p q min(p, q)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import torch
@@ -14,19 +15,13 @@ from .define import define
 
 ROUNDING = 1e-12  # of the largest score: what is nearer than that is a tie
 
-
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q)",
-    chance="k / (n − 1)",
+# What these measures have in common; each says where it differs.
+by_neighbours = functools.partial(
+    define, reads=PairedRows, bounds=(0, 1), closer="up", invariant={"rotation", "scale"}, differentiable=False
 )
+
+
+@by_neighbours(paper="huh2024", cost="n² (p + q)", chance="k / (n − 1)")
 def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Share of each row's k nearest rows (by cosine) that both sides agree on, averaged over rows.
 
@@ -35,18 +30,7 @@ def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     return _matches(*_both_lists(rows, k, "mutual_knn")).sum((1, 2)).double().mean() / k
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="wang2020, klabunde2025",
-    cost="n² (p + q)",
-    chance="about k / (2 (n − 1) − k)",
-)
+@by_neighbours(paper="wang2020, klabunde2025", cost="n² (p + q)", chance="about k / (2 (n − 1) − k)")
 def jaccard(rows: PairedRows, k: int = 10) -> Tensor:
     """Common neighbours of each row over all its neighbours on either side (k nearest by cosine), averaged over rows.
 
@@ -56,14 +40,8 @@ def jaccard(rows: PairedRows, k: int = 10) -> Tensor:
     return (common / (2 * k - common)).mean()
 
 
-@define(
-    reads=PairedRows,
+@by_neighbours(
     bounds=(-1, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
     paper="hamilton2016",
     cost="n² (p + q)",
     chance="above 0 where rows share a direction, 0 where the cosines of each side have mean 0",
@@ -88,14 +66,7 @@ def second_order_cosine(rows: PairedRows, k: int = 10) -> Tensor:
     return ((x * y).sum(1) / lengths).mean()
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
+@by_neighbours(
     paper="wang2020, klabunde2025",
     cost="n² (p + q) + n k²",
     chance="about Σ 2 / ((1 + |r − s|) (r + s)) / (n − 1) over all ranks r, s ≤ k; less than that when k² > n",
@@ -114,17 +85,8 @@ def rank_similarity(rows: PairedRows, k: int = 10) -> Tensor:
     return ((matches * weight).sum((1, 2)) / most[matches.sum((1, 2))]).mean()
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    same=None,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=False,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q) + n k²",
-    chance="about 1 − (1 − k / (n − 1))ᵏ",
+@by_neighbours(
+    same=None, symmetric=False, paper="huh2024", cost="n² (p + q) + n k²", chance="about 1 − (1 − k / (n − 1))ᵏ"
 )
 def cycle_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Share of rows that can return: to one of their k nearest in y, and from there to one of its k nearest in x.
@@ -136,18 +98,7 @@ def cycle_knn(rows: PairedRows, k: int = 10) -> Tensor:
     return (near_x[near_y] == itself).any(2).any(1).double().mean()
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q) + n k²",
-    chance="k / (n − 1) or a little less",
-)
+@by_neighbours(paper="huh2024", cost="n² (p + q) + n k²", chance="k / (n − 1) or a little less")
 def lcs_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Longest common subsequence of the two ordered lists of k nearest rows (by cosine), over k, averaged over rows.
 
@@ -162,18 +113,7 @@ def lcs_knn(rows: PairedRows, k: int = 10) -> Tensor:
     return longest[:, -1].double().mean() / k
 
 
-@define(
-    reads=PairedRows,
-    bounds=(-1, 1),
-    same=1,
-    closer="up",
-    invariant={"rotation", "scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="huh2024",
-    cost="n² (p + q)",
-    chance="k / (n − 1), or less",
-)
+@by_neighbours(bounds=(-1, 1), paper="huh2024", cost="n² (p + q)", chance="k / (n − 1), or less")
 def cknna(rows: PairedRows, k: int = 10) -> Tensor:
     """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
 
@@ -192,7 +132,7 @@ def cknna(rows: PairedRows, k: int = 10) -> Tensor:
 
 
 def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
-    """(n, k) each: the nearest other rows by cosine, nearest first; made once a site for all measures."""
+    """(n, k) each: the nearest other rows by cosine, nearest first; made once per site for all measures."""
 
     def near(side: SiteRows) -> Tensor:
         return side.memo(("neighbours", k), lambda r: nearest(cosines(r), k, r), "neighbours")

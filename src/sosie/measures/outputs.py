@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,19 +12,14 @@ from torch import Tensor
 from ..stats import Continuous, Differences, Distributions, MarkedPredictions, OutputSums, Predictions
 from .define import define
 
-
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    same=1,
-    closer="up",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k",
+# What measures of classes have in common; each says where it differs.
+of_classes = functools.partial(
+    define, reads=Predictions, bounds=(0, 1), closer="down", invariant={"scale"}, differentiable=False, cost="n classes"
 )
+of_marked_classes = functools.partial(of_classes, reads=MarkedPredictions, needs={"labels"})
+
+
+@of_classes(closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k")
 def agreement(o: Predictions) -> Tensor:
     """Share of inputs for which both models name the same class.
 
@@ -33,53 +29,19 @@ def agreement(o: Predictions) -> Tensor:
     return o.equal / o.n
 
 
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    same=0,
-    closer="down",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="1 − Σ aₖ bₖ / n²",
-)
+@of_classes(paper="klabunde2025", chance="1 − Σ aₖ bₖ / n²")
 def disagreement(o: Predictions) -> Tensor:
     """Share of inputs for which the models name different classes: 1 − agreement."""
     return (o.n - o.equal) / o.n
 
 
-@define(
-    reads=Predictions,
-    bounds=(0, 1),
-    same=0,
-    closer="down",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="milanifard2016",
-    cost="n classes",
-    chance="1 − Σ aₖ bₖ / n²",
-)
+@of_classes(paper="milanifard2016", chance="1 − Σ aₖ bₖ / n²")
 def churn(o: Predictions) -> Tensor:
     """Share of predictions that change when model A is replaced by model B; the same number as disagreement."""
     return (o.n - o.equal) / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    same=0,
-    closer="down",
-    invariant={"scale"},
-    symmetric=False,
-    differentiable=False,
-    paper="milanifard2016",
-    cost="n classes",
-    chance="accuracy of A × error rate of B",
-    needs={"labels"},
-)
+@of_marked_classes(symmetric=False, paper="milanifard2016", chance="accuracy of A × error rate of B")
 def bad_churn(o: MarkedPredictions) -> Tensor:
     """Share of inputs that A gets right and B, in its place, gets wrong.
 
@@ -88,19 +50,7 @@ def bad_churn(o: MarkedPredictions) -> Tensor:
     return (o.right_a - o.both_right) / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    same=0,
-    closer="down",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="klabunde2023",
-    cost="n classes",
-    chance="depends on both error rates and on which wrong classes are named",
-    needs={"labels"},
-)
+@of_marked_classes(paper="klabunde2023", chance="depends on both error rates and on which wrong classes are named")
 def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
     """Disagreement rescaled from the least (0) to the most (1) that the two error rates allow.
 
@@ -115,37 +65,13 @@ def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
     return (o.n - o.equal - least) / (most - least)
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(0, 1),
-    same=0,
-    closer="down",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="klabunde2025",
-    cost="n classes",
-    chance="the same: pairing does not enter",
-    needs={"labels"},
-)
+@of_marked_classes(paper="klabunde2025", chance="the same: pairing does not enter")
 def accuracy_difference(o: MarkedPredictions) -> Tensor:
     """Absolute difference of the two accuracies: 0 does not say that the models err alike."""
     return (o.right_a - o.right_b).abs() / o.n
 
 
-@define(
-    reads=MarkedPredictions,
-    bounds=(-1, 1),
-    same=1,
-    closer="up",
-    invariant={"scale"},
-    symmetric=True,
-    differentiable=False,
-    paper="geirhos2020",
-    cost="n classes",
-    chance="0",
-    needs={"labels"},
-)
+@of_marked_classes(bounds=(-1, 1), closer="up", paper="geirhos2020", chance="0")
 def error_overlap(o: MarkedPredictions) -> Tensor:
     """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as chance has it.
 
@@ -162,10 +88,8 @@ def error_overlap(o: MarkedPredictions) -> Tensor:
 @define(
     reads=Distributions,
     bounds=(0, 1),
-    same=0,
     closer="down",
     invariant=set(),
-    symmetric=True,
     paper="lin1991",
     cost="n classes",
     chance="depends on how sure both models are",
@@ -182,10 +106,8 @@ def jensen_shannon(o: Distributions) -> Tensor:
 @define(
     reads=Differences,
     bounds=(0, None),
-    same=0,
     closer="down",
     invariant=set(),
-    symmetric=True,
     paper="klabunde2025",
     cost="n d",
     chance="the root of both variances and the squared difference of the means",
@@ -201,10 +123,8 @@ def output_rmse(o: Differences) -> Tensor:
 @define(
     reads=Continuous,
     bounds=(-1, 1),
-    same=1,
     closer="up",
     invariant={"stretch", "shift"},
-    symmetric=True,
     paper="pearson1895",
     cost="n d",
     chance="0",
@@ -255,43 +175,27 @@ def _disagreement(sums: OutputSums) -> OutputChance:
     return OutputChance(1 - found.mean, found.spread)
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """How many inputs both get right is hypergeometric once it is lost which inputs those are."""
+def _errors(sums: OutputSums) -> tuple[int, int, float, float]:
+    """How many inputs A and B get right, the spread of how many both do, and how often at least as many do as here.
 
-    n: int
-    right_a: int
-    right_b: int
-    both: int
+    That number is hypergeometric once it is lost which inputs those are; the last is Fisher's exact test.
+    """
+    from scipy.stats import hypergeom
 
-    @classmethod
-    def of(cls, sums: OutputSums) -> _Errors:
-        a, b, both = (int(sums.sums[name].sum()) for name in ("right_a", "right_b", "both_right"))
-        return cls(sums.n, a, b, both)
-
-    @property
-    def spread(self) -> float:
-        product = self.right_a * self.right_b * (self.n - self.right_a) * (self.n - self.right_b)
-        return (product / (self.n**2 * (self.n - 1))) ** 0.5
-
-    @property
-    def p(self) -> float:
-        """How often at least as many are right by both: Fisher's exact test."""
-        from scipy.stats import hypergeom
-
-        return float(hypergeom.sf(self.both - 1, self.n, self.right_a, self.right_b))
+    n, a, b, both = (int(sums.sums[name].sum()) for name in ("n", "right_a", "right_b", "both_right"))
+    spread = (a * b * (n - a) * (n - b) / (n**2 * (n - 1))) ** 0.5
+    return a, b, spread, float(hypergeom.sf(both - 1, n, a, b))
 
 
 def _error_overlap(sums: OutputSums) -> OutputChance | None:
-    errors = _Errors.of(sums)
-    n, wrong_a, wrong_b = errors.n, errors.n - errors.right_a, errors.n - errors.right_b
-    unexpected = n * n - errors.right_a * errors.right_b - wrong_a * wrong_b
-    return OutputChance(0.0, 2 * n * errors.spread / unexpected, errors.p) if unexpected else None
+    n, (a, b, spread, p) = sums.n, _errors(sums)
+    unexpected = n * n - a * b - (n - a) * (n - b)
+    return OutputChance(0.0, 2 * n * spread / unexpected, p) if unexpected else None
 
 
 def _bad_churn(sums: OutputSums) -> OutputChance:
-    errors = _Errors.of(sums)
-    return OutputChance(errors.right_a * (errors.n - errors.right_b) / errors.n**2, errors.spread / errors.n, errors.p)
+    n, (a, b, spread, p) = sums.n, _errors(sums)
+    return OutputChance(a * (n - b) / n**2, spread / n, p)
 
 
 def _output_correlation(sums: OutputSums) -> OutputChance:

@@ -1,13 +1,30 @@
-"""Measures from the best rotation of one set of rows onto the other, and from linear regression."""
+"""Measures from the best rotation of one set of rows onto the other, from regression, and from covariances."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
 
-from ..linalg import inverse_root, nuclear_norm, product
-from ..stats import Covariances, Scatter
+from ..linalg import (
+    centred,
+    cholesky,
+    inverse_root,
+    nuclear_norm,
+    product,
+    total_squares,
+    triangular_inverse,
+)
+from ..stats import Covariances, PairedRows, Scatter
 from .define import define
+
+SMALLEST_RIDGE = 1e-8  # share of the total variance below which rounding decides
+
+# What distances have in common; each says where it differs. A distance is the root of a small difference: `precise`.
+distance_of_covariances = functools.partial(
+    define, reads=Covariances, closer="down", invariant={"rotation", "scale", "shift"}, precise=True, few_rows="biased"
+)
 
 
 def _overlap(c: Covariances) -> Tensor:
@@ -17,10 +34,8 @@ def _overlap(c: Covariances) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="tang2020",
     cost="n p q + p q min(p, q)",
     few_rows="biased",
@@ -34,17 +49,10 @@ def normalized_bures(c: Covariances) -> Tensor:
     return _overlap(c)
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, 2**0.5),
-    same=0,
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="schonemann1966, williams2021",
     cost="n p q + p q min(p, q)",
-    precise=True,  # a distance is the root of a small difference
-    few_rows="biased",
     chance="below √2, towards 0 as p grows past n",
 )
 def procrustes_distance(c: Covariances) -> Tensor:
@@ -55,17 +63,10 @@ def procrustes_distance(c: Covariances) -> Tensor:
     return distance_from(_overlap(c))
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, torch.pi / 2),
-    same=0,
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="williams2021",
     cost="n p q + p q min(p, q)",
-    precise=True,
-    few_rows="biased",
     chance="below π/2, towards 0 as p grows past n",
 )
 def procrustes_angle(c: Covariances) -> Tensor:
@@ -73,17 +74,11 @@ def procrustes_angle(c: Covariances) -> Tensor:
     return _angle_from(_overlap(c))
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, None),
-    same=0,
-    closer="down",
     invariant={"rotation", "shift"},
-    symmetric=True,
     paper="schonemann1966",
     cost="n p q + p q min(p, q)",
-    precise=True,
-    few_rows="biased",
     chance="below √(‖X‖² + ‖Y‖²)",
 )
 def raw_procrustes_distance(c: Covariances) -> Tensor:
@@ -94,17 +89,10 @@ def raw_procrustes_distance(c: Covariances) -> Tensor:
     return distance_between(c.x.n * c.x.trace, c.y.n * c.y.trace, c.x.n * c.nuclear)
 
 
-@define(
-    reads=Covariances,
+@distance_of_covariances(
     bounds=(0, torch.pi / 2),
-    same=0,
-    closer="down",
-    invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="williams2021",
     cost="n p q + p³ + q³",
-    precise=True,
-    few_rows="biased",
     chance="below π/2, towards 0 as p grows past n",
 )
 def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
@@ -165,7 +153,6 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
 @define(
     reads=Covariances,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"scale", "shift", "rotation"},
     symmetric=False,
@@ -182,3 +169,114 @@ def regression_r2(c: Covariances) -> Tensor:
     neurons as there are rows.
     """
     return c.x_whitened.square().sum() / c.y.trace
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, 1),
+    closer="up",
+    invariant={"linear", "shift"},
+    precise=True,
+    paper="may2019",
+    cost="(n + p + q) p q",
+    few_rows="saturates",
+    chance="min(p, q) / (n − 1)",
+)
+def eigenspace_overlap(c: Covariances) -> Tensor:
+    """Overlap of the spaces that the neurons span: ‖UᵀV‖² over the larger rank, U and V their orthonormal bases.
+
+    Of centred rows (May et al. take them as they are). cca_r2 divides the same by the smaller rank.
+    """
+    return c.whitened.square().sum() / torch.maximum(c.x.rank, c.y.rank)
+
+
+@distance_of_covariances(
+    bounds=(0, None),
+    paper="boixadsera2022",
+    cost="n p q + p³ + q³",
+    chance="below √(‖Ax‖² + ‖Ay‖²) with A = (C + lam)⁻¹ C, towards 0 as p grows past n",
+)
+def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
+    """GULP distance: how much predictions of ridge regressions on x and on y differ, over all targets.
+
+    √(‖Ax‖² + ‖Ay‖² − 2 tr((Cx + λ)⁻¹ Cxy (Cy + λ)⁻¹ Cyx)) with A = (C + λ)⁻¹ C: the root of the mean squared
+    difference of predictions, summed over an orthonormal basis of targets. Rows are centred and each side scaled to a
+    total variance of 1, so that λ is a share of it. Small λ compares like cca_r2, large λ (times the value) like
+    the distance of Gram matrices whose cosine is linear_cka.
+    """
+    if not lam >= SMALLEST_RIDGE:
+        raise ValueError(f"gulp needs a penalty lam of at least {SMALLEST_RIDGE:g} (of a variance of 1), got {lam!r}")
+    (x, length_x), (y, length_y) = (side.memo(("ridge", lam), lambda s: _ridge(s, lam)) for side in (c.x, c.y))
+    between = total_squares(product(product(x, c.xy / (c.x.trace.sqrt() * c.y.trace.sqrt())), y.T))
+    # Inverting C + λ makes rounding larger by 1/λ.
+    return distance_between(length_x, length_y, between, rounding=10 * torch.finfo(between.dtype).eps / lam)
+
+
+def _ridge(scatter: Scatter, lam: float) -> tuple[Tensor, Tensor]:
+    """The inverse L⁻¹ of the Cholesky factor of C + λ for a total variance of 1, and ‖(C + λ)⁻¹ C‖²."""
+    matrix = scatter.matrix / scatter.trace
+    factor = cholesky(matrix + lam * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+    inverse = triangular_inverse(factor)
+    return inverse, total_squares(product(product(inverse, matrix), inverse.T))
+
+
+@define(
+    reads=PairedRows,
+    bounds=(0, None),
+    closer="down",
+    invariant={"shift"},
+    precise=True,
+    paper="bures1969, bhatia2019",
+    cost="(n + p) p² or n² p",
+    few_rows="biased",
+    chance="0 for equal covariances: the rows need not be paired",
+    paired=False,
+    same_width=True,
+)
+def bures_distance(rows: PairedRows) -> Tensor:
+    """Bures (Wasserstein) distance of the two covariances, neuron by neuron: needs equal widths, but no pairing.
+
+    √(tr Cx + tr Cy − 2 tr (Cx^½ Cy Cx^½)^½), where the last trace is ‖X Yᵀ‖₊ / n for centred rows. Depends on the
+    scale and on the order of the neurons: for one network at two times, or on two sets of inputs.
+    """
+    x, y = (side.memo("covariance factor", _factor) for side in (rows.x, rows.y))
+    length_x, length_y = x.square().sum(), y.square().sum()
+    return distance_between(length_x, length_y, nuclear_norm(x @ y.T, most=(length_x + length_y) / 2))
+
+
+def _factor(rows: Tensor) -> Tensor:
+    """F with Fᵀ F the covariance: the centred rows over √n, or fewer rows that give the same."""
+    n, width = rows.shape
+    rows = centred(rows.double()) / n**0.5
+    # A gradient through the shorter factor breaks down where a neuron is dead.
+    return rows if rows.requires_grad or width >= n else torch.linalg.qr(rows, mode="r").R
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, 2**0.5),
+    closer="down",
+    invariant={"rotation", "scale", "shift"},
+    differentiable=False,
+    paper="bures1969, bhatia2019",
+    cost="n p q + p³ + q³ or n² (p + q)",
+    few_rows="biased",
+    chance="0 for equal spectra: the rows need not be paired",
+    paired=False,
+)
+def spectral_bures_distance(c: Covariances) -> Tensor:
+    """Bures distance of the two covariances, of total variance 1 each, once one is rotated as near as it gets.
+
+    √(2 − 2 Σ √(λᵢ μᵢ)) over the sorted eigenvalues, as shares of their sum. Compares how many directions share the
+    variance and nothing else: neither rows nor neurons need to correspond, and the widths may differ.
+    """
+    x, y = (side.memo("root spectrum", _root_spectrum) for side in (c.x, c.y))
+    short = min(len(x), len(y))
+    one = x.new_ones(())
+    return distance_between(one, one, (x[:short] * y[:short]).sum())
+
+
+def _root_spectrum(scatter: Scatter) -> Tensor:
+    """√(λ / Σλ), the largest first."""
+    values = scatter.spectrum.values
+    return (values / values.sum()).sqrt()

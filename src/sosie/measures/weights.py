@@ -1,11 +1,14 @@
-"""Measures of what networks are made of: linear CKA of their weights, without data."""
+"""Measures of what networks are made of, without data: linear maps, tensors of weights, filter atoms."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ..stats import LinearMaps, UncentredLinearMaps
+from ..stats import Atoms, LinearMaps, TensorPair, UncentredLinearMaps
 from .define import define
+
+# Linear CKA of the network without its activations
 
 CHANCE = "√(r s)/d for d inputs; 1/r = 1/d + Σ 1/width"
 
@@ -17,10 +20,8 @@ def _cosine(maps: LinearMaps) -> Tensor:
 @define(
     reads=LinearMaps,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale", "shift"},
-    symmetric=True,
     paper="wcka2025, wang2022",
     cost="d p q",
     chance=CHANCE,
@@ -40,10 +41,8 @@ def wcka(maps: LinearMaps) -> Tensor:
 @define(
     reads=UncentredLinearMaps,
     bounds=(0, 1),
-    same=1,
     closer="up",
     invariant={"rotation", "scale"},
-    symmetric=True,
     paper="wcka2025, wang2022",
     cost="d p q",
     chance=CHANCE,
@@ -54,3 +53,194 @@ def wcka_uncentred(maps: UncentredLinearMaps) -> Tensor:
     Equation 5 of the paper, ‖W₁ᵀW₂‖² / (‖W₁ᵀW₁‖ ‖W₂ᵀW₂‖): what both make of a constant input counts as likeness.
     """
     return _cosine(maps)
+
+
+# Two tensors of weights of one shape, entry by entry or by their spectra
+
+
+def _norms(pair: TensorPair) -> tuple[Tensor, Tensor]:
+    norms = pair.x.norm(), pair.y.norm()
+    if empty := [side for side, norm in zip("xy", norms, strict=True) if float(norm.detach()) == 0]:
+        raise ValueError(f"all weights of {' and '.join(empty)} are 0: they have no direction and no spectrum")
+    return norms
+
+
+def _spectra(pair: TensorPair) -> tuple[Tensor, Tensor]:
+    """Singular values of both sides, each scaled to unit norm."""
+    if pair.x.ndim < 2 or min(pair.x.flatten(1).shape) < 2:
+        raise ValueError(f"weights of shape {tuple(pair.x.shape)} are one vector: its spectrum is a single number")
+    norm_x, norm_y = _norms(pair)
+    return _singular_values(pair.x, pair.kept) / norm_x, _singular_values(pair.y, pair.kept) / norm_y
+
+
+def _singular_values(side: Tensor, kept: dict[int, Tensor]) -> Tensor:
+    """Of one side as a matrix (neurons, all else), the largest first.
+
+    They are made once: whoever shares `kept` between pairs holds the tensors meanwhile, so that their ids last.
+    """
+    if side.requires_grad:
+        return torch.linalg.svdvals(side.flatten(1))
+    if id(side) not in kept:
+        kept[id(side)] = torch.linalg.svdvals(side.flatten(1))
+    return kept[id(side)]
+
+
+@define(
+    reads=TensorPair,
+    bounds=(-1, 1),
+    closer="up",
+    invariant={"scale"},
+    paper="ilharco2023",
+    cost="d weights",
+    chance="0, ±1/√d for d weights of mean 0; towards 1 where all weights have one sign, as scales of a norm do",
+    same_width=True,
+)
+def weight_cosine(pair: TensorPair) -> Tensor:
+    """Cosine of the two tensors of weights, entry by entry.
+
+    About 0 for networks trained from different seeds, whose neurons are in another order: match them first. Of
+    differences to a common base model it is the cosine of task vectors.
+    """
+    norm_x, norm_y = _norms(pair)
+    return ((pair.x / norm_x) * (pair.y / norm_y)).sum()
+
+
+@define(
+    reads=TensorPair,
+    bounds=(0, 2),
+    closer="down",
+    invariant=set(),
+    paper="neyshabur2020",
+    cost="d weights",
+    chance="√2 for weights of mean 0",
+    same_width=True,
+)
+def weight_distance(pair: TensorPair) -> Tensor:
+    """Distance of the two tensors over their mean size: ‖X − Y‖ / √((‖X‖² + ‖Y‖²) / 2).
+
+    Relative and symmetric, so that layers compare with each other: √2 for orthogonal weights whatever their sizes, 2
+    for X and −X. Unlike the cosine it sees that one side is larger.
+    """
+    size = ((pair.x.square().sum() + pair.y.square().sum()) / 2).sqrt()
+    if float(size.detach()) == 0:
+        raise ValueError("all weights of x and y are 0: there is no size that a distance could be relative to")
+    return ((pair.x - pair.y) / size).norm()
+
+
+@define(
+    reads=TensorPair,
+    bounds=(0, None),
+    closer="down",
+    invariant={"rotation", "scale"},
+    paper="rudelson2007",
+    cost="d min(p, d/p) for d weights of p neurons",
+    chance="near 0 for two random tensors: a spectrum does not say which neuron is which",
+    paired=False,
+    same_width=True,
+)
+def stable_rank_difference(pair: TensorPair) -> Tensor:
+    """Difference of the stable ranks ‖W‖² / σ₁² of the two matrices (neurons, all else).
+
+    A stable rank is between 1 (one direction holds all) and the number of rows or columns, whichever is smaller.
+    """
+    x, y = _spectra(pair)
+    return (x[0] ** -2 - y[0] ** -2).abs()
+
+
+@define(
+    reads=TensorPair,
+    bounds=(0, 2**0.5),
+    closer="down",
+    invariant={"rotation", "scale"},
+    paper="mirsky1960",
+    cost="d min(p, d/p) for d weights of p neurons",
+    chance="near 0 for two random tensors: a spectrum does not say which neuron is which",
+    paired=False,
+    same_width=True,
+)
+def spectrum_distance(pair: TensorPair) -> Tensor:
+    """Distance of the sorted singular values of the two matrices (neurons, all else), each side of unit norm.
+
+    √Σ(σᵢ − τᵢ)²: the least ‖UXV − Y‖ over all rotations U, V (Mirsky), so no order or mixing of neurons, here or in
+    the layer below, brings the weights nearer than this.
+    """
+    x, y = _spectra(pair)
+    return (x - y).norm()
+
+
+# Filter atoms, for models that share their coefficients
+
+BLOCK = 2**22  # numbers that a block of pairs may take
+
+
+@define(
+    reads=Atoms,
+    bounds=(-1, 1),
+    closer="up",
+    invariant={"scale"},
+    paper="atoms2023",
+    cost="m d for m atoms of d entries",
+    chance="0, ±1/√(m d), for independent atoms; near 1 for models that started from the same",
+    same_width=True,
+)
+def atom_cosine(atoms: Atoms) -> Tensor:
+    """Cosine of the two sets of atoms, entry by entry: equation 3 of the paper.
+
+    Says something only of models with the same coefficients. Where these have orthonormal columns it is the cosine of
+    the whole weights; other coefficients (αR⁻¹ with atoms RD, the same network) give another value.
+    """
+    x, y = _flat(atoms.x, "x"), _flat(atoms.y, "y")
+    return x @ y.mT
+
+
+@define(
+    reads=Atoms,
+    bounds=(0, 1),
+    closer="up",
+    invariant={"linear"},
+    paper="atoms2023, miao2021",
+    cost="m² d for m atoms of d entries",
+    chance="√(m/d) or up to a fifth less for independent atoms, 1 from m = d on",
+    paired=False,
+    same_width=True,
+)
+def atom_grassmann(atoms: Atoms) -> Tensor:
+    """Mean cosine of the principal angles between the spans of two sets of atoms: equation 2 of the paper.
+
+    Atoms that are as many as they have entries span everything, and any two models would give 1: that is an error.
+    """
+    _, m, d = atoms.x.shape
+    if m >= d:
+        raise ValueError(
+            f"{m} atoms of {d} entries span all kernels there are: the value would be 1 whatever the models; "
+            f"take fewer than {d} atoms"
+        )
+    x, y = _basis(atoms.x, "x"), _basis(atoms.y, "y")
+    rows = max(1, BLOCK // (len(y) * m * m))
+    found = [torch.linalg.svdvals(part[:, None] @ y.mT).mean(-1) for part in x.split(rows)]
+    return torch.cat(found)
+
+
+def _flat(atoms: Tensor, side: str) -> Tensor:
+    flat = atoms.flatten(1)
+    # By the largest first: the squares of very small or large numbers are 0 or infinite.
+    largest = flat.detach().abs().amax(1, keepdim=True)
+    _refuse((largest == 0).flatten(), side, "all atoms are 0: they have no direction")
+    flat = flat / largest
+    return flat / flat.norm(dim=1, keepdim=True)
+
+
+def _basis(atoms: Tensor, side: str) -> Tensor:
+    """Orthonormal rows (N, m, d) with the span of the atoms."""
+    q, r = torch.linalg.qr(atoms.mT)
+    diagonal = r.detach().diagonal(dim1=-2, dim2=-1).abs()
+    digits = torch.finfo(atoms.dtype).eps * atoms.shape[-1]
+    lost = ~(diagonal.amin(-1) > digits * diagonal.amax(-1))
+    _refuse(lost, side, f"the {atoms.shape[1]} atoms are linearly dependent: they span fewer directions")
+    return q.mT
+
+
+def _refuse(bad: Tensor, side: str, why: str) -> None:
+    if bool(bad.any()):
+        which = f"model {int(bad.nonzero()[0])} of {side}" if len(bad) > 1 else side
+        raise ValueError(f"{which}: {why}")

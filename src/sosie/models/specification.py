@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..checks import nearest
-from ..factory import find_file, load_factory, parse_call
+from ..checks import nearest, parse_call
+from ..factory import find_file, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
 # Architectures by name: one dict, filled by a decorator

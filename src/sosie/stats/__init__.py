@@ -1,38 +1,36 @@
 """Mergeable statistics of paired rows, and the views that measures read from them."""
 
-from .atoms import AtomTable
-from .from_rows import RowScatter
-from .grams import BLOCK, GramMaker, Grams, GramSide
-from .hashes import Buckets, Drawn, Resketch, check_seed
-from .moments import MomentMaker, Moments, MomentSide
-from .outputs import KINDS, Answers, Kind, OutputSums, Reader, check_labels
-from .row_grams import GROUPS, SMALLEST_GROUP
-from .sample import NO_NEURONS, ROWS, RowSampler, Sample, SampleMaker, SampleSide, row_hash
-from .shuffle import Shuffle
+from .grams import BLOCK, GramMaker, Grams
+from .moments import MomentMaker, Moments
+from .outputs import (
+    Answers,
+    Continuous,
+    Differences,
+    Distributions,
+    MarkedPredictions,
+    Outputs,
+    OutputSums,
+    Predictions,
+    Reader,
+    check_labels,
+)
+from .row_grams import SMALLEST_GROUP
+from .sample import NO_NEURONS, Sample, SampleMaker
+from .sampling import ROWS, Buckets, Drawn, Fold, Resketch, RowSampler, Shuffle, check_seed, row_hash
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
 from .views import (
     Alignment,
-    Atoms,
-    Continuous,
     Covariances,
     DebiasedAlignment,
-    Differences,
-    Distributions,
-    LinearMaps,
-    MarkedPredictions,
     Neurons,
-    Outputs,
     PairedRows,
     PairViews,
-    Predictions,
+    RowScatter,
     Scatter,
     SiteRows,
-    TensorPair,
     UncentredAlignment,
-    UncentredLinearMaps,
-    View,
-    Weights,
-    linear_maps,
 )
+from .weights import Atoms, AtomTable, LinearMaps, TensorPair, UncentredLinearMaps, Weights, linear_maps
 
 Statistic = Moments | Grams | Sample
+View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights

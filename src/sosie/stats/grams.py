@@ -6,14 +6,15 @@ sites come out of one matrix product. Sums are kept for a few groups of blocks: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..checks import paired_rows
 from ..linalg import (
     block_stacks,
     centred_diagonal,
@@ -24,49 +25,10 @@ from ..linalg import (
     with_room,
     without_diagonal,
 )
-from .shuffle import orders_within_blocks
+from .sampling import orders_within_blocks
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
-# Whether rows come in an order: blocks of consecutive rows cannot stand data that are sorted by class
-
-COLUMNS = 32  # of each site that are looked at
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Sums over a few columns of every site: S sites, C columns. They tell spread within blocks from spread between."""
-
-    total: Tensor  # (S, C) Σ x
-    squares: Tensor  # (S, C) Σ x²
-    by_block: Tensor  # (S, C) Σ over blocks of (Σ x)² / rows
-
-    @classmethod
-    def of(cls, rows: Tensor, sizes: tuple[tuple[int, int], ...]) -> Drift:
-        """From rows (n, S, C) that were cut into so many blocks of so many rows: ((blocks, b), …)."""
-        rows = rows.double()
-        by_block = torch.zeros_like(rows[0])
-        for stack, (count, b) in zip(rows.split([count * b for count, b in sizes]), sizes, strict=True):
-            by_block += stack.reshape(count, b, *rows.shape[1:]).sum(1).square().sum(0) / b
-        return cls(rows.sum(0), rows.square().sum(0), by_block)
-
-    def __add__(self, other: Drift) -> Drift:
-        return Drift(*(x + y for x, y in _pairs_of_fields(self, other)))
-
-    def ratios(self, n: int, blocks: int) -> Tensor:
-        """(S,): the variance between blocks over that within, each by its degrees of freedom; about 1 in no order."""
-        between = (self.by_block - self.total.square() / n).sum(1) / (blocks - 1)
-        within = (self.squares - self.by_block).sum(1) / (n - blocks)
-        return torch.where(within > 0, between / within, torch.where(between > 0, torch.inf, 1.0).to(between))
-
-
-@cache
-def columns(width: int, device: torch.device) -> Tensor:
-    """Which columns of a site are looked at: the same for all parts of the data."""
-    if width <= COLUMNS:
-        return torch.arange(COLUMNS, device=device) % width
-    generator = torch.Generator().manual_seed(width)
-    return torch.randperm(width, generator=generator)[:COLUMNS].sort().values.to(device)
-
+T = TypeVar("T")
 
 # What one side makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it
 
@@ -110,7 +72,7 @@ class GramMaker:
             raise ValueError(f"{site}: {len(rows)} rows, but Gram matrices need at least 4")
         stacks = block_stacks(rows, self.block)
         few = rows[:, columns(rows.shape[1], rows.device)]
-        if gram_cuda.suits(stacks[-1]):  # on a GPU, where centring is free
+        if rows.is_cuda and gram_cuda.suits(stacks[-1]):  # where centring is free
             read = [gram_cuda.gram_blocks(stack, about="mean", tf32=self.tf32) for stack in stacks]
             also = stacks if self.uncentred else []
             raw = [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in also]
@@ -131,9 +93,7 @@ class GramMaker:
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
         """What the sums of all sites of one side are made from: operations that all sites share."""
         sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
-        for size in sizes:
-            if size != sizes[0]:
-                raise ValueError(f"need paired rows, got {_rows(sizes[0])} and {_rows(size)}")
+        paired_rows(*map(_rows, sizes))
         grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
         raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
         length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
@@ -228,129 +188,9 @@ def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:
     return sum(count * b for count, b in sizes)
 
 
-# Inner products of the Gram matrices of blocks whose rows were shuffled on one side: what chance gives
-
-AT_ONCE = 2**24  # numbers of shuffled Gram matrices made at a time
-
-
-@dataclass(frozen=True)
-class ShuffledSums:
-    """Sums over blocks for D draws; one draw is one new order of the rows for all pairs of A and B sites."""
-
-    debiased: Tensor  # (D, A, B)
-    diagonal: Tensor  # (D, A, B)
-    raw: Tensor | None = None
-    raw_diagonal: Tensor | None = None
-
-    @classmethod
-    def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
-        orders, block = [], first_block  # (blocks, draws, b) for each stack: new orders of the rows
-        for count, size in a.sizes:
-            each = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
-            orders.append(torch.stack(each).to(a.length.device))
-            block += count
-        return cls(
-            debiased=_squares(a.debiased, b.debiased, orders),
-            diagonal=_vectors(a.diagonal, b.diagonal, orders),
-            raw=_squares(a.raw, b.raw, orders) if a.raw else None,
-            raw_diagonal=_vectors(a.raw_diagonal, b.raw_diagonal, orders) if a.raw else None,
-        )
-
-    def __add__(self, other: ShuffledSums) -> ShuffledSums:
-        if self.debiased.shape != other.debiased.shape:
-            raise ValueError(f"{len(self.debiased)} and {len(other.debiased)} draws of shuffled rows do not add up")
-        sums: list[Any] = [None if x is None or y is None else x + y for x, y in _pairs_of_fields(self, other)]
-        return ShuffledSums(*sums)
-
-
-def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
-    """Σ K ∘ L over blocks and draws, from stacks (blocks, sites, b·b) of matrices with nothing on the diagonal.
-
-    The side with fewer sites is shuffled; half of each matrix says all of it.
-    """
-    if xs[0].shape[1] > ys[0].shape[1]:
-        return _squares(ys, xs, orders).transpose(1, 2)
-    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
-    size_x, size_y = _sizes(xs), _sizes(ys)
-    for x, y, order in zip(xs, ys, orders, strict=True):
-        blocks, _, b = order.shape
-        i, j = torch.triu_indices(b, b, 1, device=order.device)
-        upper = (y[:, :, i * b + j] / size_y).float()  # (blocks, B, pairs): draws need no more digits
-        few = max(1, AT_ONCE // (x.shape[1] * len(i)))
-        for block in range(blocks):
-            source = (x[block] / size_x).float()
-            parts = []
-            for some in order[block].split(few):
-                moved = source[:, some[:, i] * b + some[:, j]]  # (A, draws, pairs)
-                parts.append(2 * (moved @ upper[block].T).transpose(0, 1))
-            total += torch.cat(parts)
-    return total * (size_x * size_y.T)
-
-
-def _sizes(stacks: list[Tensor]) -> Tensor:
-    """(sites, 1): the power of 2 near the largest entry of each site, which brings all into the range of float32."""
-    largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
-    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
-
-
-def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
-    """The same for what is on the diagonals, stacks (blocks, sites, b)."""
-    if xs[0].shape[1] > ys[0].shape[1]:  # so that both are shuffled alike
-        return _vectors(ys, xs, orders).transpose(1, 2)
-    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
-    for x, y, order in zip(xs, ys, orders, strict=True):
-        for block in range(len(order)):
-            total += (x[block][:, order[block]] @ y[block].T).transpose(0, 1)
-    return total
-
+# Sums over the blocks of all chunks
 
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
-
-
-@dataclass(frozen=True)
-class PairSums:
-    """Sums of products of per-site vectors of two sides, by group of blocks: G groups, A and B sites."""
-
-    xx: Tensor  # (G, A)
-    yy: Tensor  # (G, B)
-    xy: Tensor  # (G, A, B)
-
-    @classmethod
-    def of(
-        cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor, norms: tuple[list[Tensor], list[Tensor]] | None = None
-    ) -> PairSums:
-        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
-
-        `norms` are the sums of squares (blocks, sites), where they are known.
-        """
-        if norms is None:
-            norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
-        return cls(
-            by_group(torch.cat(norms[0]), groups),
-            by_group(torch.cat(norms[1]), groups),
-            by_group(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
-        )
-
-    def __add__(self, other: PairSums) -> PairSums:
-        return PairSums(*(x + y for x, y in _pairs_of_fields(self, other)))
-
-    def total(self, jackknife: bool, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each.
-
-        `drawn`: xy (D, A, B) of shuffled rows, in place of its own.
-        """
-        xx, yy = over_groups(self.xx, jackknife), over_groups(self.yy, jackknife)
-        return xx[..., :, None], yy[..., None, :], over_groups(self.xy, jackknife) if drawn is None else drawn
-
-
-def by_group(blocks: Tensor, groups: Tensor) -> Tensor:
-    """(G, …): sums over the entries of each group."""
-    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
-
-
-def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
-    """The sum over all groups, or (G, …) over all but each."""
-    return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
 @dataclass(frozen=True)
@@ -367,9 +207,7 @@ class Grams:
     length_a: Tensor  # (A,) Σ ‖x‖²
     length_b: Tensor  # (B,)
     pairs: Tensor  # (G,) Σ b (b − 3): what the debiased sums are to be divided by
-    variance: (
-        Tensor  # (A, B) of the debiased sum when rows are shuffled within blocks: Σ 2 ‖K‖² ‖L‖² / (b (b − 3)), exact
-    )
+    variance: Tensor  # (A, B) of the debiased sum when rows are shuffled within blocks: Σ 2 ‖K‖² ‖L‖² / (b (b − 3))
     heaviest_a: Tensor  # (A,) the largest Σⱼ Kᵢⱼ² of one row
     heaviest_b: Tensor
     drift_a: Drift
@@ -409,8 +247,7 @@ class Grams:
         cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0, draws: int = 0, seed: int = 0
     ) -> Grams:
         """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
-        if a.sizes != b.sizes:
-            raise ValueError(f"need paired rows, got {a.rows} and {b.rows}")
+        paired_rows(a.rows, b.rows)
         # Filled on the device: sending numbers there would make the host wait for it.
         each = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
         groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
@@ -523,9 +360,7 @@ class Grams:
         def drawn(name: str) -> Tensor | None:
             return getattr(self.shuffled, name) if shuffled else None
 
-        share = _aside(
-            over_groups(self.pairs, jackknife) / self.pairs.sum()
-        )  # of the rows, by their pairs, that is left
+        share = _aside(over_groups(self.pairs, jackknife) / self.pairs.sum())  # of the pairs of rows that is left
         if kind is UncentredAlignment:
             if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
                 raise ValueError("these Grams were made without uncentred sums")
@@ -559,5 +394,169 @@ def _aside(number: Tensor) -> Tensor:
     return number[..., None, None]
 
 
-def _pairs_of_fields(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    return ((getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
+@dataclass(frozen=True)
+class PairSums:
+    """Sums of products of per-site vectors of two sides, by group of blocks: G groups, A and B sites."""
+
+    xx: Tensor  # (G, A)
+    yy: Tensor  # (G, B)
+    xy: Tensor  # (G, A, B)
+
+    @classmethod
+    def of(
+        cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor, norms: tuple[list[Tensor], list[Tensor]] | None = None
+    ) -> PairSums:
+        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
+
+        `norms` are the sums of squares (blocks, sites), where they are known.
+        """
+        if norms is None:
+            norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
+        return cls(
+            by_group(torch.cat(norms[0]), groups),
+            by_group(torch.cat(norms[1]), groups),
+            by_group(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
+        )
+
+    def __add__(self, other: PairSums) -> PairSums:
+        return _added(self, other)
+
+    def total(self, jackknife: bool, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each.
+
+        `drawn`: xy (D, A, B) of shuffled rows, in place of its own.
+        """
+        xx, yy = over_groups(self.xx, jackknife), over_groups(self.yy, jackknife)
+        return xx[..., :, None], yy[..., None, :], over_groups(self.xy, jackknife) if drawn is None else drawn
+
+
+def by_group(blocks: Tensor, groups: Tensor) -> Tensor:
+    """(G, …): sums over the entries of each group."""
+    return torch.zeros(GROUPS, *blocks.shape[1:], dtype=blocks.dtype, device=blocks.device).index_add(0, groups, blocks)
+
+
+def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
+    """The sum over all groups, or (G, …) over all but each."""
+    return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
+
+
+def _added(one: T, other: T) -> T:
+    """Two sums, field by field; what is not kept stays so."""
+    both = [(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)]  # type: ignore[arg-type]
+    return type(one)(*(None if x is None else x + y for x, y in both))
+
+
+# Whether rows come in an order: blocks of consecutive rows cannot stand data that are sorted by class
+
+COLUMNS = 32  # of each site that are looked at
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Sums over a few columns of every site: S sites, C columns. They tell spread within blocks from spread between."""
+
+    total: Tensor  # (S, C) Σ x
+    squares: Tensor  # (S, C) Σ x²
+    by_block: Tensor  # (S, C) Σ over blocks of (Σ x)² / rows
+
+    @classmethod
+    def of(cls, rows: Tensor, sizes: tuple[tuple[int, int], ...]) -> Drift:
+        """From rows (n, S, C) that were cut into so many blocks of so many rows: ((blocks, b), …)."""
+        rows = rows.double()
+        by_block = torch.zeros_like(rows[0])
+        for stack, (count, b) in zip(rows.split([count * b for count, b in sizes]), sizes, strict=True):
+            by_block += stack.reshape(count, b, *rows.shape[1:]).sum(1).square().sum(0) / b
+        return cls(rows.sum(0), rows.square().sum(0), by_block)
+
+    def __add__(self, other: Drift) -> Drift:
+        return _added(self, other)
+
+    def ratios(self, n: int, blocks: int) -> Tensor:
+        """(S,): the variance between blocks over that within, each by its degrees of freedom; about 1 in no order."""
+        between = (self.by_block - self.total.square() / n).sum(1) / (blocks - 1)
+        within = (self.squares - self.by_block).sum(1) / (n - blocks)
+        return torch.where(within > 0, between / within, torch.where(between > 0, torch.inf, 1.0).to(between))
+
+
+@cache
+def columns(width: int, device: torch.device) -> Tensor:
+    """Which columns of a site are looked at: the same for all parts of the data."""
+    if width <= COLUMNS:
+        return torch.arange(COLUMNS, device=device) % width
+    generator = torch.Generator().manual_seed(width)
+    return torch.randperm(width, generator=generator)[:COLUMNS].sort().values.to(device)
+
+
+# Inner products of the Gram matrices of blocks whose rows were shuffled on one side: what chance gives
+
+AT_ONCE = 2**24  # numbers of shuffled Gram matrices made at a time
+
+
+@dataclass(frozen=True)
+class ShuffledSums:
+    """Sums over blocks for D draws; one draw is one new order of the rows for all pairs of A and B sites."""
+
+    debiased: Tensor  # (D, A, B)
+    diagonal: Tensor  # (D, A, B)
+    raw: Tensor | None = None
+    raw_diagonal: Tensor | None = None
+
+    @classmethod
+    def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
+        orders, block = [], first_block  # (blocks, draws, b) for each stack: new orders of the rows
+        for count, size in a.sizes:
+            each = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
+            orders.append(torch.stack(each).to(a.length.device))
+            block += count
+        return cls(
+            debiased=_squares(a.debiased, b.debiased, orders),
+            diagonal=_vectors(a.diagonal, b.diagonal, orders),
+            raw=_squares(a.raw, b.raw, orders) if a.raw else None,
+            raw_diagonal=_vectors(a.raw_diagonal, b.raw_diagonal, orders) if a.raw else None,
+        )
+
+    def __add__(self, other: ShuffledSums) -> ShuffledSums:
+        if self.debiased.shape != other.debiased.shape:
+            raise ValueError(f"{len(self.debiased)} and {len(other.debiased)} draws of shuffled rows do not add up")
+        return _added(self, other)
+
+
+def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
+    """Σ K ∘ L over blocks and draws, from stacks (blocks, sites, b·b) of matrices with nothing on the diagonal.
+
+    The side with fewer sites is shuffled; half of each matrix says all of it.
+    """
+    if xs[0].shape[1] > ys[0].shape[1]:
+        return _squares(ys, xs, orders).transpose(1, 2)
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
+    size_x, size_y = _sizes(xs), _sizes(ys)
+    for x, y, order in zip(xs, ys, orders, strict=True):
+        blocks, _, b = order.shape
+        i, j = torch.triu_indices(b, b, 1, device=order.device)
+        upper = (y[:, :, i * b + j] / size_y).float()  # (blocks, B, pairs): draws need no more digits
+        few = max(1, AT_ONCE // (x.shape[1] * len(i)))
+        for block in range(blocks):
+            source = (x[block] / size_x).float()
+            parts = []
+            for some in order[block].split(few):
+                moved = source[:, some[:, i] * b + some[:, j]]  # (A, draws, pairs)
+                parts.append(2 * (moved @ upper[block].T).transpose(0, 1))
+            total += torch.cat(parts)
+    return total * (size_x * size_y.T)
+
+
+def _sizes(stacks: list[Tensor]) -> Tensor:
+    """(sites, 1): the power of 2 near the largest entry of each site, which brings all into the range of float32."""
+    largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+
+
+def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
+    """The same for what is on the diagonals, stacks (blocks, sites, b)."""
+    if xs[0].shape[1] > ys[0].shape[1]:  # so that both are shuffled alike
+        return _vectors(ys, xs, orders).transpose(1, 2)
+    total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
+    for x, y, order in zip(xs, ys, orders, strict=True):
+        for block in range(len(order)):
+            total += (x[block][:, order[block]] @ y[block].T).transpose(0, 1)
+    return total

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..checks import paired_rows
 from ..linalg import JointMoments, cross_product, diagonal_part, once, self_product, with_room
-from . import from_rows
-from .views import Alignment, Covariances, DebiasedAlignment, Neurons, Scatter, UncentredAlignment, check_pairs
+from .views import (
+    Alignment,
+    Covariances,
+    DebiasedAlignment,
+    Neurons,
+    Scatter,
+    UncentredAlignment,
+    check_pairs,
+    with_rows,
+)
 
 if TYPE_CHECKING:
     from .sample import Sample
@@ -48,9 +57,7 @@ class MomentMaker:
         return MomentPart(centre, rows, rows.double().square().sum(1), self_product(rows).double())
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
-        counts = {len(part.rows) for part in parts}
-        if len(counts) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
+        paired_rows(*(len(part.rows) for part in parts))
         sums = SideSums(
             widths=tuple(part.rows.shape[1] for part in parts),
             centre=torch.cat([part.centre for part in parts]),
@@ -86,7 +93,7 @@ class SideSums:
     length: Tensor  # (S,)  Σ ‖x‖²
     cube: Tensor  # (P,)    Σ ‖x‖² x
     fourth: Tensor  # (S,)  Σ ‖x‖⁴
-    squares: tuple[Tensor, ...]  # (p, p) a site: Σ x xᵀ
+    squares: tuple[Tensor, ...]  # (p, p) for each site: Σ x xᵀ
 
     @property
     def membership(self) -> Tensor:
@@ -186,7 +193,7 @@ class Moments:
     weighted_x: Tensor  # (P, B) Σ ‖y‖² x
     weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
     lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
-    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not tell all directions.
+    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not show all directions.
     rows: Sample | None = field(default=None, repr=False, compare=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})
@@ -204,10 +211,8 @@ class Moments:
     @classmethod
     def join(cls, a: MomentSide, b: MomentSide) -> Moments:
         """The moments of one chunk, from what each side made of it."""
-        if len(a.rows) != len(b.rows):
-            raise ValueError(f"need paired rows, got {len(a.rows)} and {len(b.rows)}")
         return cls(
-            n=len(a.rows),
+            n=paired_rows(len(a.rows), len(b.rows)),
             a=a.sums,
             b=b.sums,
             cross=cross_product(a.rows, b.rows).double(),
@@ -284,7 +289,7 @@ class Moments:
         if self.rows is None:
             return a, b
         with_rows_a, with_rows_b = (
-            [from_rows.with_rows(scatter, raw) for scatter, raw in zip(side, kept, strict=True)]
+            [with_rows(scatter, raw) for scatter, raw in zip(side, kept, strict=True)]
             for side, kept in ((a, self.rows.xs), (b, self.rows.ys))
         )
         return with_rows_a, with_rows_b
@@ -298,7 +303,7 @@ class Moments:
         block = self.cross.split(self.a.widths)[i].split(self.b.widths, dim=1)[j]
         mean_a, mean_b = self.a.split(self.a.total)[i] / self.n, self.b.split(self.b.total)[j] / self.n
         xy = block / self.n - torch.outer(mean_a, mean_b)
-        return from_rows.between(self.scatters[0][i], self.scatters[1][j], xy)
+        return Covariances(self.scatters[0][i], self.scatters[1][j], xy)
 
     def neurons(self, i: int = 0, j: int = 0) -> Neurons:
         """Variances and covariances of the neurons of site i of A and site j of B."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -17,12 +16,59 @@ from torch.nn.functional import pad
 from ..checks import one_of
 from ..linalg import for_numpy, once
 from .grams import GROUPS, by_group, over_groups
-from .views import Continuous, Differences, Distributions, MarkedPredictions, Outputs, Predictions
+
+# The views that measures read
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What two models answer to the same inputs, as counts: one number each, or one for each group left out."""
+
+    n: Tensor
+
+
+@dataclass(frozen=True)
+class Predictions(Outputs):
+    """Which class each model names."""
+
+    equal: Tensor  # inputs for which both name the same
+
+
+@dataclass(frozen=True)
+class MarkedPredictions(Predictions):
+    """The same, marked by labels."""
+
+    right_a: Tensor
+    right_b: Tensor
+    both_right: Tensor
+
+
+@dataclass(frozen=True)
+class Distributions(Outputs):
+    """Probabilities of the classes."""
+
+    divergence: Tensor  # Σ Jensen-Shannon divergence, in bits
+
+
+@dataclass(frozen=True)
+class Differences(Outputs):
+    """How much numeric outputs differ, d of them per input."""
+
+    squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
+
+
+@dataclass(frozen=True)
+class Continuous(Differences):
+    """The same, and how they vary together."""
+
+    xx: Tensor  # (…, d) Σ (x − mean)²
+    yy: Tensor  # (…, d)
+    xy: Tensor  # (…, d)
+
 
 # What a model's outputs say: a class, a distribution over classes, or numbers
 
-Kind = Literal["auto", "logits", "probabilities", "labels", "regression"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far half precision may put the sum of a row of probabilities from 1
 MOST_CLASSES = 2**20  # a class number beyond this is taken for something else
 

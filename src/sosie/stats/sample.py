@@ -4,103 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.draws import row_bits
-from ..linalg import column_squares, cross_product, lacks_room, once
-from . import from_rows
-from .row_grams import RowGrams, shuffled_alignment
-from .shuffle import Shuffle
+from ..checks import paired_rows
+from ..linalg import column_squares, cross_product, lacks_room, once, without_mean, without_rounding
+from .row_grams import RowGrams
+from .sampling import Fold, RowSampler, Shuffle, row_hash
 from .views import (
     Alignment,
     Covariances,
     DebiasedAlignment,
     Neurons,
     PairedRows,
+    RowScatter,
     Scatter,
     SiteRows,
     UncentredAlignment,
     check_pairs,
+    coordinates,
 )
-
-# Which rows of a stream are kept, and how rows that are too wide are made narrower: seeded, whatever the order
-
-ROWS = 2048  # rows kept by default
-
-
-def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
-    """A fixed pseudo-random 64-bit number for each global row index (splitmix64's mixing)."""
-    return row_bits(seed, torch.from_numpy(np.asarray(index, dtype=np.int64))).numpy().view(np.uint64)
-
-
-class RowSampler:
-    """Which rows of a stream are kept: those with the smallest hash of their global index.
-
-    Shared by both models, so that the rows stay paired. Draws shrink as better rows are met; what was
-    drawn too much is dropped when samples merge.
-    """
-
-    def __init__(self, rows: int = ROWS, seed: int = 0) -> None:
-        if rows < 4:
-            raise ValueError(f"a sample needs at least 4 rows, got {rows}")
-        self.rows, self.seed = rows, seed
-        self._best = np.empty(0, dtype=np.uint64)
-        self._drawn: tuple[int, int] | None = None
-        self._kept = np.empty(0, dtype=np.int64)
-
-    def draw(self, start: int, count: int) -> np.ndarray:
-        """Global indices kept of the rows start … start + count; asking twice for the same rows gives the same."""
-        if self._drawn != (start, count):
-            index = np.arange(start, start + count)
-            hashes = row_hash(index, self.seed)
-            self._best = np.sort(np.concatenate([self._best, hashes]))[: self.rows]
-            if len(self._best) == self.rows:
-                index = index[hashes <= self._best[-1]]
-            self._drawn, self._kept = (start, count), index
-        return self._kept
-
-
-class Fold:
-    """A seeded random projection of rows: signs, and sums of the columns that fall together, as evenly as can be.
-
-    Inner products are kept on average; their relative error is about 1/√(columns left).
-    """
-
-    def __init__(self, width: int, to: int, seed: int = 0) -> None:
-        self.width, self.to, self.seed = width, to, seed
-        self._wide: dict[torch.device, Tensor] = {}
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        place = self.place(rows.device)
-        added, taken = rows.new_zeros(len(rows), 2 * self.to).index_add_(1, place, rows).split(self.to, 1)
-        return added - taken
-
-    def place(self, device: torch.device) -> Tensor:
-        """Where each column goes; sites of one width share it, and so do later sketches."""
-        if self.width <= _REMEMBERED:
-            return _remembered(self.width, self.to, self.seed, device)
-        if device not in self._wide:
-            self._wide[device] = _places(self.width, self.to, self.seed, device)
-        return self._wide[device]
-
-
-def _places(width: int, to: int, seed: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + width)  # on the CPU: the same for every device
-    length = -(-width // to)
-    with torch.inference_mode(False):  # others may differentiate through what is remembered
-        signs = torch.randint(0, 2, (width,), generator=generator)
-        # What is taken off has places of its own, which saves a copy of the rows with signs.
-        place = torch.randperm(to * length, generator=generator)[:width] // length + to * signs
-        return place.to(device, non_blocking=True)
-
-
-_REMEMBERED = 2**19  # columns up to which places are remembered: 4 MiB for one fold
-_remembered = lru_cache(maxsize=32)(_places)
-
 
 NO_NEURONS = (  # why projected rows are of no use to what matches neurons, and what to do
     "which are no neurons any more: pool with rows='mean', raise memory=, or take narrower sites"
@@ -114,7 +39,7 @@ class SampleSide:
     rows: tuple[Tensor, ...]
     index: np.ndarray  # global indices of those rows
     seen: int  # rows they were drawn from
-    lottery: RowSampler
+    sampler: RowSampler
     widest: int | None
 
     @property
@@ -127,21 +52,21 @@ class SampleSide:
 class SampleMaker:
     """Makes the parts of one model: the drawn rows of each site, folded where they are too wide."""
 
-    def __init__(self, lottery: RowSampler, widest: int | None = None) -> None:
-        self.lottery, self.widest = lottery, widest
+    def __init__(self, sampler: RowSampler, widest: int | None = None) -> None:
+        self.sampler, self.widest = sampler, widest
         self._folds: dict[int, Fold] = {}
 
     def part(self, site: str, rows: Tensor, start: int) -> tuple[Tensor, int]:
         """The drawn rows, and how many they were drawn from."""
         count = len(rows)
-        drawn = self.lottery.draw(start, count) - start
+        drawn = self.sampler.draw(start, count) - start
         if len(drawn) < len(rows):
             rows = rows[torch.from_numpy(drawn).to(rows.device)]
         width = rows.shape[1]
         if self.widest is None or width <= self.widest:
             return rows.clone(), count
         if width not in self._folds:
-            self._folds[width] = Fold(width, self.widest, self.lottery.seed)
+            self._folds[width] = Fold(width, self.widest, self.sampler.seed)
         return self._folds[width](rows), count
 
     def learnt(self) -> None:
@@ -151,19 +76,16 @@ class SampleMaker:
         pass
 
     def side(self, parts: Sequence[tuple[Tensor, int]], start: int) -> SampleSide:
-        counts = {count for _, count in parts}
-        if len(counts) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
-        seen = counts.pop()
+        seen = paired_rows(*(count for _, count in parts))
         kept = tuple(rows for rows, _ in parts)
-        return SampleSide(kept, self.lottery.draw(start, seen), seen, self.lottery, self.widest)
+        return SampleSide(kept, self.sampler.draw(start, seen), seen, self.sampler, self.widest)
 
 
 @dataclass(frozen=True)
 class Sample:
     """Paired rows of all sites of two sides, by global row index; `merge` keeps the smallest hashes."""
 
-    xs: tuple[Tensor, ...]  # (n, p) a site of A
+    xs: tuple[Tensor, ...]  # (n, p) for each site of A
     ys: tuple[Tensor, ...]
     index: np.ndarray  # (n,) global row indices, ascending
     seen: int  # rows the sample was drawn from
@@ -179,10 +101,7 @@ class Sample:
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, inputs: Tensor | None = None) -> Sample:
         """All of the given rows: (n, p) and (n, q), or a list of sites each; gradients flow through."""
         xs, ys = (((side,) if isinstance(side, Tensor) else tuple(side)) for side in (x, y))
-        lengths = {len(rows) for rows in (*xs, *ys, *(() if inputs is None else (inputs,)))}
-        if len(lengths) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(lengths)))}")
-        n = lengths.pop()
+        n = paired_rows(*(len(rows) for rows in (*xs, *ys, *(() if inputs is None else (inputs,)))))
         if any(rows.dtype != torch.float64 and lacks_room(rows, "rows") for rows in (*xs, *ys)):
             xs, ys = (tuple(rows.double() for rows in side) for side in (xs, ys))
         return cls(xs, ys, np.arange(n), seen=n, inputs=inputs)
@@ -207,9 +126,8 @@ class Sample:
     @classmethod
     def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None) -> Sample:
         """The drawn rows of one chunk, from what each side kept of it, and of the inputs where they are wanted."""
-        if a.seen != b.seen:
-            raise ValueError(f"need paired rows, got {a.seen} and {b.seen}")
-        return cls(a.rows, b.rows, a.index, a.seen, a.lottery.rows, a.lottery.seed, a.widest, inputs)
+        paired_rows(a.seen, b.seen)
+        return cls(a.rows, b.rows, a.index, a.seen, a.sampler.rows, a.sampler.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
         """The rows of all samples; the result may hold as many as the smallest limit among them."""
@@ -241,13 +159,13 @@ class Sample:
 
     def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
         """xy (D, A, B): the inner products of each draw of shuffled rows."""
-        return shuffled_alignment(self.xs, self.ys, kind, shuffles)
+        return self.grams.shuffled(kind, shuffles)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
         """For each site the trace of its centred Gram matrix."""
         a, b = (
-            torch.stack([from_rows.without_mean(rows).square().sum(dtype=torch.float64) for rows in side])
+            torch.stack([without_mean(rows).square().sum(dtype=torch.float64) for rows in side])
             for side in (self.xs, self.ys)
         )
         return a, b
@@ -262,7 +180,7 @@ class Sample:
         kept[rows] = False
         xs, ys = (tuple(site[kept.to(site.device)] for site in side) for side in (self.xs, self.ys))
         inputs = None if self.inputs is None else self.inputs[kept.to(self.inputs.device)]
-        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs)
+        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs, _before=None)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -314,36 +232,38 @@ class Sample:
         return Neurons(column_squares(x) / self.n, column_squares(y) / self.n, cross_product(x, y) / self.n)
 
     @once
-    def _coordinates(self) -> tuple[list[from_rows.Coordinates], list[from_rows.Coordinates]]:
+    def _coordinates(self) -> tuple[list[tuple[Tensor, Scatter]], list[tuple[Tensor, Scatter]]]:
+        """Of each site its centred rows, in as few columns as they span, and their covariance."""
         if self._before is not None:
             original, shuffle = self._before
-            return original._coordinates[0], [site.shuffled(shuffle) for site in original._coordinates[1]]
+            a, b = original._coordinates
+            return a, [(rows[shuffle.order], scatter) for rows, scatter in b]
         grad = any(rows.requires_grad for rows in (*self.xs, *self.ys))
-        a = [from_rows.Coordinates.of(rows, differentiable=grad) for rows in self.xs]
-        if self._with_itself:
-            return a, a
-        return a, [from_rows.Coordinates.of(rows, differentiable=grad) for rows in self.ys]
+        a = [coordinates(rows, differentiable=grad) for rows in self.xs]
+        return a, a if self._with_itself else [coordinates(rows, differentiable=grad) for rows in self.ys]
 
     @property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
         """Each site's own covariance."""
-        a, b = ([site.scatter for site in side] for side in self._coordinates)
+        a, b = ([scatter for _, scatter in side] for side in self._coordinates)
         return a, b
 
     def basis(self, i: int = 0) -> Tensor:
         """(n, k): orthonormal columns that span what the neurons of site i of A span, centred; no gradients."""
-        scatter = self._coordinates[0][i].scatter
-        assert isinstance(scatter, from_rows.RowScatter)
+        scatter = self.scatters[0][i]
+        assert isinstance(scatter, RowScatter)
         return scatter.basis
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
         """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
-        return from_rows.covariances(self._coordinates[0][i], self._coordinates[1][j])
+        (x, scatter_x), (y, scatter_y) = self._coordinates[0][i], self._coordinates[1][j]
+        order = None if self._before is None else self._before[1].order
+        return Covariances(scatter_x, scatter_y, cross_product(x, y) / self.n, order=order)
 
 
 def _centred_neurons(site: SiteRows) -> Tensor:
     # Not from what memo passes on: how much rounding there is depends on the precision the rows came in.
-    return site.memo("centred", lambda _: from_rows.without_rounding(site.rows, torch.float64))
+    return site.memo("centred", lambda _: without_rounding(site.rows, torch.float64))
 
 
 def _spread(rows: Tensor) -> Tensor:

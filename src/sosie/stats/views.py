@@ -1,4 +1,4 @@
-"""Views: what a measure reads. Statistics supply them; a measure never sees where they came from."""
+"""Views: what measures of activations read. Statistics supply them; a measure never sees where they came from."""
 
 from __future__ import annotations
 
@@ -9,81 +9,35 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..checks import paired_rows
 from ..linalg import (
+    ENOUGH_VARIANCE,
+    SMALLEST_DIRECTION,
+    SMALLEST_DIRECTION_FLOAT32,
     Loss,
+    Span,
     Spectrum,
     best_assignment,
-    centred,
+    column_squares,
     eigenvalues,
     inverse_root,
+    leading_count,
     lock_of,
     loss_of,
     nuclear_norm,
     once,
     product,
     rank_tolerance,
-    unit,
+    row_squares,
+    self_product,
+    singular_values,
     whitening,
+    without_rounding,
 )
-from .shuffle import Moves, Shuffle
-
-# What measures of weights read
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What two models are made of; no data."""
-
-
-@dataclass(frozen=True)
-class LinearMaps(Weights):
-    """Inner products of the Gram matrices W Wᵀ of two maps, entry by entry of their input, centred over the entries.
-
-    Shapes broadcast as those of `Alignment` do.
-    """
-
-    xx: Tensor
-    yy: Tensor
-    xy: Tensor
-
-
-@dataclass(frozen=True)
-class UncentredLinearMaps(LinearMaps):
-    """The same from the Gram matrices as they are."""
-
-
-@dataclass(frozen=True)
-class TensorPair(Weights):
-    """Two tensors of weights of one shape, the first axis being that of the neurons; float64."""
-
-    x: Tensor
-    y: Tensor
-    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
-
-    def __post_init__(self) -> None:
-        if self.x.shape != self.y.shape:
-            raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
-
-
-@dataclass(frozen=True)
-class Atoms(Weights):
-    """Filter atoms of N and M models at one layer, (N, m, d) and (M, m, d): m atoms of d entries each.
-
-    Atom i of one model belongs to atom i of another only where the models share their coefficients.
-    """
-
-    x: Tensor
-    y: Tensor
-
-    def __post_init__(self) -> None:
-        if self.x.ndim != 3 or self.x.shape[1:] != self.y.shape[1:]:
-            raise ValueError(
-                f"need atoms (models, atoms, entries) of one number and size, got {tuple(self.x.shape)} and "
-                f"{tuple(self.y.shape)}"
-            )
-
+from .sampling import Moves, Shuffle
 
 T = TypeVar("T")
+OUTLIER = 1e3  # times the median length of a row: from there on a row may hide directions of the others
 
 
 @dataclass(frozen=True)
@@ -197,7 +151,11 @@ class Scatter:
 
     @once
     def rank(self) -> Tensor:
-        """Directions that vary, as a scalar tensor: the trace of the projector W C Wᵀ."""
+        """Directions that vary, as a scalar tensor."""
+        return self._rank_of_matrix()
+
+    def _rank_of_matrix(self) -> Tensor:
+        """The trace of the projector W C Wᵀ."""
         whitener, everywhere = self._whitening
         if everywhere:
             return whitener.new_tensor(len(whitener))
@@ -206,12 +164,162 @@ class Scatter:
 
 
 @dataclass
+class RowScatter(Scatter):
+    """The covariance of a site whose rows, or some of them, are in memory: these are factorised where it lacks digits.
+
+    With more neurons than rows, n principal coordinates stand for the neurons. Only what weighs neurons by their
+    variance may read those, since a quiet neuron is lost in their rounding; what scales neurons first reads the rows.
+    """
+
+    raw: Tensor = field(kw_only=True, repr=False)  # (n, p) as they were given, or some of them
+
+    @once
+    def rows(self) -> Tensor:
+        """(n, p) centred, in float64."""
+        return without_rounding(self.raw, torch.float64)
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are more neurons than rows."""
+        return self.raw.shape[1] > len(self.raw)
+
+    @once
+    def direct(self) -> bool:
+        """Whether to read the rows: neurons repeat one another so nearly that their covariance does not show it."""
+        if self.wide:
+            return True
+        whitener, everywhere = self._whitening
+        if self.sampled:  # all rows in sums are better than some, unless these lose what the data have
+            return not everywhere and len(self.span.sizes) > int(self._rank_of_matrix())
+        return not everywhere or self.amplified * len(whitener) * ENOUGH_VARIANCE > 1
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the rows are fewer than those of the covariance."""
+        return len(self.raw) < self.n
+
+    @once
+    def _limits(self) -> tuple[float, float]:
+        """Shares of the largest direction from which on one counts, and below which it is rounding of the rows."""
+        numbers = self.raw.double()
+        narrow = bool((numbers == numbers.float()).all())  # carry float32's digits, whatever they are kept in
+        eps = torch.finfo(torch.float32 if narrow else torch.float64).eps
+        spread = self.rows.square().mean(0).sqrt()
+        offset = float(torch.where(spread > 0, numbers.mean(0).abs() / spread, 0.0).max())
+        rounding = eps * 2 * max(4.0, offset)
+        if narrow:
+            return SMALLEST_DIRECTION_FLOAT32, min(rounding, SMALLEST_DIRECTION_FLOAT32)
+        least = max(SMALLEST_DIRECTION, 4 * rounding)
+        return min(least, SMALLEST_DIRECTION_FLOAT32), max(rounding, max(self.raw.shape) * eps)
+
+    @once
+    def span(self) -> Span:
+        """Of the neurons scaled to one size, so that a quiet one counts like a loud one."""
+        return Span.of(_scaled(self.rows), *self._limits, self.present)
+
+    @once
+    def present(self) -> int:
+        """Directions that the rows have once none is louder than most: an outlier hides the others in its rounding.
+
+        0 where no row is so loud. Shrinking a row of [1, X] leaves its rank, one more than that of the centred rows.
+        """
+        numbers = _scaled(self.raw.double())
+        sizes = numbers.norm(dim=1)
+        if not bool((sizes > 0).any()):
+            return 0
+        usual = sizes[sizes > 0].median()
+        if bool(sizes.max() <= OUTLIER * usual):
+            return 0
+        shrunk = torch.cat([torch.ones_like(numbers[:, :1]), numbers], 1) * (usual / sizes).clamp_max(1)[:, None]
+        found = singular_values(_scaled(shrunk))
+        return int((found > self._limits[0] * found[0]).sum()) - 1
+
+    @once
+    def components(self) -> Span:
+        """Of the neurons as they are: the principal components, not yet scaled."""
+        return Span.of(self.rows, *self._limits)
+
+    @once
+    def basis(self) -> Tensor:
+        """(n, k): orthonormal columns that span what the neurons span."""
+        if self.wide:
+            scaled = _scaled(self.rows)
+            spectrum = Spectrum.of(scaled @ scaled.T, ENOUGH_VARIANCE)
+            if spectrum.rank >= self.n - 1:  # centring takes one direction away; where more are missing, rows say which
+                return spectrum.vectors
+        return self.span.basis
+
+    @once
+    def rank(self) -> Tensor:
+        return self.matrix.new_tensor(self.basis.shape[1]) if self.direct else self._rank_of_matrix()
+
+    @once
+    def amplified(self) -> float:
+        if self.wide:
+            return self.span.condition
+        whitener, everywhere = self._whitening
+        return float(whitener.square().sum()) if everywhere else self.span.condition
+
+    def loss(self, rounding: float) -> Loss:
+        if self.wide and (rank := self.basis.shape[1]) >= self.n - 1:
+            return Loss(0, rank, 1.0)
+        return self.span.loss if self.direct else super().loss(rounding)
+
+    def lacks_digits(self, share: float) -> bool:
+        """Whether the covariance does not show all of the leading directions that hold this share of the variance."""
+        values = self.spectrum.values
+        if self.sampled:
+            return 1 - share < ENOUGH_VARIANCE and len(self.components.sizes) > len(values)
+        count = leading_count(values, share)
+        if bool(values[count - 1] < ENOUGH_VARIANCE * values[0]):
+            return True
+        return 1 - share < ENOUGH_VARIANCE and len(values) < self.raw.shape[1]
+
+    def leading_count(self, share: float) -> int:
+        if not self.lacks_digits(share):
+            return super().leading_count(share)
+        return leading_count(self.components.sizes.square(), share)
+
+
+def _scaled(rows: Tensor) -> Tensor:
+    """Columns of length 1, but for those that are 0."""
+    lengths = rows.norm(dim=0)
+    return rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+
+
+def with_rows(scatter: Scatter, raw: Tensor) -> Scatter:
+    """A covariance with the rows that it was made of, or a sample; of more neurons than rows it is left as it is."""
+    n, width = raw.shape
+    return RowScatter(scatter.given, scatter.n, raw=raw) if width <= n else scatter
+
+
+def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
+    """One site's centred rows, in as few columns as they span, and their covariance."""
+    n, width = raw.shape
+    if differentiable:  # in the rows' own precision, which both sides share
+        rows = without_rounding(raw, raw.dtype)
+        return rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n)
+    if width <= n:
+        scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
+        scatter.total = column_squares(scatter.rows).sum() / n
+        return scatter.rows, scatter
+    # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
+    rows = without_rounding(raw, torch.float64)
+    spectrum = Spectrum.of(rows @ rows.T)
+    return spectrum.vectors * spectrum.values.sqrt(), RowScatter(torch.diag(spectrum.values) / n, n, raw=raw)
+
+
+@dataclass
 class Covariances:
-    """Covariances of one pair of sites, in coordinates of each site's own (any rotation of the neurons)."""
+    """Covariances of one pair of sites, in coordinates of each site's own (any rotation of the neurons).
+
+    Where the rows of both sites are in memory, they tell what the covariances do not show.
+    """
 
     x: Scatter
     y: Scatter
     given: Tensor | Callable[[], Tensor]  # (r, s): the cross-covariance, or what makes it once it is needed
+    order: Tensor | None = field(default=None, kw_only=True, repr=False)  # of the rows of y, where they were shuffled
 
     @once
     def xy(self) -> Tensor:
@@ -225,25 +333,47 @@ class Covariances:
     @once
     def whitened(self) -> Tensor:
         """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
+        if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
+            return product(sides[0].basis.T, self._shuffled(sides[1].basis))
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
         return product(product(self.x.whitener, scaled), self.y.whitener.T)
 
     @once
     def whitened_neurons(self) -> Tensor:
         """(k, p): covariance of the whitened directions of x, as `whitened` has them, with each of its neurons."""
+        if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
+            return product(sides[0].basis.T, sides[0].rows) / len(sides[0].rows) ** 0.5
         return self.x.whitener @ (self.x.matrix / self.x.scale[:, None])
 
     @once
     def x_whitened(self) -> Tensor:
         """Covariance of whitened x with y as it is: what a regression on x explains."""
-        return product(self.x.whitener, self.xy / self.x.scale[:, None])
+        if not (sides := self._in_memory) or not sides[0].direct:
+            return product(self.x.whitener, self.xy / self.x.scale[:, None])
+        x, y = sides
+        found = product(x.basis.T, self._shuffled(y.rows)) / len(x.rows) ** 0.5
+        # A share of the variance of the sampled rows; what divides by the variance knows that of all rows.
+        return found * (y.trace / row_squares(y.rows).mean()).sqrt() if y.sampled else found
 
     def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor] | None:
         """Correlations (k, l) of both sides' principal components and their standard deviations, from the rows.
 
         None where there are no rows, or the covariances tell the components that hold this share well enough.
         """
-        return None
+        if not (sides := self._in_memory) or not any(side.lacks_digits(share) for side in sides):
+            return None
+        x, y = (side.components for side in sides)
+        sizes = (side.sizes / len(sides[0].rows) ** 0.5 for side in (x, y))
+        return product(x.basis.T, self._shuffled(y.basis)), *sizes
+
+    @property
+    def _in_memory(self) -> tuple[RowScatter, RowScatter] | None:
+        """Both sides, if the rows of both are in memory."""
+        both = isinstance(self.x, RowScatter) and isinstance(self.y, RowScatter)
+        return (self.x, self.y) if both else None  # type: ignore[return-value]
+
+    def _shuffled(self, rows: Tensor) -> Tensor:
+        return rows if self.order is None else rows[self.order]
 
 
 @dataclass
@@ -281,8 +411,7 @@ class PairedRows:
     inputs: SiteRows | None = None  # what the networks were given, where a measure needs it
 
     def __post_init__(self) -> None:
-        if len(self.x.rows) != len(self.y.rows):
-            raise ValueError(f"need paired rows, got {len(self.x.rows)} and {len(self.y.rows)}")
+        paired_rows(len(self.x.rows), len(self.y.rows))
 
 
 MOST_PAIRS = 4096**2  # of neurons that are matched: 128 MiB of covariances, some ten seconds to assign
@@ -322,55 +451,6 @@ class Neurons:
         return self.correlations[best_assignment(self.correlations)]
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What two models answer to the same inputs, as counts: one number each, or one for each group left out."""
-
-    n: Tensor
-
-
-@dataclass(frozen=True)
-class Predictions(Outputs):
-    """Which class each model names."""
-
-    equal: Tensor  # inputs for which both name the same
-
-
-@dataclass(frozen=True)
-class MarkedPredictions(Predictions):
-    """The same, marked by labels."""
-
-    right_a: Tensor
-    right_b: Tensor
-    both_right: Tensor
-
-
-@dataclass(frozen=True)
-class Distributions(Outputs):
-    """Probabilities of the classes."""
-
-    divergence: Tensor  # Σ Jensen-Shannon divergence, in bits
-
-
-@dataclass(frozen=True)
-class Differences(Outputs):
-    """How much numeric outputs differ, d of them per input."""
-
-    squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
-
-
-@dataclass(frozen=True)
-class Continuous(Differences):
-    """The same, and how they vary together."""
-
-    xx: Tensor  # (…, d) Σ (x − mean)²
-    yy: Tensor  # (…, d)
-    xy: Tensor  # (…, d)
-
-
-View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
-
-
 class PairViews(Protocol):
     """What supplies the views of a pair of sites and is no statistic of rows: a pair of sketches, say."""
 
@@ -382,25 +462,3 @@ class PairViews(Protocol):
     def own(self) -> tuple[Tensor, Tensor]: ...
     def covariances(self, i: int, j: int) -> Covariances: ...
     def paired(self, i: int, j: int) -> PairedRows: ...
-
-
-# Views of two linear maps, from their matrices: rows are the entries of the input, columns the outputs
-
-
-def linear_maps(x: Tensor, y: Tensor, view: type[LinearMaps] = LinearMaps) -> LinearMaps:
-    """The view of maps x (d, p) and y (d, q) of one input; has gradients."""
-    if x.dim() != 2 or y.dim() != 2:
-        raise ValueError(f"a linear map is (inputs, outputs), got shapes {tuple(x.shape)} and {tuple(y.shape)}")
-    if len(x) != len(y):
-        raise ValueError(f"need maps of one input, got {len(x)} and {len(y)} entries")
-    x, y = unit(x), unit(y)
-    if not issubclass(view, UncentredLinearMaps):
-        x, y = centred(x), centred(y)
-    return view(_squares(x, x), _squares(y, y), _squares(x, y))
-
-
-def _squares(x: Tensor, y: Tensor) -> Tensor:
-    """⟨x xᵀ, y yᵀ⟩, by whichever way is shorter."""
-    if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
-        return (x.T @ y).square().sum()
-    return ((x @ x.T) * (y @ y.T)).sum()

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from ..capture import Batches, Site, as_found, labels_of, watch
 from ..capture.batches import CallArguments
-from ..checks import one_of
+from ..checks import one_of, parse_call
 from ..data import open_data
 from ..engine.provenance import digest_of
-from ..factory import parse_call
 from ..files import DamagedFile, check_schema, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..progress import Progress

@@ -21,7 +21,7 @@ from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure
 from ..process_state import without_autocast
 from ..stats import Alignment, DebiasedAlignment, Differences, Sample, UncentredAlignment
-from ..stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_products
+from ..stats.row_grams import from_products, nothing_left
 from .taps import Shown
 
 Pairs = str | Sequence[tuple[str, str]] | None
@@ -396,7 +396,7 @@ def _products(measure: Measure, columns: Sequence[Shown], rule: Rule) -> tuple[T
     if unbiased:
         whole = torch.cat(stacks).detach().double().square().sum((1, 2))
         left = products.detach().diagonal()
-        still = still | (left <= NOTHING_LEFT.get(digits, NOTHING_LEFT_IN_FLOAT32) * whole)
+        still = still | (left <= nothing_left(digits) * whole)
     return products, still
 
 

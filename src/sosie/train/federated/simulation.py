@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from ...checks import nearest, one_of, whole_number
+from ...checks import nearest, one_of, parse_call, whole_number
 from ...data.draws import derived
-from ...factory import parse_call
 from ...files import DamagedFile, read_tensors, write_tensors
 from ...models import atom_layers
 from ...progress import Progress

@@ -1,15 +1,87 @@
-"""Atoms of many models as one table, so that all pairs are one matrix product."""
+"""What measures of weights read: linear maps, tensors, filter atoms; and the atoms of many models as one table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from .views import Atoms
+from ..linalg import centred, unit
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What two models are made of; no data."""
+
+
+@dataclass(frozen=True)
+class LinearMaps(Weights):
+    """Inner products of the Gram matrices W Wᵀ of two maps, entry by entry of their input, centred over the entries.
+
+    Shapes broadcast as those of `Alignment` do.
+    """
+
+    xx: Tensor
+    yy: Tensor
+    xy: Tensor
+
+
+@dataclass(frozen=True)
+class UncentredLinearMaps(LinearMaps):
+    """The same from the Gram matrices as they are."""
+
+
+@dataclass(frozen=True)
+class TensorPair(Weights):
+    """Two tensors of weights of one shape, the first axis being that of the neurons; float64."""
+
+    x: Tensor
+    y: Tensor
+    kept: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of one side, by id
+
+    def __post_init__(self) -> None:
+        if self.x.shape != self.y.shape:
+            raise ValueError(f"need weights of one shape, got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
+
+
+@dataclass(frozen=True)
+class Atoms(Weights):
+    """Filter atoms of N and M models at one layer, (N, m, d) and (M, m, d): m atoms of d entries each.
+
+    Atom i of one model belongs to atom i of another only where the models share their coefficients.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 3 or self.x.shape[1:] != self.y.shape[1:]:
+            raise ValueError(
+                f"need atoms (models, atoms, entries) of one number and size, got {tuple(self.x.shape)} and "
+                f"{tuple(self.y.shape)}"
+            )
+
+
+def linear_maps(x: Tensor, y: Tensor, view: type[LinearMaps] = LinearMaps) -> LinearMaps:
+    """The view of maps x (d, p) and y (d, q) of one input; has gradients."""
+    if x.dim() != 2 or y.dim() != 2:
+        raise ValueError(f"a linear map is (inputs, outputs), got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+    if len(x) != len(y):
+        raise ValueError(f"need maps of one input, got {len(x)} and {len(y)} entries")
+    x, y = unit(x), unit(y)
+    if not issubclass(view, UncentredLinearMaps):
+        x, y = centred(x), centred(y)
+    return view(_squares(x, x), _squares(y, y), _squares(x, y))
+
+
+def _squares(x: Tensor, y: Tensor) -> Tensor:
+    """⟨x xᵀ, y yᵀ⟩, by whichever way is shorter."""
+    if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
+        return (x.T @ y).square().sum()
+    return ((x @ x.T) * (y @ y.T)).sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +103,9 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms (m, height, width) of every layer of every model; models by name, or in a list."""
         named = dict(models) if isinstance(models, Mapping) else {str(k): atoms for k, atoms in enumerate(models)}
-        if not named:
-            raise ValueError("no models: a table of atoms needs at least one")
-        first, shapes = next(iter(named.items()))
-        layout = {layer: tuple(atoms.shape) for layer, atoms in shapes.items()}
-        if not layout:
-            raise ValueError(f"{first} has no layer of atoms")
-        for name, atoms in named.items():
-            own = {layer: tuple(tensor.shape) for layer, tensor in atoms.items()}
+        shapes = {name: {layer: tuple(each.shape) for layer, each in atoms.items()} for name, atoms in named.items()}
+        first, layout = next(iter(shapes.items()), ("", {}))
+        for name, own in shapes.items():
             if odd := next((layer for layer in {**layout, **own} if layout.get(layer) != own.get(layer)), None):
                 a, b = (each.get(odd, "no such layer") for each in (layout, own))
                 raise ValueError(
@@ -54,9 +121,7 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms of all models at once, (models, m, height, width) for each layer."""
         if not layers:
-            raise ValueError("no layers: a table of atoms needs at least one")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype}: a table of atoms holds floating point numbers")
+            raise ValueError("a table of atoms needs at least one model with one layer of atoms")
         shapes = tuple(tuple(atoms.shape[1:]) for atoms in layers.values())
         first_layer, first = next(iter(layers.items()))
         count = len(first)
