@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from sosie.benchmark.grounding import percentile_interval, weighted_spearman
-from sosie.stitching.fitting import wilson
+from sosie.stitching.joint import wilson
 
 Array = np.ndarray
 
