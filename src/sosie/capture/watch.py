@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..checks import nearest
 from ..process_state import Shared, attention_in_parts, held, without_autocast
+from .arguments import CallArguments
 from .layout import FeatureAxes
 from .sites import (
     Names,
@@ -345,6 +346,33 @@ def every_module_called(model: nn.Module) -> Iterator[None]:
         if any(isinstance(module, attention) for module in modules):
             stack.enter_context(attention_in_parts)
         yield
+
+
+def run_changed(
+    model: nn.Module, module: nn.Module, call: int, change: Callable[[Any], Any], arguments: CallArguments
+) -> Any:
+    """The model's output with `change(output)` in place of what one call of a module returns; None changes nothing.
+
+    Calls of the module are counted from 1.
+    """
+    calls = 0
+
+    def fire(module: nn.Module, args: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return change(output) if calls == call else None
+
+    with every_module_called(model):
+        handle = module.register_forward_hook(fire)
+        try:
+            output = model(*arguments.args, **arguments.kwargs)
+        finally:
+            handle.remove()
+    if calls < call:
+        names = Names.of(model)
+        site = label_of(names, names.first[id(module)], call)
+        raise SilentSite(f"the forward of this input did not reach {site!r}")
+    return output
 
 
 _EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))

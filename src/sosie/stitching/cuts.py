@@ -19,7 +19,6 @@ from ..capture import (
     BadBatch,
     Chunk,
     Masks,
-    SilentSite,
     Site,
     SiteError,
     UnknownSite,
@@ -37,7 +36,7 @@ from ..capture.restore import evaluating
 from ..capture.rows import token_mask
 from ..capture.sites import Names, ancestors, find_name
 from ..capture.structure import ANSWERS, activation_in, fresh_leaf, path_to_tensor, replaced, tensors_in
-from ..capture.watch import every_module_called
+from ..capture.watch import run_changed
 from ..engine.network import Network
 from ..process_state import full_precision
 
@@ -68,16 +67,15 @@ class Cut:
     def __init__(self, model: nn.Module, site: str, /, *args: Any, **kwargs: Any) -> None:
         self._root = unwrap(model)
         names = Names.of(self._root)
-        place = find_name(names, site) if isinstance(site, str) else None
+        if not isinstance(site, str):
+            raise UnknownSite(f"a cut is at one site, given by its name, got {site!r}")
+        place = find_name(names, site)
         if place is None:
-            hint = "; a cut is at one site, given by its name"
-            hint = nearest(site.partition("@")[0], names.by_name) if isinstance(site, str) else hint
-            raise UnknownSite(f"no module is called {site!r}{hint}")
+            raise UnknownSite(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
         self._name, self._call_number = place[0], place[1] or 1
         self._module = names.by_name[self._name]
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(self._root.forward).parameters
-        self._parameters = tuple(name for name, each in parameters.items() if each.kind in kinds)
+        parameters = inspect.signature(self._root.forward).parameters.values()
+        self._parameters = tuple(each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD)
         if not args and not kwargs:
             raise TypeError("a cut needs an example of the model's input: Cut(model, site, x)")
         with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
@@ -170,22 +168,7 @@ class Cut:
 
     def _run(self, at_site: Callable[[Any], Any], call: CallArguments) -> Any:
         """The model's forward with a function applied to the site's output; where it returns None, nothing changes."""
-        calls = 0
-
-        def fire(module: nn.Module, args: Any, output: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return at_site(output) if calls == self._call_number else None
-
-        with every_module_called(self._root):
-            handle = self._module.register_forward_hook(fire)
-            try:
-                output = self._root(*call.args, **call.kwargs)
-            finally:
-                handle.remove()
-        if calls < self._call_number:
-            raise SilentSite(f"the forward of this input did not reach {self.site.label!r}")
-        return output
+        return run_changed(self._root, self._module, self._call_number, at_site, call)
 
     def _substituted(self, activation: Tensor, call: CallArguments) -> Any:
         """The output of the whole forward with this activation put in its place."""
@@ -329,61 +312,6 @@ def _close(ours: Tensor | None, theirs: Tensor | None) -> bool:
         return torch.equal(ours, theirs)
     largest = theirs[theirs.isfinite()].abs().max().item() if theirs.isfinite().any() else 0.0
     return torch.allclose(ours, theirs, rtol=0, atol=largest * torch.finfo(ours.dtype).eps ** 0.5, equal_nan=True)
-
-
-# One of the networks of a stitch: a model with its preparation of inputs, and its cut
-
-
-def answer_of(output: Any) -> Tensor:
-    answer = answer_in(output)
-    if answer is None:
-        raise TypeError(f"the network answered with no tensor but {type(output).__name__}")
-    return answer
-
-
-@dataclass
-class CutModel(Network):
-    """One of the two networks, cut at a site."""
-
-    cut: Cut = field(init=False, repr=False)  # from `cut_at`
-
-    def cut_at(self, site: str, batch: Any) -> CutModel:
-        """Cut it at a site; the cut is tried on a batch."""
-        args, kwargs = self.call(batch)
-        self.cut = Cut(self.model, site, *args, **kwargs)
-        return self
-
-    def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that the model is called with for a batch, on its device."""
-        return self.arguments(Chunk(batch, 0, count_inputs(batch)))
-
-    def answer(self, batch: Any) -> Tensor:
-        args, kwargs = self.call(batch)
-        return answer_of(self.model(*args, **kwargs))
-
-    def representation(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        """The activation at the cut, and which of its tokens (inputs, tokens) are not padding; None: all of them."""
-        args, kwargs = self.call(batch)
-        activation = self.cut.representation(*args, **kwargs)
-        return activation, self._no_padding(activation, self.cut.site, batch, kwargs)
-
-    def run(self, batch: Any, seen: Watch, sites: Sequence[Site]) -> tuple[Any, list[Tensor], list[Tensor | None]]:
-        """The output for a batch, the activation at every watched site, and which of its tokens are not padding."""
-        args, kwargs = self.call(batch)
-        output = unwrap(self.model)(*args, **kwargs)
-        activations = [seen[site.label] for site in sites]
-        masks = [self._no_padding(each, site, batch, kwargs) for each, site in zip(activations, sites, strict=True)]
-        return output, activations, masks
-
-    def mixing_at(self, sites: Sequence[Site], batch: Any) -> str | None:
-        """Whether the inputs of a batch are mixed up to these sites, in words; None: they are not."""
-        with replace(self, sites=[site.label for site in sites]).opened() as network:
-            return network.mixing(batch)
-
-    def _no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
-        # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
-        mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
-        return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)
 
 
 # The task map as a graph: the forward is recorded with torch.fx, and each step computed on an example at the same time
@@ -736,3 +664,57 @@ def _equal(one: Any, other: Any) -> bool:
     if not ours:
         return bool(one == other)
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+# One of the networks of a stitch: a model with its preparation of inputs, and its cut
+
+
+def answer_of(output: Any) -> Tensor:
+    answer = answer_in(output)
+    if answer is None:
+        raise TypeError(f"the network answered with no tensor but {type(output).__name__}")
+    return answer
+
+
+@dataclass
+class CutModel(Network):
+    """One of the two networks, cut at a site."""
+
+    cut: Cut = field(init=False, repr=False)  # from `cut_at`
+
+    def cut_at(self, site: str, batch: Any) -> CutModel:
+        """Cut it at a site; the cut is tried on a batch."""
+        args, kwargs = self.call(batch)
+        self.cut = Cut(self.model, site, *args, **kwargs)
+        return self
+
+    def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that the model is called with for a batch, on its device."""
+        return self.arguments(Chunk(batch, 0, count_inputs(batch)))
+
+    def answer(self, batch: Any) -> Tensor:
+        return self.outputs(Chunk(batch, 0, count_inputs(batch)))
+
+    def representation(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """The activation at the cut, and which of its tokens (inputs, tokens) are not padding; None: all of them."""
+        args, kwargs = self.call(batch)
+        activation = self.cut.representation(*args, **kwargs)
+        return activation, self._no_padding(activation, self.cut.site, batch, kwargs)
+
+    def run(self, batch: Any, seen: Watch, sites: Sequence[Site]) -> tuple[Any, list[Tensor], list[Tensor | None]]:
+        """The output for a batch, the activation at every watched site, and which of its tokens are not padding."""
+        args, kwargs = self.call(batch)
+        output = unwrap(self.model)(*args, **kwargs)
+        activations = [seen[site.label] for site in sites]
+        masks = [self._no_padding(each, site, batch, kwargs) for each, site in zip(activations, sites, strict=True)]
+        return output, activations, masks
+
+    def mixing_at(self, sites: Sequence[Site], batch: Any) -> str | None:
+        """Whether the inputs of a batch are mixed up to these sites, in words; None: they are not."""
+        with replace(self, sites=[site.label for site in sites]).opened() as network:
+            return network.mixing(batch)
+
+    def _no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
+        mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
+        return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)

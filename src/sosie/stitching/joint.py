@@ -278,9 +278,13 @@ def refuse_padding(joint: Joint, mask: Tensor | None) -> None:
         )
 
 
+def _batches(data: Any) -> Batches:
+    return Batches(open_data(data) if isinstance(data, str) else data)
+
+
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
     """The first inputs, at least two if there are as many, and an iterator over all batches, these included."""
-    batches = iter(Batches(open_data(data) if isinstance(data, str) else data))
+    batches = iter(_batches(data))
     read: list[Any] = []
     with kept_random_state():
         while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
@@ -290,8 +294,7 @@ def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
 
 def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:
     """The data in chunks of at most so many inputs."""
-    source = open_data(data) if isinstance(data, str) else data
-    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=largest)
+    return recut(_batches(data), block=None, max_rows=max_rows, largest=largest)
 
 
 def read_inputs(data: Any, max_rows: int | None) -> Any:
