@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sosie.benchmark.grounding import percentile_interval, weighted_spearman
+from sosie.benchmark.trials import percentile_interval, weighted_spearman
 from sosie.stitching.joint import wilson
 
 Array = np.ndarray

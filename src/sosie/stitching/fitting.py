@@ -27,7 +27,7 @@ from ..engine.caveats import of_left_out
 from ..engine.network import number_duplicates
 from ..engine.provenance import digest_of, provenance
 from ..factory import parse_call
-from ..files import DamagedFile, check_schema, read_tensors, write_tensors
+from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure, find
 from ..results import Caveat, Closer, Comparison, Estimate, Side
@@ -181,7 +181,7 @@ class Stitch:
             "a": _describe(self.model.lower, joint.source),
             "b": _describe(self.model.upper, joint.target),
         }
-        text = json.dumps(_finite(about), allow_nan=False)
+        text = json.dumps(plain_json(about), allow_nan=False)
         return write_tensors(path, KIND, VERSION, dict(joint.named_parameters()), {"about": text})
 
     @staticmethod
@@ -531,15 +531,6 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
         "prepared": None if model.prepare is None else repr(model.prepare).partition(" at 0x")[0],
         "example": example,
     }
-
-
-def _finite(value: Any) -> Any:
-    """The same values with None for numbers that are not finite, which diverging training reports and JSON lacks."""
-    if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
