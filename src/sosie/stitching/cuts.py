@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -34,8 +33,8 @@ from ..capture import (
 from ..capture.arguments import CallArguments
 from ..capture.restore import evaluating
 from ..capture.rows import token_mask
-from ..capture.sites import Names, ancestors, find_name
-from ..capture.structure import ANSWERS, activation_in, fresh_leaf, path_to_tensor, replaced, tensors_in
+from ..capture.sites import Names, ancestors, find_name, is_script
+from ..capture.structure import activation_in, fresh_leaf, path_to_tensor, replaced, tensors_in
 from ..capture.watch import run_changed
 from ..engine.network import Network
 from ..process_state import full_precision
@@ -140,24 +139,17 @@ class Cut:
         """
         with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
             call = CallArguments(args, kwargs, self._parameters).map(_copied)
-            first, other = call.inputs(0, 1), other_content(call)
-            activation = self.representation(*first.args, **first.kwargs)
-            if self._graph is not None and self._graph.fits(activation, first):
-                around = self._graph.changed(activation, first, other)
-                leaks = bool(around)
-            else:
-                leaks = not _close(*(answer_in(self._substituted(activation, each)) for each in (first, other)))
-                around = self._changed_outputs(activation, (first, other)) if leaks else []
-        if not leaks:
-            return
-        ways = [f"{label} goes around it" + (f" into {into}" if into else "") for label, into in around]
-        more = f" and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
-        known = "; ".join(ways[:_SHOWN]) + more or "no layer's output shows how (a branch, or whole numbers?)"
-        where = next((into for _, into in around if into), "")
+            leaks, around = self._leaks(call)
+            if not leaks:
+                return
+            where = self._meeting_place(call)
+        more = f" and {len(around) - _SHOWN} more" if len(around) > _SHOWN else ""
+        no_way = "no layer's output shows how (a branch, or whole numbers?)"
+        ways = "; ".join(f"{label} goes around it" for label in around[:_SHOWN]) + more
         advice = f"cut at {where!r}, where they meet, or further up" if where else "cut where all paths have met"
         raise LeakingCut(
-            f"with the activation at {self.site.label!r} held fixed, the answer still depends on the input: {known}; "
-            f"{advice}"
+            f"with the activation at {self.site.label!r} held fixed, the answer still depends on the input: "
+            f"{ways or no_way}; {advice}"
         )
 
     def __repr__(self) -> str:
@@ -213,50 +205,72 @@ class Cut:
         except Exception:  # a forward that remembers how many inputs it began with
             return False
 
-    def _changed_outputs(self, activation: Tensor, calls: Sequence[CallArguments]) -> list[tuple[str, str]]:
-        """The layers below the site, last first, that the answer is directly made from and that differ between calls.
+    def _leaks(self, call: CallArguments) -> tuple[bool, list[str]]:
+        """Whether the answer depends on more than the activation, and what goes around the site, the last first.
 
-        Below the site each layer's output is detached from its own inputs, so that a gradient of the answer reaches
-        only what is used directly. As from `TaskGraph.changed`, but the module where they meet is not known.
+        That is what the answer is directly made from and what differs between two inputs: arguments of the model, and
+        outputs of modules that ran before the site. Each of them is detached from what it was made from, so that a
+        gradient of the answer reaches only what is used directly.
         """
         names = Names.of(self._root)
+        inside = [module for name, module in names.unique().items() if name in ancestors(self._name)]
+        first, other = call.inputs(0, 1), other_content(call)
+        activation = self.representation(*first.args, **first.kwargs).detach()
+        parts: list[tuple[str, Tensor]] = []
         below = True
-        outputs: dict[str, Tensor] = {}
+
+        def argument(name: str, leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                return leaf
+            leaf = leaf.detach().requires_grad_()
+            parts.append((f"the model's argument {name}" if name else "the model's input", leaf))
+            return leaf.clone()
+
+        def fire(module: nn.Module, args: Any, output: Any) -> Any:
+            leaf = fresh_leaf(output, anew=True) if below and isinstance(activation_in(output), Tensor) else None
+            if leaf is None:
+                return None
+            parts.append((f"the output of {names.first[id(module)]}", leaf[0]))
+            return leaf[1]
 
         def at_site(output: Any) -> Any:
             nonlocal below
             below = False
             path = path_to_tensor(output)
-            return output if path is None else replaced(output, path, activation.detach().clone())
+            return output if path is None else replaced(output, path, activation.clone())
 
-        def detach(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-            def fire(module: nn.Module, args: Any, output: Any) -> Any:
-                leaf = fresh_leaf(output, anew=True) if below and isinstance(activation_in(output), Tensor) else None
-                if leaf is None:
-                    return None
-                outputs[name] = leaf[0]
-                return leaf[1]
-
-            return fire
-
-        seen: list[dict[str, Tensor]] = []
-        used: list[str] = []  # by the answer to the first call
-        handles = [names.by_name[name].register_forward_hook(detach(name)) for name in names.leaves()]
+        runs: list[tuple[Tensor | None, list[tuple[str, Tensor]]]] = []
+        hooked = [module for module in names.unique().values() if module not in inside and not is_script(module)]
+        handles = [module.register_forward_hook(fire) for module in hooked]
         try:
-            for call in calls:
-                outputs, below = {}, True
+            for one in (first, other):
+                parts, below = [], True
                 with torch.enable_grad():
-                    answer = answer_in(self._run(at_site, call))
-                    if not seen and answer is not None and answer.requires_grad and outputs:
-                        reached = torch.autograd.grad(answer.sum(), list(outputs.values()), allow_unused=True)
-                        used = [name for name, grad in zip(outputs, reached, strict=True) if grad is not None]
-                seen.append(outputs)
+                    runs.append((answer_in(self._run(at_site, one.map(argument))), parts))
         finally:
             for handle in handles:
                 handle.remove()
-        one, other = seen
-        differ = [name for name in used if name in other and not _equal(one[name].detach(), other[name].detach())]
-        return [(f"the output of {name}", "") for name in reversed(differ)]
+        (answer, of_first), (answer_to_other, of_other) = runs
+        used: list[Tensor | None] = [None] * len(of_first)
+        if answer is not None and answer.requires_grad and of_first:
+            leaves = [leaf for _, leaf in of_first]
+            used = list(torch.autograd.grad(answer, leaves, torch.ones_like(answer), allow_unused=True))
+        around = [
+            label
+            for (label, leaf), (_, leaf_of_other), grad in zip(of_first, of_other, used, strict=False)
+            if grad is not None and not _equal(leaf.detach(), leaf_of_other.detach())
+        ]
+        return bool(around) or not _close(answer, answer_to_other), list(dict.fromkeys(reversed(around)))
+
+    def _meeting_place(self, call: CallArguments) -> str:
+        """The innermost module with the site in it that nothing goes around; "" where there is none."""
+        for name in reversed(ancestors(self._name)[1:]):
+            try:
+                if not Cut(self._root, name, *call.args, **call.kwargs)._leaks(call)[0]:
+                    return name
+            except SiteError:  # a list of modules, which is never called itself
+                continue
+        return ""
 
     def _evaluating(self) -> AbstractContextManager[None]:
         return evaluating(self._root) if self._root.training else nullcontext()
@@ -373,7 +387,6 @@ class SiteTracer(fx.Tracer):
         self.decided = False  # whether the forward branched on a shape or the like, which the graph does not repeat
         self.met = False  # whether the forward reached the site
         self.inputs: list[Node] = []  # one per tensor of the call
-        self.names: list[str] = []
 
     @contextmanager
     def recording_len(self) -> Iterator[None]:
@@ -404,7 +417,6 @@ class SiteTracer(fx.Tracer):
                 raise TraceError(f"{name} is a {type(leaf).__name__}: its contents would become part of the graph")
             proxy = placeholder(f"input_{len(self.inputs)}", leaf.clone())
             self.inputs.append(proxy.node)
-            self.names.append(name)
             return proxy
 
         self.activation = placeholder("activation", self._example)
@@ -496,18 +508,12 @@ def _opened(proxy: fx.Proxy, value: Any) -> Any:
     return proxy
 
 
-# Something computed without the site that the answer is made from: its node, what it is (a module's output, an argument
-# of the model), and the module in which it meets what comes from the site ("" is the model itself).
-Around = tuple[Node, str, str]
-
-
 @dataclass(frozen=True)
 class TaskGraph:
     """`module(activation, *inputs)`, where `inputs` are those of the model's tensors that the graph still needs."""
 
     module: fx.GraphModule
     needs: tuple[int, ...]  # their places among the tensors of the call
-    around: tuple[Around, ...]
     form: CallArguments  # of the example's arguments
     shape: tuple[int, ...] | None  # of one input's activation, where the forward decided something by a shape
 
@@ -519,13 +525,6 @@ class TaskGraph:
 
     def __call__(self, activation: Tensor, call: CallArguments) -> Any:
         return self.module.forward(activation, *self._inputs(call))
-
-    def changed(self, activation: Tensor, call: CallArguments, other: CallArguments) -> list[tuple[str, str]]:
-        """What goes around the site and differs between two inputs, and the module that it goes into."""
-        one, two = (fx.Interpreter(self.module, garbage_collect_values=False) for _ in range(2))
-        one.run(activation, *self._inputs(call))
-        two.run(activation, *self._inputs(other))
-        return [(label, into) for node, label, into in self.around if not _equal(one.env[node], two.env[node])]
 
     def _inputs(self, call: CallArguments) -> list[Tensor]:
         if not self.needs:
@@ -548,18 +547,11 @@ def task_graph(root: nn.Module, site: tuple[str, int], activation: Tensor, call:
         raise TraceError("the forward was traced, but the site did not fire in it")
     graph, start = tracer.graph, tracer.activation.node
     _read_batch_size_from(start, graph)
-    # The node of the answer, by the path that leads to it; the whole output where there is none.
-    answer: Any = graph.output_node().args[0]
-    if isinstance(answer, Node) and not isinstance(answer.meta.get("value"), Tensor):
-        answer = answer.kwargs  # a ModelOutput, made from its entries
-    path = path_to_tensor(answer, ANSWERS, lambda part: isinstance(part, Node))
-    answer = graph.output_node() if path is None else reduce(operator.getitem, path, answer)
     _drop_unused(graph, start)
     if activation._version != tracer.version:
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             copied = graph.call_method("clone", (start,))
         start.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
-    around = _around(graph, start, answer, tracer)
     needs = tuple(tracer.inputs.index(node) for node in graph.find_nodes(op="placeholder") if node is not start)
     for node in graph.nodes:
         node.meta.pop("value", None)
@@ -570,7 +562,7 @@ def task_graph(root: nn.Module, site: tuple[str, int], activation: Tensor, call:
             vars(module)[node.target] = vars(root)[node.target]
     for kind in ("_parameters", "_buffers", "_modules"):
         vars(module)[kind] = vars(root)[kind]
-    return TaskGraph(module, needs, around, call.form(), tuple(activation.shape[1:]) if tracer.decided else None)
+    return TaskGraph(module, needs, call.form(), tuple(activation.shape[1:]) if tracer.decided else None)
 
 
 def _read_batch_size_from(start: Node, graph: fx.Graph) -> None:
@@ -606,39 +598,6 @@ def _drop_unused(graph: fx.Graph, start: Node) -> None:
             graph.erase_node(node)
 
 
-def _around(graph: fx.Graph, start: Node, answer: Node, tracer: SiteTracer) -> tuple[Around, ...]:
-    inputs = [node for node in graph.find_nodes(op="placeholder") if node is not start]
-    above, below = (_descendants(ends, graph, by_values=True) for ends in ([start], inputs))
-    towards_answer = _ancestors([answer])
-    around = []
-    for node in graph.nodes:
-        if node in above or node not in below or node not in towards_answer:
-            continue
-        meeting = [user for user in node.users if user in above and user in towards_answer]
-        if meeting or node is answer:
-            # The innermost traced module in whose forward the two meet.
-            stack = [name for name, _ in meeting[0].meta.get("nn_module_stack", {}).values()] if meeting else []
-            if meeting and meeting[0].op == "call_module":
-                stack = [name for name in stack if name != meeting[0].target]
-            around.append((node, _label(node, tracer), stack[-1] if stack else ""))
-    return tuple(around)
-
-
-def _label(node: Node, tracer: SiteTracer) -> str:
-    """A module's output, an argument of the model, or something made from the nearest of these."""
-    if node.op == "call_module":
-        return f"the output of {node.target}"
-    if node.op == "placeholder":
-        name = tracer.names[tracer.inputs.index(node)]
-        return f"the model's argument {name}" if name else "the model's input"
-    waiting = [node]
-    for each in waiting:
-        if each.op == "call_module" or each in tracer.inputs:
-            return f"{node.name!r} of {_label(each, tracer)}"
-        waiting += [below for below in each.all_input_nodes if below not in waiting]
-    return repr(node.name)
-
-
 def _ancestors(nodes: Iterable[Node]) -> set[Node]:
     seen, waiting = set(), list(nodes)
     while waiting:
@@ -649,12 +608,11 @@ def _ancestors(nodes: Iterable[Node]) -> set[Node]:
     return seen
 
 
-def _descendants(nodes: Iterable[Node], graph: fx.Graph, *, by_values: bool = False) -> set[Node]:
-    """The nodes made from these; `by_values`: except where only a shape, a type or a device was read."""
+def _descendants(nodes: Iterable[Node], graph: fx.Graph) -> set[Node]:
+    """The nodes made from these."""
     made = set(nodes)
     for node in graph.nodes:
-        is_form = "value" in node.meta and not tensors_in(node.meta["value"])
-        if made.intersection(node.all_input_nodes) and not (by_values and is_form):
+        if made.intersection(node.all_input_nodes):
             made.add(node)
     return made
 

@@ -52,7 +52,7 @@ from .joint import (
     similarities,
     sums_of_pairs,
 )
-from .task_loss import NAME, JointTrainer, TaskLoss, with_validation_read
+from .task_loss import NAME, JointTrainer, TaskLoss
 
 Way = str | Fit | TaskLoss
 
@@ -90,7 +90,7 @@ def stitch(
     """
     one_of(precision, "precision", PRECISIONS)
     each = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
-    ways = with_validation_read(map(find_way, each))
+    ways = find_ways(each)
     if not ways:
         raise ValueError("fit is an empty list: name at least one")
     tasks = [way for way in ways if isinstance(way, TaskLoss)]
@@ -120,14 +120,22 @@ def stitch(
     return results if each is fit else results[0]
 
 
-def find_way(way: Way) -> Fit | TaskLoss:
-    """A closed form, or training, by name and options."""
-    if isinstance(way, (Fit, TaskLoss)):
-        return way
-    if not isinstance(way, str):
-        raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {way!r}")
-    name, options = parse_call(way)
-    return TaskLoss.parse(options) if name == NAME else find_fit(way, also=(NAME,))
+def find_ways(ways: Sequence[Way]) -> list[Fit | TaskLoss]:
+    """Closed forms, or training, by name and options; validation data are read once for all that have the same."""
+    read: dict[int, Any] = {}
+    found: list[Fit | TaskLoss] = []
+    for way in ways:
+        if isinstance(way, str):
+            name, options = parse_call(way)
+            way = TaskLoss.parse(options) if name == NAME else find_fit(way, also=(NAME,))
+        elif not isinstance(way, (Fit, TaskLoss)):
+            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {way!r}")
+        if isinstance(way, TaskLoss) and way.validation is not None:
+            if id(way.validation) not in read:
+                read[id(way.validation)] = read_inputs(way.validation, None)
+            way = replace(way, validation=read[id(way.validation)])
+        found.append(way)
+    return found
 
 
 @torch.no_grad()
@@ -279,7 +287,7 @@ def stitch_sites(
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
-    (way,) = with_validation_read([find_way(fit)])
+    (way,) = find_ways([fit])
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):

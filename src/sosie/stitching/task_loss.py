@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..measures import linear_cka
 from ..progress import Progress
 from ..stats import Alignment, Scatter
 from .cuts import CutModel, answer_of
-from .joint import Form, Joint, in_chunks, read_inputs, scatter, similarity_at_joint
+from .joint import Form, Joint, in_chunks, scatter, similarity_at_joint
 
 NAME = "task_loss"
 RANDOM = "random"
@@ -149,18 +149,6 @@ def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
             weight = (left * sizes[:rank]) @ right
             bias = bias + (affine.weight - weight) @ moments.mean_a  # the mean of what the rank cuts off stays
     return [bias if task.bias else torch.zeros_like(bias), *factors]
-
-
-def with_validation_read(ways: Iterable[Fit | TaskLoss]) -> list[Fit | TaskLoss]:
-    """The same fits, with validation data in memory: once for all that have the same."""
-    read: dict[int, Any] = {}
-    ways = list(ways)
-    for k, way in enumerate(ways):
-        if isinstance(way, TaskLoss) and way.validation is not None:
-            if id(way.validation) not in read:
-                read[id(way.validation)] = read_inputs(way.validation, None)
-            ways[k] = replace(way, validation=read[id(way.validation)])
-    return ways
 
 
 class ActivationCache:
