@@ -20,6 +20,7 @@ from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, labels_
 from ..capture.structure import join
 from ..checks import one_of
 from ..data import open_data
+from ..engine.uncertainty import CONFIDENCE, student
 from ..linalg import Affine, JointMoments, lacks_room
 from ..linalg.fits import check_fits
 from ..measures import Measure, find, snap_to_bounds
@@ -380,7 +381,6 @@ def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tens
 # Evaluation: what stitched networks answer, against A, B and the labels
 
 
-CONFIDENCE = 0.95
 PROPORTIONS = ("accuracy", "agreement_b", "agreement_a")
 
 
@@ -433,30 +433,22 @@ class Tally:
         Proportions have Wilson's score interval; the others the error of a mean, with Student's t. relative_accuracy
         is a ratio of two means over the same inputs, so its error is that of the mean of s − r b (the delta method).
         """
-        from scipy.special import stdtrit
-
         value = self.numbers().get(key)
         if value is None or self.n < 2:
             return None
         if key in PROPORTIONS:
-            return wilson(value, self.n)
+            from scipy.stats import binomtest
+
+            low, high = binomtest(round(self.sums[key]), self.n).proportion_ci(CONFIDENCE, "wilson")
+            return float(low), float(high)
         if key == "relative_accuracy":
             right, right_b, both = (self.sums[name] for name in ("accuracy", "accuracy_b", "both_right"))
             squares, share = right - 2 * value * both + value**2 * right_b, right_b / self.n
         else:
             squares, share = self.sums["cross_entropy²"] - self.n * value**2, 1.0
         error = math.sqrt(max(squares, 0.0) / (self.n * (self.n - 1))) / share  # squares < 0 by rounding
-        reach = float(stdtrit(self.n - 1, (1 + CONFIDENCE) / 2)) * error
+        reach = float(student(self.n - 1, CONFIDENCE)) * error
         return max(value - reach, 0.0), value + reach
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson 1927), which also holds close to 0 and 1."""
-    from scipy.special import ndtri
-
-    z = float(ndtri((1 + CONFIDENCE) / 2))
-    centre, reach = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max((centre - reach) / (1 + z**2 / n), 0.0), min((centre + reach) / (1 + z**2 / n), 1.0)
 
 
 def evaluate_joints(
