@@ -25,11 +25,12 @@ from ..capture.arguments import CallArguments
 from ..checks import one_of
 from ..engine.caveats import of_left_out
 from ..engine.network import number_duplicates
+from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
 from ..factory import parse_call
 from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
-from ..measures import Measure, find
+from ..measures import Measure
 from ..results import Caveat, Closer, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut, CutModel, LeakingCut, is_mask
@@ -288,7 +289,7 @@ def stitch_sites(
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
     (way,) = find_ways([fit])
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    chosen = find_measures(measures, of="layers")
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
             raise ValueError(
