@@ -640,11 +640,14 @@ class CutModel(Network):
 
     cut: Cut = field(init=False, repr=False)  # from `cut_at`
 
-    def cut_at(self, site: str, batch: Any) -> CutModel:
-        """Cut it at a site; the cut is tried on a batch."""
+    def cut_at(self, site: str, batch: Any, *, check: bool = False) -> CutModel:
+        """The same network, cut at a site; the cut is tried on a batch. `check`: raise where something goes around."""
         args, kwargs = self.call(batch)
-        self.cut = Cut(self.model, site, *args, **kwargs)
-        return self
+        model = replace(self)
+        model.cut = Cut(self.model, site, *args, **kwargs)
+        if check:
+            model.cut.check(*args, **kwargs)
+        return model
 
     def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the model is called with for a batch, on its device."""

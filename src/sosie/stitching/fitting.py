@@ -98,9 +98,7 @@ def stitch(
     kept = read_inputs(data, max_rows) if tasks else None  # training goes through them many times
     first, batches = look_into(data if kept is None else in_chunks(kept))
     lower = CutModel.of(model_a, prepare=prepare_a, inputs=inputs).cut_at(site_a, first)
-    upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first)
-    args, kwargs = upper.call(first)
-    upper.cut.check(*args, **kwargs)
+    upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first, check=True)
     models, sites = (lower, upper), ([lower.cut.site], [upper.cut.site])
     joints = [Joint(Form.of(lower.cut.site), Form.of(upper.cut.site), resize) for _ in ways]
     random = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
@@ -175,8 +173,8 @@ class Stitch:
         accuracy divided by B's (left out where B gets nothing right).
         """
         a, b = self.model.lower, self.model.upper
-        tallies = evaluate_joints((a, b), [a.cut.site], {(0, 0): self.model.joint}, [b.cut], data, max_rows)
-        return {**tallies[0, 0].numbers(), "n": float(tallies[0, 0].n)}
+        tally = evaluate_joints(a, [a.cut.site], {(0, 0): self.model.joint}, [b], data, max_rows)[0, 0]
+        return {**tally.numbers(), "n": float(tally.n)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the joint, and how it was made, as safetensors that `Stitch.load` reads; the models are not in it."""
@@ -289,7 +287,7 @@ def stitch_sites(
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
     (way,) = find_ways([fit])
-    chosen = find_measures(measures, of="layers")
+    chosen = find_measures(measures, of="layers") if measures else ()
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
             raise ValueError(
@@ -312,18 +310,17 @@ def stitch_sites(
 
     @functools.cache
     def lower(i: int) -> CutModel:
-        return replace(models[0]).cut_at(grid.a[i].label, first)
+        return models[0].cut_at(grid.a[i].label, first)
 
     def affine_of(pair: Pair) -> Affine:
         moments = sums[pair].joint(*pair)
         if not isinstance(way, TaskLoss):
             return way(moments)
-        upper = replace(models[1])
-        upper.cut = grid.cuts[pair[1]]
-        return JointTrainer(lower(pair[0]), upper, grid.joints[pair], moments, kept).train([way])[0].affine
+        trainer = JointTrainer(lower(pair[0]), grid.uppers[pair[1]], grid.joints[pair], moments, kept)
+        return trainer.train([way])[0].affine
 
     grid.fill(affine_of, models[1])
-    tallies = evaluate_joints(models, grid.a, grid.joints, grid.cuts, given if test is None else test, max_rows)
+    tallies = evaluate_joints(models[0], grid.a, grid.joints, grid.uppers, given if test is None else test, max_rows)
     settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
     if max_rows is not None:
         settings["max_rows"] = str(max_rows)
@@ -366,7 +363,7 @@ class SitePairs:
 
     a: tuple[Site, ...]
     b: tuple[Site, ...]
-    cuts: tuple[Cut, ...]  # of B, one per site
+    uppers: tuple[CutModel, ...]  # B, cut at each of its sites
     leaking: tuple[str, ...]  # sites of B left out because something goes around them
     left_out: tuple[dict[str, str], dict[str, str]]  # sites of A, of B that give no rows, and why
     joints: dict[Pair, Joint] = field(default_factory=dict)
@@ -404,23 +401,20 @@ def find_pairs(
             f"sites pair up in their order, but there are {len(a)} of A ({names[0]}) and {len(b)} of B ({names[1]}): "
             "choose as many with sites_a= and sites_b=, or pairs='all'"
         )
-    args, kwargs = models[1].call(batch)
-    cuts: dict[int, Cut] = {}
+    uppers: dict[int, CutModel] = {}
     leaking = []
     for j, site in enumerate(b):
         try:
-            one = Cut(models[1].model, site.label, *args, **kwargs)
-            one.check(*args, **kwargs)
-            cuts[j] = one
+            uppers[j] = models[1].cut_at(site.label, batch, check=True)
         except LeakingCut:
             if sites[1] is not None:  # the user chose them
                 raise
             leaking.append(site.label)
-    if not cuts:
+    if not uppers:
         raise LeakingCut(f"something goes around every site of {models[1].name}: {', '.join(leaking)}")
-    of_a = [a[j] for j in cuts] if pairs == "diagonal" else a
-    of_b, left_out = tuple(b[j] for j in cuts), (without_a, without_b)
-    grid = SitePairs(tuple(of_a), of_b, tuple(cuts.values()), tuple(leaking), left_out)
+    of_a = tuple(a[j] for j in uppers) if pairs == "diagonal" else a
+    of_b = tuple(b[j] for j in uppers)
+    grid = SitePairs(of_a, of_b, tuple(uppers.values()), tuple(leaking), (without_a, without_b))
     for j in range(len(grid.b)):
         for i in [j] if pairs == "diagonal" else range(len(grid.a)):
             try:

@@ -27,7 +27,7 @@ from ..measures import Measure, find, snap_to_bounds
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment
-from .cuts import Cut, CutModel, answer_of
+from .cuts import CutModel, answer_of
 
 Precision = Literal["float32", "float64"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -452,15 +452,18 @@ class Tally:
 
 
 def evaluate_joints(
-    models: tuple[CutModel, CutModel],
+    a: CutModel,
     sites_a: Sequence[Site],
     joints: Mapping[Pair, Joint],
-    cuts: Sequence[Cut],
+    uppers: Sequence[CutModel],
     data: Any,
     max_rows: int | None,
 ) -> dict[Pair, Tally]:
-    """How each stitched network does. A and B run once, and for each joint only B's part above it. `cuts`: of B."""
-    a, b = models
+    """How each stitched network does. A and B run once, and for each joint only B's part above it.
+
+    `uppers`: B, cut at each of its sites.
+    """
+    b, cuts = uppers[0], [upper.cut for upper in uppers]
     tallies = {pair: Tally() for pair in joints}
     many = f"{len(joints)} stitched networks" if len(joints) > 1 else "the stitched network"
     with (
