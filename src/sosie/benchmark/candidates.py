@@ -175,26 +175,22 @@ def _of_rows(
 ) -> CandidateValues:
     sample = Sample.of(rows, rows, inputs=inputs if "inputs" in measure.needs else None)
     varies = (sample.spread[0] > CONSTANT_IN_FLOAT32).tolist()
+    every: Tensor | None = None  # the values of all pairs, of measures that give them at once
+
+    def value(i: int, j: int) -> float:
+        check_widths(measure, rows[i].shape[1], rows[j].shape[1])
+        if not (varies[i] and varies[j]):
+            raise ValueError("the last hidden layer of a network does not vary over these images")
+        value = measure(view_of(measure.reads, sample, i, j)) if every is None else every[i, j]
+        if not bool(torch.isfinite(value)):
+            raise ValueError("nothing of one side is left once it is centred")
+        return float(snap_to_bounds(value, measure))
+
     with torch.no_grad():
         if issubclass(measure.reads, Alignment):
-            matrix = snap_to_bounds(measure(sample.alignment(measure.reads)), measure).cpu()
-            return _one_by_one(lambda i, j: _finite(matrix[i, j], varies, i, j), pairs)
-
-        def value(i: int, j: int) -> float:
-            check_widths(measure, rows[i].shape[1], rows[j].shape[1])
-            if not (varies[i] and varies[j]):
-                return _finite(torch.tensor(torch.nan), varies, i, j)
-            return _finite(snap_to_bounds(measure(view_of(measure.reads, sample, i, j)), measure), varies, i, j)
-
+            every = measure(sample.alignment(measure.reads)).cpu()
+            return _one_by_one(value, pairs)
         return _one_by_one(value, pairs, deadline, threads=not rows[0].is_cuda)
-
-
-def _finite(value: Tensor, varies: Sequence[bool], i: int, j: int) -> float:
-    if not (varies[i] and varies[j]):
-        raise ValueError("the last hidden layer of a network does not vary over these images")
-    if not bool(torch.isfinite(value)):
-        raise ValueError("nothing of one side is left once it is centred")
-    return float(value)
 
 
 def _one_by_one(

@@ -21,7 +21,7 @@ from ..capture.arguments import explain_types
 from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
 from ..engine.network import Network
-from ..models import AtomConv2d
+from ..models import atom_layers
 from ..process_state import products
 from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
 
@@ -185,7 +185,7 @@ def _bytes(tensor: Tensor) -> bytes:
 def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """Atoms and coefficients of the layers made of them, in the order of registration."""
     if isinstance(model, nn.Module):
-        modules = {name: module for name, module in unwrap(model).named_modules() if isinstance(module, AtomConv2d)}
+        modules = atom_layers(unwrap(model))
         layers = {name: (layer.atoms.detach(), layer.coefficients.detach()) for name, layer in modules.items()}
     else:
         modules = {}
