@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,8 +72,8 @@ class Cut:
         self._name, self._call_number = place[0], place[1] or 1
         self._module = names.by_name[self._name]
         own = [name for name, module in names.by_name.items() if module is self._module]
-        above = {names.by_name[each] for name in own for each in ancestors(name)}  # modules that the site is in
-        self._others = [m for m in names.unique().values() if m not in above and not is_script(m)]
+        self._around = {names.by_name[each] for name in own for each in ancestors(name)}  # modules that the site is in
+        self._others = [m for m in names.unique().values() if m not in self._around and not is_script(m)]
         parameters = inspect.signature(self._root.forward).parameters.values()
         self._parameters = tuple(each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD)
         if not args and not kwargs:
@@ -91,6 +91,7 @@ class Cut:
             self._overwrites = given._version > 0
             self.example = example.inputs(0, 1)
             self._outputs = self._outputs_up_to_site()
+            self._leaves_marks = False  # whether a forward changes attributes of modules that the site is in
             self._stands_still = self._may_stand_still(example)
 
     def representation(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -120,7 +121,8 @@ class Cut:
         fits = activation.shape[1:] == self.site.shape and (not given or call.form() == self.example.form())
         with self._evaluating():
             if self._stands_still and fits and (given or not self.needs_input):
-                return self._run_above(activation, call)
+                with kept_attributes(self._root) if self._leaves_marks else nullcontext():
+                    return self._run_above(activation, call)
             if not given:
                 raise TypeError(
                     f"the task map from {self.site.label!r} needs the model's input besides the activation: "
@@ -250,16 +252,17 @@ class Cut:
                 expected = self._substituted(given, call)
                 self._root(*turned.args, **turned.kwargs)  # so that no module remembers anything of this input
                 with kept_attributes(self._root):
-                    if not _same_outputs(self._run_above(given, call), expected):
-                        return False
+                    before = _marks(self._around)
+                    output = self._run_above(given, call)
+                    self._leaves_marks |= _marks(self._around) != before
+                if not _same_outputs(output, expected):
+                    return False
             return True
 
         calls = [example, example.inputs(0, example.count() - 1)]
-        try:
+        with suppress(Exception):  # a forward that does not bear it may fail in any way; then the whole of it is run
             if all(map(is_same, calls)) and (not _has_masks(example) or is_same(example.map(_other_mask))):
                 return True
-        except Exception:
-            pass
         whole = self._root(*example.args, **example.kwargs)
         again = self._substituted(self.representation(*example.args, **example.kwargs), example)
         if not _same_outputs(again, whole):
@@ -346,6 +349,15 @@ def _called_instead(module: nn.Module, function: Callable[..., Any]) -> Iterator
     finally:
         del own["_compiled_call_impl"]
         own.update(before)
+
+
+def _marks(modules: Iterable[nn.Module]) -> list[Any]:
+    """What shows that a forward changed something: which attributes there are, their sizes, versions of tensors."""
+    parts = [part for module in modules for part in (*vars(module).values(), *module.buffers(recurse=False))]
+    return [
+        (id(part), part._version if isinstance(part, Tensor) else len(part) if isinstance(part, Sized) else None)
+        for part in parts
+    ]
 
 
 def _few(call: CallArguments) -> CallArguments:
