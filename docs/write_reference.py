@@ -65,8 +65,7 @@ BESIDE = {
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
-    "sosie.history": ("Recorder",),
-    "sosie.history.callbacks": ("lightning_callback", "hf_callback"),
+    "sosie.history": ("Recorder", "lightning_callback", "hf_callback"),
     "sosie.train.federated": (
         *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),
         *("Method", "Phase"),

@@ -15,7 +15,7 @@ from networks import State, atoms_of, sites_of
 from settings import Settings
 from torch import Tensor, nn
 
-from sosie.benchmark.grounding import bootstrap, pearson, percentile_interval, spearman
+from sosie.benchmark.trials import bootstrap, pearson, percentile_interval, spearman
 from sosie.capture import watch
 from sosie.linalg import centred, double_centred, u_centred
 from sosie.measures import atom_grassmann

@@ -21,8 +21,8 @@ from settings import OWN, RIVALS, Settings, small
 from torch import Tensor
 
 import sosie
-from sosie.benchmark.grounding import COEFFICIENTS, difference
 from sosie.benchmark.population import ALL, CLEAN, CORRUPTED, GROUPS, KINDS
+from sosie.benchmark.trials import COEFFICIENTS, difference
 from sosie.train import accuracy
 
 LEARNT = 0.9  # accuracy on clean test images

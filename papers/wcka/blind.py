@@ -10,8 +10,8 @@ from networks import SCRATCH, study
 from parallel import each
 from settings import OWN, Settings
 
-from sosie.benchmark.manipulation import MANIPULATIONS, Bench, manipulate
 from sosie.benchmark.population import CLEAN
+from sosie.benchmark.trials import MANIPULATIONS, Bench, manipulate
 
 ROLLED, BIASED, DARK, SAME = "classes rolled", "biased", "dark pixels", ("permuted", "rescaled")
 

@@ -16,9 +16,9 @@ from parallel import each, say
 from settings import OWN, RIVALS, Settings
 
 import sosie
-from sosie.benchmark.calibration import Probes, auc
 from sosie.benchmark.candidates import CandidateValues
 from sosie.benchmark.population import CLEAN, probing_images
+from sosie.benchmark.trials import Probes, auc
 
 MIXED = "mixed"  # clean and corrupted images together, as the text of section 3.1 has it
 

@@ -10,8 +10,8 @@ from networks import HEADS, SCRATCH, agree, study
 from parallel import each
 from settings import OWN, RIVALS, Settings
 
-from sosie.benchmark.grounding import COEFFICIENTS, difference, ground
 from sosie.benchmark.population import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS, KINDS
+from sosie.benchmark.trials import COEFFICIENTS, difference, ground
 
 WORDS = ("seed", "architecture", "strategy")  # where the paper finds wCKA ahead; epochs: all alike
 SLOW = ("deconfounded_cka", "normalized_bures", "weight_cosine_matched", "wcka_lit")  # begun first

@@ -14,8 +14,6 @@ from settings import Settings
 from torch import Tensor, nn
 
 from sosie.benchmark import Scale
-from sosie.benchmark.calibration import Probes
-from sosie.benchmark.grounding import Ground
 from sosie.benchmark.population import (
     Agreement,
     Architecture,
@@ -27,6 +25,7 @@ from sosie.benchmark.population import (
     open_benchmark_images,
     perceptron,
 )
+from sosie.benchmark.trials import Ground, Probes
 from sosie.data import open_images
 from sosie.train import Recipe, accuracy, fit
 

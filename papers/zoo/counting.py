@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sosie.benchmark.grounding import percentile_interval, weighted_spearman
-from sosie.stitching.fitting import wilson
+from sosie.benchmark.trials import percentile_interval, weighted_spearman
 
 Array = np.ndarray
 
@@ -20,7 +19,7 @@ def share(hits: Sequence[bool], chances: Sequence[float]) -> dict[str, Any]:
     if not hits:
         return {"n": 0, "share": None, "low": None, "high": None, "chance": None}
     found = sum(hits) / len(hits)
-    low, high = wilson(found, len(hits))
+    low, high = map(float, stats.binomtest(sum(hits), len(hits)).proportion_ci(method="wilson"))
     return {"n": len(hits), "share": found, "low": low, "high": high, "chance": sum(chances) / len(chances)}
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -142,6 +143,17 @@ def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, inde
     separators = (",", ":") if indent is None else None
     text = json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     return write_atomically(path, text + "\n")
+
+
+def plain_json(value: Any) -> Any:
+    """The same values as JSON holds them: arrays as lists, and None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {str(key): plain_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(each) for each in value]
+    if hasattr(value, "tolist"):
+        return plain_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_hash(content: Mapping[str, Any]) -> str:

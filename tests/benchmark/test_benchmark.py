@@ -19,7 +19,6 @@ from tiny_benchmark import TINY
 
 import sosie
 from sosie.benchmark import SCALES, run_benchmark
-from sosie.benchmark.calibration import auc
 from sosie.benchmark.candidates import open_candidates, values_of
 from sosie.benchmark.population import (
     KINDS,
@@ -33,6 +32,7 @@ from sosie.benchmark.population import (
     pairs_of,
     perceptron,
 )
+from sosie.benchmark.trials import auc
 from sosie.measures import MEASURES
 from sosie.results import Leaderboard
 
@@ -290,11 +290,9 @@ def test_slow_measures_state_their_limit() -> None:
 
 
 def test_a_budget_leaves_the_rest_undefined() -> None:
-    from sosie.benchmark.candidates import Clock
-
     rows = [torch.rand(20, 4, dtype=torch.float64) for _ in range(3)]
     (candidate,) = open_candidates(cka, TINY)
-    found = values_of(candidate, rows, [(0, 1), (1, 2)], clock=Clock(-1.0))
+    found = values_of(candidate, rows, [(0, 1), (1, 2)], deadline=-1.0)
     assert np.isnan(found.values).all()
     assert "budget" in next(iter(found.reasons))
 

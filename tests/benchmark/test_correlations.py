@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sosie.benchmark.grounding import (
+from sosie.benchmark.trials import (
     bootstrap,
     meng,
     pearson,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sosie.benchmark import population as functional
 from sosie.benchmark.candidates import open_candidates
-from sosie.benchmark.grounding import Ground, difference, ground
 from sosie.benchmark.population import Images, Member, Population, Store, agreements, open_benchmark_images, perceptron
+from sosie.benchmark.trials import Ground, difference, ground
 from sosie.data import corrupt
 
 CPU = torch.device("cpu")

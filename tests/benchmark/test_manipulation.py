@@ -8,8 +8,8 @@ import torch
 from tiny_benchmark import TINY
 
 from sosie.benchmark.candidates import open_candidates
-from sosie.benchmark.manipulation import MANIPULATIONS, Bench, manipulate
 from sosie.benchmark.population import last_hidden, open_benchmark_images, perceptron
+from sosie.benchmark.trials import MANIPULATIONS, Bench, manipulate
 from sosie.measures import MEASURES
 from sosie.train import Recipe, accuracy, fit
 

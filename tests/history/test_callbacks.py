@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sosie.history import Recorder, callbacks, open_run
+from sosie.history import Recorder, hf_callback, lightning_callback, open_run
 
 
 def network() -> nn.Module:
@@ -39,9 +39,9 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for module in ("lightning.pytorch", "pytorch_lightning", "transformers"):
             monkeypatch.setitem(__import__("sys").modules, module, None)
         with pytest.raises(ImportError, match=r"sosie\[lightning\]"):
-            callbacks.lightning_callback(recorder)
+            lightning_callback(recorder)
         with pytest.raises(ImportError, match=r"sosie\[hf\]"):
-            callbacks.hf_callback(recorder)
+            hf_callback(recorder)
 
 
 def test_hugging_face_calls_it_at_every_step(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_hugging_face_calls_it_at_every_step(tmp_path: Path) -> None:
     model = network()
     recorder = Recorder(tmp_path / "r", model, "weights", every=2)
     state, control = transformers.TrainerState(), transformers.TrainerControl()
-    handler = trainer_callback.CallbackHandler([callbacks.hf_callback(recorder)], model, None, None, None)
+    handler = trainer_callback.CallbackHandler([hf_callback(recorder)], model, None, None, None)
     handler.on_train_begin(None, state, control)
     for step in range(1, 6):
         state.global_step = step
@@ -75,9 +75,7 @@ def test_transformers_own_trainer(tmp_path: Path, at: Any) -> None:
             str(tmp_path / "out"), num_train_epochs=3, per_device_train_batch_size=16, report_to=[], use_cpu=True,
             save_strategy="epoch", disable_tqdm=True, logging_strategy="no",
         )  # fmt: skip
-        trainer = transformers.Trainer(
-            model, arguments, train_dataset=data, callbacks=[callbacks.hf_callback(recorder, at)]
-        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[hf_callback(recorder, at)])
         trainer.train(resume_from_checkpoint=checkpoint)
 
     model = Tellable()
@@ -116,7 +114,7 @@ def test_lightnings_own_trainer(lightning: Any, tmp_path: Path, at: Any) -> None
 
     def trainer(recorder: Recorder, epochs: int) -> Any:
         return lightning.Trainer(
-            max_epochs=epochs, callbacks=[callbacks.lightning_callback(recorder, at)], logger=False, accelerator="cpu",
+            max_epochs=epochs, callbacks=[lightning_callback(recorder, at)], logger=False, accelerator="cpu",
             enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
 

@@ -16,7 +16,6 @@ from torch import nn
 from sosie.capture import SilentSite, UnknownSite, answer_in, watch
 from sosie.capture.batches import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
-from sosie.stitching import cuts
 from sosie.stitching.cuts import Cut, LeakingCut
 
 SIXTY_FOUR = torch.float64
@@ -134,34 +133,29 @@ def test_other_numbers_of_inputs_and_gradients(build, options, site, side):
 
 
 LEAKING = [
-    (cifar_resnet, {"depth": 8}, "layer1.0.conv2", "'relu' of the output of bn1 goes around it into layer1.0"),
-    (cifar_resnet, {"depth": 8}, "layer2.0.bn2", "'pad' of the output of layer1 goes around it into layer2.0"),
-    (resnet18, {"stem": "cifar"}, "layer2.0.bn2", "the output of layer2.0.downsample goes around it into layer2.0"),
-    (ResNet50, {}, "layer1.1.conv2", "the output of layer1.0 goes around it into layer1.1"),
-    (inception_v1, {"stem": "cifar"}, "inception3a.branch1", "inception3a.branch2 .* and|inception3a.branch4"),
+    (cifar_resnet, {"depth": 8}, "layer1.0.conv2", "the output of bn1 goes around it; cut at 'layer1.0'"),
+    (cifar_resnet, {"depth": 8}, "layer2.0.bn2", "the output of layer1 goes around it; cut at 'layer2.0'"),
+    (resnet18, {"stem": "cifar"}, "layer2.0.bn2", "the output of layer1 goes around it; cut at 'layer2.0'"),
+    (ResNet50, {}, "layer1.1.conv2", "the output of layer1.0 goes around it; cut at 'layer1.1'"),
+    (inception_v1, {"stem": "cifar"}, "inception3a.branch1", "goes around it; cut at 'inception3a'"),
     (
         vit,
         {"depth": 3, "width": 16, "size": 8},
         "blocks.1.attention",
-        "output of blocks.0 goes around it into blocks.1",
+        "the output of blocks.0 goes .*; cut at 'blocks.1'",
     ),
     (vit, {"depth": 3, "width": 16, "size": 8}, "blocks.0.mlp", "cut at 'blocks.0'"),
-    (UNet, {}, "bottom", "'relu' of the output of down goes around it"),
-    (UNet, {}, "up", "'relu' of the output of down goes around it"),
+    (UNet, {}, "bottom", "the output of down goes around it; cut where all paths have met"),
+    (UNet, {}, "up", "the output of down goes around it"),
 ]
 
 
-@pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.parametrize(
     ("build", "options", "site", "says"), LEAKING, ids=lambda part: getattr(part, "__name__", None)
 )
-def test_a_cut_that_leaks_is_refused_by_name(build, options, site, says, traced, monkeypatch):
+def test_a_cut_that_leaks_is_refused_by_name(build, options, site, says):
     model, x = made(build, **options), images(side=16 if build is ResNet50 else 8)
-    if not traced:
-        monkeypatch.setattr(cuts, "task_graph", _no_graph)
-        says = "the output of .* goes around it"
     cut = Cut(model, site, x)
-    assert (cut._graph is not None) == traced
     with pytest.raises(LeakingCut, match=says):
         cut.check(x)
     # It still is what it says: the model's output with the activation in its place.
@@ -176,28 +170,18 @@ def _stop(output):
     raise KeyboardInterrupt
 
 
-def _no_graph(*args):
-    raise RuntimeError("cannot be traced")
+def _cannot(*args):
+    raise RuntimeError("does not bear it")
 
 
 @pytest.mark.parametrize(("build", "options", "site", "side"), SMALL, ids=lambda part: getattr(part, "__name__", None))
-def test_without_a_graph_the_part_below_runs_on_one_input(build, options, site, side, monkeypatch):
-    monkeypatch.setattr(cuts, "task_graph", _no_graph)
+def test_where_nothing_can_stand_still_the_whole_forward_runs(build, options, site, side, monkeypatch):
+    monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(build, **options), images(3, side)
     cut = Cut(model, site, x)
     cut.check(x)
-    sizes: list[int] = []
-    activation = cut.representation(x)
-    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    with first.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]))):
-        answer = cut.task(activation, x)
-    torch.testing.assert_close(answer, model(x), rtol=1e-10, atol=1e-12)
-    # Where the forward remembers how many inputs it began with, it has to begin with all of them.
-    needs_all = build is BatchSize or site == "patches"
-    assert sizes == [3 if needs_all else 1]
-    assert cut.needs_input == needs_all
-    if not needs_all:
-        torch.testing.assert_close(cut.task(activation[:2]), model(x[:2]), rtol=1e-10, atol=1e-12)
+    assert cut.needs_input
+    torch.testing.assert_close(cut.task(cut.representation(x), x), model(x), rtol=1e-10, atol=1e-12)
 
 
 def test_the_second_call_of_a_module_is_a_site_of_its_own():
@@ -216,13 +200,13 @@ def test_the_second_call_of_a_module_is_a_site_of_its_own():
         Cut(model, "mix@3", x)
 
 
-@pytest.mark.parametrize("traced", [True, False])
-def test_what_comes_after_in_place_changes_neither_the_activation_nor_its_gradient(traced, monkeypatch):
-    if not traced:
-        monkeypatch.setattr(cuts, "task_graph", _no_graph)
+@pytest.mark.parametrize("still", [True, False])
+def test_what_comes_after_in_place_changes_neither_the_activation_nor_its_gradient(still, monkeypatch):
+    if not still:
+        monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(InPlace), rows()
     cut = Cut(model, "fc", x)
-    assert (cut._graph is not None) == traced
+    assert cut._stands_still == still
     leaf = cut.representation(x).detach().requires_grad_()
     kept = leaf.detach().clone()
     answer = cut.task(leaf, x)
@@ -254,10 +238,10 @@ def test_dicts_options_tuples_and_model_outputs():
     )
 
 
-@pytest.mark.parametrize("traced", [True, False])
-def test_padding_masks_belong_to_both_maps(traced, monkeypatch):
-    if not traced:
-        monkeypatch.setattr(cuts, "task_graph", _no_graph)
+@pytest.mark.parametrize("still", [True, False])
+def test_padding_masks_belong_to_both_maps(still, monkeypatch):
+    if not still:
+        monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, batch = made(Bert), tokens()
     cut = Cut(model, "encoder.layer.0", **batch)
     cut.check(**batch)
@@ -270,7 +254,7 @@ def test_padding_masks_belong_to_both_maps(traced, monkeypatch):
     unpadded = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
     for example in (unpadded, {"input_ids": batch["input_ids"]}):
         later = Cut(model, "encoder.layer.0", **example)
-        assert later.needs_input == (example is unpadded)
+        assert later.needs_input == (example is unpadded or not still)
         found = later.task(activation, **batch)
         torch.testing.assert_close(found.pooler_output, expected.pooler_output, rtol=1e-10, atol=1e-12)
     inner = Cut(model, "encoder.layer.1.attention", **batch)
@@ -287,13 +271,35 @@ def test_an_input_has_its_own_mask_though_the_first_ones_would_serve_all(monkeyp
         def forward(self, x, mask):
             return self.head(self.site(x) * mask)
 
-    monkeypatch.setattr(cuts, "task_graph", _no_graph)
+    monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(Masked), rows()
     cut = Cut(model, "site", x, torch.ones(4, 4))
     cut.check(x, torch.ones(4, 4))
     assert cut.needs_input
     mask = torch.eye(4)
     torch.testing.assert_close(cut.task(cut.representation(x, mask), x, mask), model(x, mask))
+
+
+def test_a_module_that_reads_the_mask_below_the_site_does_not_stand_still():
+    class Extends(nn.Module):
+        def forward(self, mask):
+            return mask[..., None].double()
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.extend, self.site, self.head = Extends(), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x, attention_mask):
+            counts = self.extend(attention_mask)
+            return self.head(self.site(x) * counts)
+
+    model, x = made(Masked), torch.stack([rows(5), rows(5).flip(0), rows(5) + 1])
+    whole, padded = torch.ones(3, 5), torch.tensor([[1.0] * 5, [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    cut = Cut(model, "site", x, attention_mask=whole)
+    assert cut.needs_input
+    activation = cut.representation(x, attention_mask=padded)
+    torch.testing.assert_close(cut.task(activation, x, attention_mask=padded), model(x, attention_mask=padded))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -405,11 +411,11 @@ def test_the_model_is_left_as_found():
         torch.testing.assert_close(Cut(model, "layer2.0", x).task(cut.representation(x)), model(x))
 
 
-@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("still", [True, False])
 @pytest.mark.parametrize("site", ["down", "middle", "up", "last"])
-def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(site, traced, monkeypatch):
-    if not traced:
-        monkeypatch.setattr(cuts, "task_graph", _no_graph)
+def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(site, still, monkeypatch):
+    if not still:
+        monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(Skips), rows(5)
     cut = Cut(model, site, x)
     assert not model.skips
@@ -422,7 +428,7 @@ def test_a_model_that_keeps_its_skips_in_a_list_of_its_own(site, traced, monkeyp
         assert not model.skips
 
 
-def test_a_trace_that_fails_in_the_middle_leaves_nothing_on_the_model():
+def test_a_forward_that_looks_at_values_leaves_nothing_on_the_model():
     class Decides(Skips):
         def forward(self, x):
             self.skips.append(self.down(x))
@@ -433,15 +439,14 @@ def test_a_trace_that_fails_in_the_middle_leaves_nothing_on_the_model():
     model, x = made(Decides), rows(5)
     expected = model(x)
     cut = Cut(model, "up", x)
-    assert "whole forward" in repr(cut)
     assert not model.skips
     torch.testing.assert_close(cut.task(cut.representation(x), x), expected)
 
 
-@pytest.mark.parametrize("traced", [True, False])
-def test_hooks_are_gone_after_exceptions(traced, monkeypatch):
-    if not traced:
-        monkeypatch.setattr(cuts, "task_graph", _no_graph)
+@pytest.mark.parametrize("still", [True, False])
+def test_hooks_are_gone_after_exceptions(still, monkeypatch):
+    if not still:
+        monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(ResNet20), images()
     with pytest.raises(RuntimeError):
         Cut(model, "layer2.0", x[:, :2])
@@ -492,7 +497,7 @@ def test_errors_say_what_to_do():
         Cut(model, "layer2", x).check(x[:1].expand(2, -1, -1, -1))
     with pytest.raises(ValueError, match="no inputs"):
         Cut(model, "layer2", x[:0])
-    assert "layer2: task map by a graph" in repr(Cut(model, "layer2", x))
+    assert "layer2: task map by what follows" in repr(Cut(model, "layer2", x))
 
 
 def test_a_model_that_is_random_in_eval_is_refused():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sosie.capture import Site
 from sosie.stitching.joint import Form, Joint
 
 VECTOR, MAP, TOKENS = Form(5), Form(4, (6, 6)), Form(3, (17,), tokens=True)
@@ -20,13 +21,17 @@ def joint(source: Form, target: Form, **options) -> Joint:
     return made
 
 
+def site(shape: tuple[int, ...], channels_last: bool) -> Site:
+    return Site("conv", "conv", 1, shape, channels_last)
+
+
 def test_forms_are_read_from_shapes() -> None:
-    assert Form.of((5,), True) == VECTOR
-    assert Form.of((4, 6, 6), False) == MAP
-    assert Form.of((17, 3), True) == TOKENS
+    assert Form.of(site((5,), True)) == VECTOR
+    assert Form.of(site((4, 6, 6), False)) == MAP
+    assert Form.of(site((17, 3), True)) == TOKENS
     assert str(MAP) == "a map of 4 channels, 6 × 6"
     with pytest.raises(ValueError, match="cannot be stitched"):
-        Form.of((), True)
+        Form.of(site((), True))
 
 
 def test_maps_by_a_convolution_of_one_pixel() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import sosie
 from sosie.report import write_report
 from sosie.results import Comparison
+from sosie.stitching import TaskLoss
 from sosie.stitching.cuts import LeakingCut
-from sosie.stitching.fitting import Tally, wilson
+from sosie.stitching.joint import Tally
 
 SITES = ["0", "1", "3", "5"]
 NUMBERS = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
@@ -114,13 +115,13 @@ def test_all_pairs_are_what_single_stitches_are() -> None:
 
 def test_trained_pairs_are_what_single_stitches_are() -> None:
     a, b, test = cnn(0), cnn(1), labelled(60, seed=3)
-    way = "task_loss(epochs=2, batch=30, rate=0.02, start='identity')"
+    way = TaskLoss(epochs=2, batch=30, rate=0.02, start="identity", validation=test)
     sites = ["0", "3"]
     # Batches that can be read once only.
-    c = sosie.stitch_sites(a, b, iter(labelled()), test=test, sites_a=sites, sites_b=sites, fit=way, validation=test)
+    c = sosie.stitch_sites(a, b, iter(labelled()), test=test, sites_a=sites, sites_b=sites, fit=way)
     untrained = sosie.stitch_sites(a, b, labelled(), test=test, sites_a=sites, sites_b=sites, fit="identity")
     for i, site in enumerate(sites):
-        alone = sosie.stitch(a, site, b, site, labelled(), fit=way, validation=test).evaluate(test)
+        alone = sosie.stitch(a, site, b, site, labelled(), fit=way).evaluate(test)
         assert c["cross_entropy"].value[i, i] == pytest.approx(alone["cross_entropy"], abs=1e-6)
         assert c["cross_entropy"].value[i, i] < untrained["cross_entropy"].value[i, i]
     assert c.provenance["settings"]["fit"].startswith("task_loss(")
@@ -206,8 +207,6 @@ def test_what_does_not_fit_is_told() -> None:
         sosie.stitch_sites(a, b, x, sites_a=["0", "1", "3"], sites_b=["0", "1"])
     with pytest.raises(ValueError, match="debiased_cka needs more"):
         sosie.stitch_sites(a, b, x, measures="debiased_cka")
-    with pytest.raises(ValueError, match="closed forms are not trained"):
-        sosie.stitch_sites(a, b, x, validation=x)
     with pytest.raises(ValueError, match=r"float32.*float64"):
         sosie.stitch_sites(a, b, x, precision="float16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"pairs must be.*diagonal.*all"):
@@ -259,4 +258,4 @@ def test_the_interval_of_a_proportion_is_wilsons() -> None:
         (0, 20, 0, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ):
-        assert wilson(count / n, n) == pytest.approx((low, high), abs=1e-4)
+        assert Tally(n, {"accuracy": count}).interval("accuracy") == pytest.approx((low, high), abs=1e-4)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
+from sosie.stitching import TaskLoss
 
 
 def mlp(seed: int, width: int = 8) -> nn.Sequential:
@@ -158,6 +159,6 @@ class TestPadding:
             sosie.stitch_sites(bert(0), Short(), [whole], test=[padded], sites_a=[self.site], sites_b=["first"])
 
     def test_similarity_of_padded_tokens_is_refused_as_a_penalty(self) -> None:
-        fit = "task_loss(epochs=1, cka=-1)"
+        fit = TaskLoss(epochs=1, cka=-1, loss=lambda outputs, _: outputs.mean())
         with pytest.raises(ValueError, match="padding would count"):
-            sosie.stitch(bert(0), self.site, bert(1), self.site, [token_batch()], fit=fit, loss=lambda o, _: o.mean())
+            sosie.stitch(bert(0), self.site, bert(1), self.site, [token_batch()], fit=fit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ def nets() -> tuple[nn.Module, nn.Module]:
     return tuple(nn.Sequential(*mlp(seed).double()) for seed in (0, 1))  # type: ignore[return-value]
 
 
-def train(fit: Any, data: Any = X, **options: Any) -> Any:
+def train(fit: Any, data: Any = X) -> Any:
     a, b = nets()
-    return sosie.stitch(a, AT, b, AT, data, fit=fit, **options)
+    return sosie.stitch(a, AT, b, AT, data, fit=fit)
 
 
 def by_hand(task: TaskLoss, weight: Tensor, bias: Tensor) -> nn.Linear:
@@ -154,7 +155,7 @@ def test_frozen_halves_stay_as_they_are() -> None:
         assert not any(module.training for net in (a, b) for module in net.modules())
         return outputs.square().mean()
 
-    sosie.stitch(a, "1", b, "1", x, fit="task_loss(epochs=1)", loss=loss)
+    sosie.stitch(a, "1", b, "1", x, fit=TaskLoss(epochs=1, loss=loss))
     found = sosie.stitch(a, "1", b, "1", x, fit="task_loss(epochs=2, batch=16, rate=0.1, start='random')")
     for net, state in zip((a, b), states, strict=True):
         assert net.training
@@ -192,7 +193,7 @@ def test_a_loss_that_breaks_late_keeps_the_best_epoch() -> None:
         return outputs.square().mean() * (math.nan if calls > 7 else 1)
 
     with pytest.warns(UserWarning, match="the loss is nan in epoch 2, at step 2 of it.*best layer so far, of epoch 1"):
-        found = train("task_loss(epochs=5, batch=30, rate=0.01)", loss=breaks)
+        found = train(TaskLoss(epochs=5, batch=30, rate=0.01, loss=breaks))
     assert found.report["epoch"] == found.history[-1]["epoch"] == 1
     assert bool(found.model.joint.weight.isfinite().all())
 
@@ -275,8 +276,8 @@ def test_seeds_decide_and_nothing_else_does() -> None:
 
 
 def test_patience_keeps_the_best_layer() -> None:
-    fit = "task_loss(epochs=50, rate=0.5, batch=30, patience=2)"
-    found = train(fit, validation=inputs(40, seed=3).double())
+    fit = TaskLoss(epochs=50, rate=0.5, batch=30, patience=2)
+    found = train(replace(fit, validation=inputs(40, seed=3).double()))
     losses = [line["validation"] for line in found.history]
     best = losses.index(min(losses))
     assert found.report["epoch"] == best
@@ -304,17 +305,19 @@ def test_a_users_own_loss() -> None:
         assert x.shape[1:] == (8,)
         return (outputs - F.one_hot(labels, 3)).square().sum(1).mean()
 
-    found = train(
-        ["task_loss(epochs=20, rate=0.02)", "task_loss(epochs=20, rate=0.02, seed=1)"], LABELLED, loss=squared
-    )
+    fits = [
+        TaskLoss(epochs=20, rate=0.02, seed=seed, loss=loss) for seed, loss in ((0, squared), (1, squared), (0, None))
+    ]
+    *found, plain = train(fits, LABELLED)
     for each in found:
         assert each.history[-1]["loss"] < each.history[0]["loss"]
     assert found[0].history[0]["loss"] == pytest.approx(
         squared(train("least_squares").model(X), (X, LABELS)).item(), abs=1e-9
     )
+    assert plain.history == train("task_loss(epochs=20, rate=0.02)", LABELLED).history, "each has its own loss"
     for bad in (lambda outputs, batch: 1.0, lambda outputs, batch: outputs, lambda o, b: torch.zeros(())):
         with pytest.raises(ValueError, match="must return a single number"):
-            train("task_loss(epochs=1)", LABELLED, loss=bad)
+            train(TaskLoss(epochs=1, loss=bad), LABELLED)
 
 
 @pytest.mark.parametrize(
@@ -349,8 +352,8 @@ def test_bad_input() -> None:
         train("task_loss(rank=7)")
     with pytest.raises(ValueError, match="undo the rank"):
         train("task_loss(rank=2, l1=0.1)")
-    with pytest.raises(ValueError, match="not trained"):
-        train("least_squares", validation=X)
     with pytest.raises(ValueError, match="leave targets out"):
-        train("task_loss(targets='labels')", LABELLED, loss=lambda o, b: o.sum())
+        TaskLoss(targets="labels", loss=lambda o, b: o.sum())
+    with pytest.raises(TypeError, match=r"loss\(outputs, batch\), got int"):
+        train("task_loss(loss=3)")
     assert train("task_loss(epochs=1)", LABELLED).fit == "task_loss(epochs=1)"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.models import small_cnn, vit
+from sosie.stitching import TaskLoss
 
 FIT = ["task_loss(epochs=3, batch=16, rate=0.01)", "task_loss(epochs=3, batch=16, start='random', seed=1)"]
 
@@ -148,7 +149,8 @@ def test_networks_that_are_no_classifiers_need_a_loss() -> None:
         assert outputs.shape == (len(batch), 2, 3)
         return outputs.square().mean()
 
-    found = sosie.stitch(nets[0], "0", nets[1], "0", x, fit=FIT, loss=squared)
+    fits = [TaskLoss(epochs=3, batch=16, rate=0.01, start=start, loss=squared) for start in ("least_squares", "random")]
+    found = sosie.stitch(nets[0], "0", nets[1], "0", x, fit=fits)
     assert all(each.history[-1]["loss"] < each.history[0]["loss"] for each in found)
     assert "cross_entropy" not in found[0].history[0]
 

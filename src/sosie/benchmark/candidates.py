@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -131,6 +132,7 @@ def _source_digest(function: Callable[..., Any]) -> str:
 # A measure's values over many pairs of networks; what belongs to one network is computed once
 
 Pairs = Sequence[tuple[int, int]]
+OVER_BUDGET = "not reached within the scale's budget of seconds"
 
 
 @dataclass
@@ -145,77 +147,62 @@ class CandidateValues:
         return np.isfinite(self.values)
 
 
-class Clock:
-    """A budget of seconds, shared by several calls."""
-
-    def __init__(self, budget: float) -> None:
-        self.budget, self._end = budget, time.monotonic() + budget
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self._end
-
-    @property
-    def reason(self) -> str:
-        return f"not reached within the budget of {self.budget:g} s"
-
-
 def values_of(
     candidate: Candidate,
-    things: Sequence[Tensor] | Sequence[nn.Module],
+    things: Sequence[Any],
     pairs: Pairs,
     *,
     inputs: Tensor | None = None,
-    clock: Clock | None = None,
+    rows: int | None = None,
+    deadline: float = math.inf,
 ) -> CandidateValues:
     """The values of pairs of (n, p) activations, or of networks; NaN, with the reason, where there is none.
 
-    `inputs` are those of the networks, flattened, for measures that need them.
+    `inputs` are those of the networks, flattened, for measures that need them. `rows`: only the first so many, of
+    activations and inputs. `deadline`: the time (of `time.monotonic`) after which no further pair is begun.
     """
+    if candidate.of == "activations":
+        things, inputs = [thing[:rows] for thing in things], None if inputs is None else inputs[:rows]
     if not isinstance(candidate.run, Measure):
-        return _one_by_one(lambda i, j: candidate.value(things[i], things[j]), pairs, clock)
+        return _one_by_one(lambda i, j: candidate.value(things[i], things[j]), pairs, deadline)
     if candidate.of == "models":
-        return _of_weights(candidate.run, things, pairs)  # type: ignore[arg-type]
-    return _of_rows(candidate.run, things, pairs, inputs, clock)  # type: ignore[arg-type]
+        return _of_weights(candidate.run, things, pairs)
+    return _of_rows(candidate.run, things, pairs, inputs, deadline)
 
 
 def _of_rows(
-    measure: Measure, rows: Sequence[Tensor], pairs: Pairs, inputs: Tensor | None, clock: Clock | None
+    measure: Measure, rows: Sequence[Tensor], pairs: Pairs, inputs: Tensor | None, deadline: float
 ) -> CandidateValues:
     sample = Sample.of(rows, rows, inputs=inputs if "inputs" in measure.needs else None)
     varies = (sample.spread[0] > CONSTANT_IN_FLOAT32).tolist()
+    every: Tensor | None = None  # the values of all pairs, of measures that give them at once
+
+    def value(i: int, j: int) -> float:
+        check_widths(measure, rows[i].shape[1], rows[j].shape[1])
+        if not (varies[i] and varies[j]):
+            raise ValueError("the last hidden layer of a network does not vary over these images")
+        value = measure(view_of(measure.reads, sample, i, j)) if every is None else every[i, j]
+        if not bool(torch.isfinite(value)):
+            raise ValueError("nothing of one side is left once it is centred")
+        return float(snap_to_bounds(value, measure))
+
     with torch.no_grad():
         if issubclass(measure.reads, Alignment):
-            matrix = snap_to_bounds(measure(sample.alignment(measure.reads)), measure).cpu()
-            return _one_by_one(lambda i, j: _finite(matrix[i, j], varies, i, j), pairs, None)
-
-        def value(i: int, j: int) -> float:
-            check_widths(measure, rows[i].shape[1], rows[j].shape[1])
-            if not (varies[i] and varies[j]):
-                return _finite(torch.tensor(torch.nan), varies, i, j)
-            return _finite(snap_to_bounds(measure(view_of(measure.reads, sample, i, j)), measure), varies, i, j)
-
-        return _one_by_one(value, pairs, clock, threads=not rows[0].is_cuda)
-
-
-def _finite(value: Tensor, varies: Sequence[bool], i: int, j: int) -> float:
-    if not (varies[i] and varies[j]):
-        raise ValueError("the last hidden layer of a network does not vary over these images")
-    if not bool(torch.isfinite(value)):
-        raise ValueError("nothing of one side is left once it is centred")
-    return float(value)
+            every = measure(sample.alignment(measure.reads)).cpu()
+            return _one_by_one(value, pairs)
+        return _one_by_one(value, pairs, deadline, threads=not rows[0].is_cuda)
 
 
 def _one_by_one(
-    value: Callable[[int, int], float], pairs: Pairs, clock: Clock | None, *, threads: bool = False
+    value: Callable[[int, int], float], pairs: Pairs, deadline: float = math.inf, *, threads: bool = False
 ) -> CandidateValues:
     """The values of all pairs. One that fails is undefined; if all fail, the measure itself is at fault: an error."""
     reasons: Counter[str] = Counter()
     errors: list[Exception] = []
 
     def of_pair(pair: tuple[int, int]) -> float:
-        if clock is not None and clock.over:
-            reasons[clock.reason] += 1
+        if time.monotonic() > deadline:
+            reasons[OVER_BUDGET] += 1
             return np.nan
         try:
             return value(*pair)
@@ -258,7 +245,7 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
             raise ValueError(next(iter(caveats), "undefined"))
         return mean
 
-    return _one_by_one(value, pairs, None)
+    return _one_by_one(value, pairs)
 
 
 def gather(parts: Iterable[CandidateValues]) -> CandidateValues:

@@ -106,7 +106,7 @@ def cost(
         most = max(probes)
         inputs: Any = open_data(data, batch=batch) if isinstance(data, str) else data
         if data is None:
-            inputs = _random_inputs(a.model, input_shape, most, batch, seed, place)
+            inputs = [_random_inputs(a.model, input_shape, most, seed, place)]
         chunks = list(recut(inputs, block=1, max_rows=most, largest=batch))
         if (there := sum(chunk.count for chunk in chunks)) < most:
             raise ValueError(f"the data have {there} inputs, but {most} are needed: fewer probes, or more data")
@@ -171,18 +171,13 @@ def _measured(measure: Measure, count: int | None, run: Run, device: torch.devic
 
 
 def _random_inputs(
-    model: nn.Module, shape: Sequence[int] | None, count: int, batch: int, seed: int, device: torch.device | None
-) -> list[Tensor]:
+    model: nn.Module, shape: Sequence[int] | None, count: int, seed: int, device: torch.device | None
+) -> Tensor:
     few = example_input(_plain(model), shape, seed=seed)
-    batches = []
-    for k, start in enumerate(range(0, count, batch)):
-        size = min(batch, count - start), *few.shape[1:]
-        if few.is_floating_point():
-            made = torch.randn(size, generator=torch.Generator().manual_seed(seed + k))
-            batches.append(made.to(device or few.device, few.dtype))
-        else:
-            batches.append(few[:1].expand(size).contiguous())
-    return batches
+    size = count, *few.shape[1:]
+    if not few.is_floating_point():
+        return few[:1].expand(size)
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device or few.device, few.dtype)
 
 
 def _plain(model: nn.Module) -> nn.Module:

@@ -16,10 +16,7 @@ from ..measures import MEASURES
 from ..process_state import products
 from ..progress import Progress
 from ..results import Closer, Entry, Leaderboard
-from .calibration import Probes, calibrate
 from .candidates import Candidate, Of, open_candidates, values_of
-from .grounding import Ground, Undefined, difference, ground
-from .manipulation import Bench, manipulate
 from .population import (
     ALL,
     KINDS,
@@ -32,6 +29,7 @@ from .population import (
     open_benchmark_images,
     open_scale,
 )
+from .trials import Bench, Ground, Probes, Undefined, calibrate, difference, ground, manipulate
 
 TRIED = 3  # networks that are manipulated, and from which the direction of a measure is found
 
@@ -140,11 +138,10 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
 
 def _direction(candidate: Candidate, at: Ground) -> Closer:
     """Whether larger or smaller is closer: networks with themselves against networks with others."""
-    few = at.activations[: 2 * TRIED] if candidate.of == "activations" else []
-    things: Any = [x[: candidate.rows] for x in few] or at.population.models[: 2 * TRIED]
-    count = len(things)
-    own = values_of(candidate, things, [(k, k) for k in range(count)])
-    other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)])
+    every: Any = at.activations if candidate.of == "activations" else at.population.models
+    things, count = every[: 2 * TRIED], len(every[: 2 * TRIED])
+    own = values_of(candidate, things, [(k, k) for k in range(count)], rows=candidate.rows)
+    other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)], rows=candidate.rows)
     both = own.defined & other.defined
     if not both.any():
         raise ValueError(f"no value shows the direction: {next(iter(own.reasons + other.reasons))}")

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 from collections import defaultdict
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from ..checks import one_of
 from ..data import CORRUPTIONS, attack, corrupt, open_images
-from ..files import DamagedFile, read_json, read_tensors, write_json, write_tensors
+from ..files import DamagedFile, plain_json, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
 from ..train import Recipe, fit_together
 
@@ -116,7 +115,7 @@ class Store:
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: a benchmark needs a folder of its own")
         path = self.folder / SETTINGS
-        wanted = json.loads(json.dumps(_plain(settings)))
+        wanted = json.loads(json.dumps(plain_json(settings)))
         if path.exists():
             there = _read(path)["settings"]
             if different := [key for key in wanted if there.get(key) != wanted[key]]:
@@ -136,7 +135,7 @@ class Store:
 
     def write(self, name: str, content: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
         """Write a unit, also over an older one, and return it as it would be read again."""
-        path, plain = self.folder / f"{name}.json", _plain(content)
+        path, plain = self.folder / f"{name}.json", plain_json(content)
         _write(path, {"made_of": made_of, "found": plain})
         self._made.add(path)
         return json.loads(json.dumps(plain))
@@ -162,17 +161,6 @@ def measure_folder(name: str) -> str:
     """The subfolder of a measure's units: readable, and one for each name."""
     readable = re.sub(r"[^\w.=-]+", "-", name).strip("-")[:60]
     return f"{MEASURES_FOLDER}/{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _plain(content: Any) -> Any:
-    """As JSON can hold it: NumPy's arrays as lists, numbers that are not finite as None."""
-    if isinstance(content, dict):
-        return {str(key): _plain(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_plain(value) for value in content]
-    if hasattr(content, "tolist"):
-        return _plain(content.tolist())
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -275,10 +275,6 @@ def _of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> Iterator[Caveat]:
 NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding, once its diagonal is taken off
 
 
-class _Undefined(ValueError):
-    """A state that cannot be compared with any other; the message says why."""
-
-
 def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]) -> Estimate:
     """One measure at all sites; a site that it cannot be computed at is NaN, with the reason."""
     values = np.full((len(sites), len(a.frames), len(b.frames)), np.nan)
@@ -313,10 +309,11 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
     def read(run: Run, start: int) -> dict[int, Tensor]:
         states = {}
         for k in range(start, min(start + count, len(run.frames))):
-            try:
-                states[k] = _state(measure, run.tensor(k, site))
-            except _Undefined as error:
-                undefined[run][k] = str(error)
+            state = _state(measure, run.tensor(k, site))
+            if isinstance(state, str):
+                undefined[run][k] = state
+            else:
+                states[k] = state
         return states
 
     values = torch.full((len(a.frames), len(b.frames)), torch.nan, dtype=torch.float64)
@@ -345,22 +342,32 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
     return values, doubts
 
 
-def _state(measure: Measure, state: Tensor) -> Tensor:
-    """What a measure reads of one state, in float64."""
-    state = state.double()
-    if bad := int((~torch.isfinite(state)).sum()):
-        raise _Undefined(f"{bad} of {state.numel()} numbers are NaN or infinite")
-    if issubclass(measure.reads, Atoms) or _is_weight_cosine(measure):
-        if not bool(state.any()):
-            word = "atoms" if issubclass(measure.reads, Atoms) else "weights"
-            raise _Undefined(f"all {word} are 0: they have no direction")
-        return state.flatten(1) if issubclass(measure.reads, Atoms) else state.flatten() / state.norm()
+def _way(measure: Measure) -> Literal["atoms", "cosines", "tensors", "grams", "rows"]:
+    """What a measure makes of two states: all but tensors and rows are compared by one product for all pairs."""
+    if issubclass(measure.reads, Atoms):
+        return "atoms"
     if issubclass(measure.reads, TensorPair):
+        return "cosines" if measure.base == "weight_cosine" else "tensors"
+    return "grams" if issubclass(measure.reads, Alignment) else "rows"
+
+
+def _state(measure: Measure, state: Tensor) -> Tensor | str:
+    """What a measure reads of one state, in float64; or why the state cannot be compared with any other."""
+    way, state = _way(measure), state.double()
+    if bad := int((~torch.isfinite(state)).sum()):
+        return f"{bad} of {state.numel()} numbers are NaN or infinite"
+    if way in ("atoms", "cosines") and not bool(state.any()):
+        return f"all {'atoms' if way == 'atoms' else 'weights'} are 0: they have no direction"
+    if way == "atoms":
+        return state.flatten(1)
+    if way == "cosines":
+        return state.flatten() / state.norm()
+    if way == "tensors":
         return state
     centred = state - state.mean(0, keepdim=True)
     if not float(centred.square().sum()) > CONSTANT["float64"] * float(state.square().sum()):
-        raise _Undefined("features do not vary: no similarity is defined")
-    if not issubclass(measure.reads, Alignment):
+        return "features do not vary: no similarity is defined"
+    if way == "rows":
         return state
     rows = state if measure.reads is UncentredAlignment else centred
     gram = rows @ rows.T
@@ -368,14 +375,14 @@ def _state(measure: Measure, state: Tensor) -> Tensor:
         return gram.flatten()
     hollow = u_centred(gram)
     if not float(hollow.square().sum()) > NOTHING_LEFT * float(gram.square().sum()):
-        raise _Undefined("all rows are equally far apart: nothing is left once the diagonal is taken off")
+        return "all rows are equally far apart: nothing is left once the diagonal is taken off"
     return hollow.flatten()
 
 
 def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int, Tensor], *, once: bool) -> Tensor:
-    """All pairs of states, by one product where the maths allows; `once`: those on and above the diagonal only."""
-    xs, ys = list(left.values()), list(right.values())
-    if issubclass(measure.reads, TensorPair) and not _is_weight_cosine(measure):
+    """All pairs of states; `once`: those on and above the diagonal only, where pairs are compared one by one."""
+    way, xs, ys = _way(measure), list(left.values()), list(right.values())
+    if way == "tensors":
         spectra: dict[int, Tensor] = {}  # of single states
         values = torch.full((len(xs), len(ys)), torch.nan, dtype=torch.float64)
         for i, x in enumerate(track(xs, measure.name, len(xs), "states")):
@@ -383,7 +390,7 @@ def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int,
                 if i <= j or not once:
                     values[i, j] = measure(TensorPair(x, y, spectra))
         return values
-    if not issubclass(measure.reads, (Atoms, Alignment)) and not _is_weight_cosine(measure):
+    if way == "rows":
         everywhere = [np.ones(len(side), dtype=bool) for side in (xs, ys)]
         widths = tuple(rows.shape[1] for rows in xs), tuple(rows.shape[1] for rows in ys)
         pairs = by_pair([measure], Sample.of(xs, ys), widths, *everywhere, once=once)[measure.name]
@@ -392,15 +399,10 @@ def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int,
         return pairs.matrix((len(xs), len(ys)))
     x = torch.stack(xs)
     y = x if left is right else torch.stack(ys)
-    if issubclass(measure.reads, Atoms):
+    if way == "atoms":
         return measure(Atoms(x, y))
-    if _is_weight_cosine(measure):
+    if way == "cosines":
         return x @ y.T
     xx, yy = (torch.stack([gram @ gram for gram in side]) for side in (xs, ys))
     view: Any = measure.reads
     return measure(view(xx[:, None], yy[None, :], x @ y.T))
-
-
-def _is_weight_cosine(measure: Measure) -> bool:
-    """Whether it is the measure of pairs of tensors that is one product for all pairs."""
-    return measure.base == "weight_cosine"

@@ -21,7 +21,7 @@ from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
 from ..engine.network import Network
-from ..models import AtomConv2d
+from ..models import atom_layers
 from ..process_state import products
 from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
 
@@ -185,7 +185,7 @@ def _bytes(tensor: Tensor) -> bytes:
 def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """Atoms and coefficients of the layers made of them, in the order of registration."""
     if isinstance(model, nn.Module):
-        modules = {name: module for name, module in unwrap(model).named_modules() if isinstance(module, AtomConv2d)}
+        modules = atom_layers(unwrap(model))
         layers = {name: (layer.atoms.detach(), layer.coefficients.detach()) for name, layer in modules.items()}
     else:
         modules = {}
@@ -309,3 +309,92 @@ def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
         digest = parts.setdefault(name, hashlib.sha256())
         for item in value if isinstance(value, list) else [value]:
             digest.update(f"{item!r},".encode())
+
+
+# A recorder as a callback of Lightning's or Hugging Face's trainer, each imported on first use
+
+At = Literal["epoch", "step"]
+
+
+def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
+    """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
+
+    Give the recorder the module that is trained; its `every` thins out the steps. A fit that goes on from a checkpoint
+    first removes records of later steps; one that starts anew in a folder with records is an error.
+    """
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        try:
+            from pytorch_lightning import Callback  # type: ignore[assignment, unused-ignore]
+        except ImportError as error:
+            raise ImportError("lightning_callback needs Lightning: pip install 'sosie[lightning]'") from error
+    one_of(at, "at", ("epoch", "step"))
+
+    class RecorderCallback(Callback):
+        """Keeps a record of training."""
+
+        def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+            if trainer.is_global_zero:
+                _start(recorder, trainer.current_epoch if at == "epoch" else trainer.global_step)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            if at == "step" and trainer.is_global_zero:
+                _record_once(recorder, trainer.global_step)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+            if at == "epoch" and trainer.is_global_zero:
+                _record_once(recorder, trainer.current_epoch + 1)
+
+        def teardown(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+            if stage == "fit":
+                recorder.close()
+
+    return RecorderCallback()
+
+
+def hf_callback(recorder: Recorder, at: At = "step") -> Any:
+    """A callback for transformers' Trainer: records before training and after each optimiser step, or each epoch.
+
+    As `lightning_callback`; give the recorder the model that is trained.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:
+        raise ImportError("hf_callback needs transformers: pip install 'sosie[hf]'") from error
+    one_of(at, "at", ("epoch", "step"))
+
+    def now(state: Any) -> int:
+        return int(state.global_step) if at == "step" else round(state.epoch or 0)
+
+    class RecorderCallback(TrainerCallback):
+        """Keeps a record of training."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                _start(recorder, now(state))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if at == "step" and state.is_world_process_zero:
+                _record_once(recorder, now(state))
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if at == "epoch" and state.is_world_process_zero:
+                _record_once(recorder, now(state))
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            recorder.close()
+
+    return RecorderCallback()
+
+
+def _start(recorder: Recorder, step: int) -> None:
+    if recorder.steps:
+        recorder.resume(step)
+    _record_once(recorder, step)
+
+
+def _record_once(recorder: Recorder, step: int) -> None:
+    """With accumulated gradients several batches end in the same step."""
+    if not recorder.steps or step > recorder.steps[-1]:
+        recorder.record(step)

@@ -1,9 +1,8 @@
 """Stitching: cut two networks, fit or train the joint between them, evaluate the network that this makes."""
 
 from .cuts import CutModel
-from .fitting import Stitch, stitch
+from .fitting import Stitch, stitch, stitch_sites
 from .joint import Stitched
-from .sites import stitch_sites
 from .task_loss import TaskLoss
 
 __all__ = [

@@ -1,54 +1,60 @@
-"""Stitching two networks at one site each: the lower part of A, an affine layer, the upper part of B.
+"""Stitching: the lower part of A, an affine layer, the upper part of B (Csiszárik et al. 2021).
 
-`stitch` fits or trains the layer (Csiszárik et al. 2021) and returns a `Stitch`, which evaluates the stitched network
-and can be saved and loaded.
+`stitch` joins two networks at one site each, and returns a `Stitch`, which evaluates the stitched network and can be
+saved and loaded. `stitch_sites` joins them at many sites, from one pass of both networks for all fits and one more to
+evaluate what was stitched, and returns a `Comparison`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..capture import Batches, Site, as_found, labels_of, watch
+from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_rows, watch
 from ..capture.batches import CallArguments
 from ..checks import one_of, parse_call
-from ..data import open_data
-from ..engine.provenance import digest_of
-from ..files import DamagedFile, check_schema, read_tensors, write_tensors
+from ..engine.caveats import of_left_out
+from ..engine.network import number_duplicates
+from ..engine.plan import find_measures
+from ..engine.provenance import digest_of, provenance
+from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
-from ..progress import Progress
-from .cuts import Cut, CutModel, answer_of, is_mask
+from ..measures import Measure
+from ..results import Caveat, Closer, Comparison, Estimate, Side
+from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
+from .cuts import Cut, CutModel, LeakingCut, is_mask
 from .joint import (
     PRECISIONS,
+    PROPORTIONS,
+    TRIED,
     Form,
     Joint,
+    JointSums,
     Pair,
     Precision,
     Resize,
     Stitched,
-    chunk_size,
-    chunks_of,
+    Tally,
+    evaluate_joints,
     in_chunks,
     look_into,
     read_inputs,
-    refuse_padding,
+    similarities,
     sums_of_pairs,
 )
-from .task_loss import NAME, History, JointTrainer, TaskLoss, UserLoss
+from .task_loss import NAME, JointTrainer, TaskLoss
 
 Way = str | Fit | TaskLoss
-
-CONFIDENCE = 0.95
-PROPORTIONS = ("accuracy", "agreement_b", "agreement_a")
 
 
 def stitch(
@@ -59,8 +65,6 @@ def stitch(
     data: Any,
     *,
     fit: Way | Sequence[Way] = "least_squares",
-    validation: Any = None,
-    loss: UserLoss | None = None,
     precision: Precision = "float32",
     resize: Resize = "interpolate",
     prepare_a: Callable[[Any], Any] | None = None,
@@ -77,11 +81,6 @@ def stitch(
     a map is a row. Where the sites differ in shape, A's activation is first brought into the shape of B's, see `resize`
     and sosie.stitching.joint. A cut that something goes around, such as a skip connection, is refused.
 
-    For task_loss: `loss(outputs, batch)` replaces its targets; it is called once for every joint, with the stitched
-    network's answers to one batch of the data and that batch on B's device, and returns their mean loss as a tensor.
-    `validation`: data for early stopping; of the layers after each epoch, the one with the lowest loss on them is kept.
-    These data and the training data are held in memory.
-
     `precision` is that of the products of activations; sums are in float64. float32 gives fitted values to about 1e-4
     of the exact ones, and directions of A with less than 1e-6 of the largest are left out; float64 equals a least
     squares solver on all rows.
@@ -91,71 +90,50 @@ def stitch(
     """
     one_of(precision, "precision", PRECISIONS)
     each = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
-    if not isinstance(each, Sequence) or not each:
-        raise ValueError(f"fit must be a text or a list of at least one, got {fit!r}")
-    ways = list(map(find_way, each))
+    ways = find_ways(each)
+    if not ways:
+        raise ValueError("fit is an empty list: name at least one")
     tasks = [way for way in ways if isinstance(way, TaskLoss)]
-    check_options(tasks, validation, loss)
-    kept = None
-    if tasks:
-        kept = read_inputs(data, max_rows)  # training goes through them many times
-        data, max_rows = in_chunks(kept), None
-    first, data = look_into(data)
+    kept = read_inputs(data, max_rows) if tasks else None  # training goes through them many times
+    first, batches = look_into(data if kept is None else in_chunks(kept))
     lower = CutModel.of(model_a, prepare=prepare_a, inputs=inputs).cut_at(site_a, first)
-    upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first)
-    args, kwargs = upper.call(first)
-    upper.cut.check(*args, **kwargs)
-    forms = [Form.of(model.cut.site.shape, model.cut.site.channels_last) for model in (lower, upper)]
-    joint = Joint(forms[0], forms[1], resize)
-    sites = [lower.cut.site], [upper.cut.site]
-    caveats = _caveats((lower, upper), first)
-    sums = sums_of_pairs((lower, upper), sites, {(0, 0): joint}, data, precision, max_rows)
-    moments = sums[0, 0].joint(0, 0)
-    trained: list[History] = []
-    if tasks:
-        held_out = None if validation is None else read_inputs(validation, None)
-        trained = JointTrainer(lower, upper, joint, moments, kept, held_out, loss).train(tasks)
+    upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first, check=True)
+    models, sites = (lower, upper), ([lower.cut.site], [upper.cut.site])
+    joints = [Joint(Form.of(lower.cut.site), Form.of(upper.cut.site), resize) for _ in ways]
+    random = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
+    mixing = [text for model in models if (text := model.mixing_at([model.cut.site], first))]
+    moments = sums_of_pairs(models, sites, {(0, 0): joints[0]}, batches, precision, max_rows)[0, 0].joint(0, 0)
+    trained = JointTrainer(lower, upper, joints[0], moments, kept).train(tasks) if tasks else []
     results = []
-    for way in ways:
+    for way, joint in zip(ways, joints, strict=True):
+        lines: list[dict[str, float]] = []
         if isinstance(way, TaskLoss):
             history = trained.pop(0)
             affine, lines = history.affine, history.lines
         else:
-            affine, lines = way(moments), []
-        model = Stitched(lower, filled(Joint(forms[0], forms[1], resize), affine, upper.model), upper)
+            affine = way(moments)
+        model = Stitched(lower, filled(joint, affine, upper.model), upper)
+        caveats = tuple(dict.fromkeys([*random, *mixing]))
         results.append(Stitch(model, way.name, dict(affine.report), moments.n, lines, caveats))
     return results if each is fit else results[0]
 
 
-def find_way(text: Way) -> Fit | TaskLoss:
-    """A closed form, or training, by name and options."""
-    if not isinstance(text, str):
-        if not isinstance(text, (Fit, TaskLoss)):
-            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {text!r}")
-        return text
-    name, options = parse_call(text)
-    if name != NAME:
-        return find_fit(text, also=(NAME,))
-    known = [f.name for f in fields(TaskLoss)]
-    if unknown := [key for key in options if key not in known]:
-        raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
-    return TaskLoss(**options)
-
-
-def _caveats(models: tuple[CutModel, CutModel], batch: Any) -> tuple[str, ...]:
-    """What must be known of the two networks to read how well they do once stitched."""
-    random = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
-    mixing = [text for model in models if (text := model.mixing_at([model.cut.site], batch))]
-    return tuple(dict.fromkeys([*random, *mixing]))
-
-
-def check_options(tasks: list[TaskLoss], validation: Any, loss: UserLoss | None) -> None:
-    if not tasks and (validation is not None or loss is not None):
-        raise ValueError("validation= and loss= are for fit='task_loss': closed forms are not trained")
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function loss(outputs, batch), got {type(loss).__name__}")
-    if loss is not None and any(task.targets != "soft" for task in tasks):
-        raise ValueError("loss= replaces the targets: leave targets out")
+def find_ways(ways: Sequence[Way]) -> list[Fit | TaskLoss]:
+    """Closed forms, or training, by name and options; validation data are read once for all that have the same."""
+    read: dict[int, Any] = {}
+    found: list[Fit | TaskLoss] = []
+    for way in ways:
+        if isinstance(way, str):
+            name, options = parse_call(way)
+            way = TaskLoss.parse(options) if name == NAME else find_fit(way, also=(NAME,))
+        elif not isinstance(way, (Fit, TaskLoss)):
+            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {way!r}")
+        if isinstance(way, TaskLoss) and way.validation is not None:
+            if id(way.validation) not in read:
+                read[id(way.validation)] = read_inputs(way.validation, None)
+            way = replace(way, validation=read[id(way.validation)])
+        found.append(way)
+    return found
 
 
 @torch.no_grad()
@@ -194,8 +172,8 @@ class Stitch:
         accuracy divided by B's (left out where B gets nothing right).
         """
         a, b = self.model.lower, self.model.upper
-        tallies = evaluate_joints((a, b), [a.cut.site], {(0, 0): self.model.joint}, [b.cut], data, max_rows)
-        return {**tallies[0, 0].numbers(), "n": float(tallies[0, 0].n)}
+        tally = evaluate_joints(a, [a.cut.site], {(0, 0): self.model.joint}, [b], data, max_rows)[0, 0]
+        return {**tally.numbers(), "n": float(tally.n)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the joint, and how it was made, as safetensors that `Stitch.load` reads; the models are not in it."""
@@ -209,7 +187,7 @@ class Stitch:
             "a": _describe(self.model.lower, joint.source),
             "b": _describe(self.model.upper, joint.target),
         }
-        text = json.dumps(_finite(about), allow_nan=False)
+        text = json.dumps(plain_json(about), allow_nan=False)
         return write_tensors(path, KIND, VERSION, dict(joint.named_parameters()), {"about": text})
 
     @staticmethod
@@ -230,134 +208,288 @@ class Stitch:
         take more than tensors, else numbers of the right shape are made up.
         """
         about, joint, examples = _read(Path(path))
-        batch = None
-        if example is not None:
-            batch = next(iter(Batches(open_data(example) if isinstance(example, str) else example)))
-        models = []
-        for side, given, prepare, form in zip(
-            "ab", (model_a, model_b), (prepare_a, prepare_b), (joint.source, joint.target), strict=True
-        ):
-            model = CutModel.of(given, prepare=prepare, inputs=inputs)
-            _cut_as_saved(model, about[side], side, batch, examples[side])
-            now = Form.of(model.cut.site.shape, model.cut.site.channels_last)
-            if now != form:
+        batch = None if example is None else look_into(example)[0]
+        lower, upper = (
+            _cut_as_saved(CutModel.of(model, prepare=prepare, inputs=inputs), side, about[side], batch, examples[side])
+            for side, model, prepare in (("a", model_a, prepare_a), ("b", model_b, prepare_b))
+        )
+        for model, form in ((lower, joint.source), (upper, joint.target)):
+            if (now := Form.of(model.cut.site)) != form:
                 raise ValueError(
-                    f"at {model.cut.site.label!r} model {side.upper()} has {now}, but the joint was made for {form}"
+                    f"at {model.cut.site.label!r} {model.name} has {now}, but the joint was made for {form}"
                 )
-            models.append(model)
-        like = next(models[1].model.parameters(), joint.weight)
+        like = next(upper.model.parameters(), joint.weight)
         joint.to(like.device, like.dtype)
-        stitched = Stitched(models[0], joint, models[1])
-        return Stitch(stitched, about["fit"], about["report"], about["n"], about["history"])
+        return Stitch(Stitched(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
 
 
-# Evaluation: what stitched networks answer, against A, B and the labels
+# Stitching at many sites
+
+Pairs = Literal["diagonal", "all"]
+MEASURES = ("linear_cka", "regression_r2")
+
+
+class Number(NamedTuple):
+    """A number of a stitched network: which way is better, its bounds, and its value for B stitched to itself."""
+
+    closer: Closer
+    bounds: tuple[float | None, float | None]
+    same: float | None
+
+
+NUMBERS = {
+    "relative_accuracy": Number("up", (0.0, None), 1.0),
+    "accuracy": Number("up", (0.0, 1.0), None),
+    "agreement_b": Number("up", (0.0, 1.0), 1.0),
+    "agreement_a": Number("up", (0.0, 1.0), 1.0),
+    "cross_entropy": Number("down", (0.0, None), None),
+}
+_DIAGONAL = (
+    "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each with each"
+)
+_NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="
+_POSITIONS = "every position of an input is a row, as in the fit; such rows are correlated, so there is no interval"
+_UNLABELLED = "the test data have no labels, so there is no accuracy"
+
+
+def stitch_sites(
+    model_a: Any,
+    model_b: Any,
+    data: Any,
+    *,
+    test: Any = None,
+    sites_a: Any = None,
+    sites_b: Any = None,
+    pairs: Pairs = "diagonal",
+    fit: Way = "least_squares",
+    measures: str | Measure | Sequence[str | Measure] = MEASURES,
+    precision: Precision = "float32",
+    resize: Resize = "interpolate",
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    max_rows: int | None = None,
+) -> Comparison:
+    """At which layers can B do its job with A's representation, and does an index of similarity say so?
+
+    Stitches every pair of sites as `stitch` does, from one pass of both networks over `data`: with pairs="diagonal"
+    the first site of A with the first of B and so on, with "all" each with each. The stitched networks are evaluated
+    on `test`, which should be held out (None: on `data`, with a caveat). Values are relative_accuracy and accuracy
+    (with labels), agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs;
+    and the `measures`, from the same sums as the fits, so over every position of every input.
+
+    `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something goes around (a skip connection)
+    are left out with a caveat, or refused if `sites_b` chose them. `fit` is a closed form, or task_loss, which is
+    trained for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see
+    `stitch`.
+    """
+    one_of(precision, "precision", PRECISIONS)
+    one_of(pairs, "pairs", ("diagonal", "all"))
+    (way,) = find_ways([fit])
+    chosen = find_measures(measures, of="layers") if measures else ()
+    for measure in chosen:
+        if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
+            raise ValueError(
+                f"{measure.name} needs more than the sums that stitching keeps; "
+                "sosie.compare(…, rows='positions') gives it"
+            )
+    kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # training reads them many times
+    given = data if kept is None else in_chunks(kept)
+    if test is None and isinstance(given, Iterator):
+        raise ValueError("these data can be read only once, by the fit: give test=, or data that can be read again")
+    first, batches = look_into(given)
+    models = (
+        CutModel.of(model_a, prepare=prepare_a, inputs=inputs),
+        CutModel.of(model_b, prepare=prepare_b, inputs=inputs),
+    )
+    number_duplicates(models)
+    grid = find_pairs(models, (sites_a, sites_b), pairs, first, resize)
+    mixing = [model.mixing_at(sites, first) for model, sites in zip(models, (grid.a, grid.b), strict=True)]
+    sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
+
+    @functools.cache
+    def lower(i: int) -> CutModel:
+        return models[0].cut_at(grid.a[i].label, first)
+
+    def affine_of(pair: Pair) -> Affine:
+        moments = sums[pair].joint(*pair)
+        if not isinstance(way, TaskLoss):
+            return way(moments)
+        trainer = JointTrainer(lower(pair[0]), grid.uppers[pair[1]], grid.joints[pair], moments, kept)
+        return trainer.train([way])[0].affine
+
+    grid.fill(affine_of, models[1])
+    tallies = evaluate_joints(models[0], grid.a, grid.joints, grid.uppers, given if test is None else test, max_rows)
+    settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
+    if max_rows is not None:
+        settings["max_rows"] = str(max_rows)
+
+    # The results, as a comparison: how the stitched networks do, and what the measures say
+    side_a, side_b = map(_side, models, (grid.a, grid.b), grid.left_out)
+    shared = [Caveat(f"undefined: {why}", *grid.labels(pair)) for pair, why in grid.refused.items()]
+    if pairs == "diagonal" and len(grid.a) > 1:
+        shared.append(Caveat(_DIAGONAL))
+    if grid.leaking:
+        left_out = ", ".join(grid.leaking)
+        shared.append(Caveat(f"left out, since something goes around these sites of {models[1].name}: {left_out}"))
+    shared += of_left_out(side_a, side_b)
+    shared += [Caveat(text) for text in dict.fromkeys(mixing) if text]
+    some = next(iter(tallies.values()))
+    known = some.numbers()
+    values = {}
+    for name in NUMBERS:
+        if name in known:
+            extra = [] if test is not None else [Caveat(_NOT_HELD_OUT)]
+            if name == "agreement_b" and "accuracy" not in known:
+                extra.append(Caveat(_UNLABELLED))
+            values[name] = _counted(name, tallies, grid, way.name, [*shared, *extra])
+    for measure in chosen:
+        values[measure.name] = _measured(measure, sums, grid, shared)
+    about = provenance(
+        settings=settings, models=[model.describe() for model in models], data=data, test=test, inputs=some.n
+    )
+    if "accuracy_b" in known:
+        about["accuracy"] = [known.get("accuracy_a"), known["accuracy_b"]]
+    return Comparison(side_a, side_b, values, "positions", about, kind="stitching")
+
+
+# Which sites are stitched, and how: pairs, cuts of B, and the joint of each
 
 
 @dataclass
-class Tally:
-    """Sums over inputs: the stitched network's answers against A's, B's and the labels."""
+class SitePairs:
+    """The sites of both networks, numbered in execution order, and the joints between them."""
 
-    n: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
+    a: tuple[Site, ...]
+    b: tuple[Site, ...]
+    uppers: tuple[CutModel, ...]  # B, cut at each of its sites
+    leaking: tuple[str, ...]  # sites of B left out because something goes around them
+    left_out: tuple[dict[str, str], dict[str, str]]  # sites of A, of B that give no rows, and why
+    joints: dict[Pair, Joint] = field(default_factory=dict)
+    refused: dict[Pair, str] = field(default_factory=dict)  # pairs that cannot be joined or fitted, and why
 
-    def add(self, stitched: Tensor, a: Tensor, b: Tensor, labels: Tensor | None) -> None:
-        stitched, a, b = (answer.detach().double().cpu() for answer in (stitched, a, b))
-        if stitched.ndim != 2 or b.shape != stitched.shape:
-            raise ValueError(f"stitched networks are evaluated on (inputs, classes), got {tuple(stitched.shape)}")
-        for answers, whose in ((stitched, "the stitched network"), (a, "A"), (b, "B")):
-            if bad := int(answers.isnan().flatten(1).any(1).sum()):
-                raise ValueError(f"{whose} answers {bad} of {len(answers)} inputs with NaN, which agrees with nothing")
-        guess, guess_b = stitched.argmax(1), b.argmax(1)
-        guess_a = a.argmax(1) if a.shape == stitched.shape else None
-        cross_entropy = F.cross_entropy(stitched, b.softmax(1), reduction="none")
-        counts = {"cross_entropy": cross_entropy, "cross_entropy²": cross_entropy.square()}
-        counts["agreement_b"] = guess == guess_b
-        if guess_a is not None:
-            counts["agreement_a"] = guess == guess_a
-        if labels is not None:
-            labels = labels.cpu()
-            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < stitched.shape[1]:
-                raise ValueError(
-                    f"the labels go from {int(labels.min())} to {int(labels.max())}, but B answers {stitched.shape[1]} "
-                    "classes: give data without labels where theirs are others"
-                )
-            right, right_b = guess == labels, guess_b == labels
-            counts |= {"accuracy": right, "accuracy_b": right_b, "both_right": right & right_b}
-            if guess_a is not None:
-                counts["accuracy_a"] = guess_a == labels
-        self.n += len(stitched)
-        for key, values in counts.items():
-            self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
+    def labels(self, pair: Pair) -> tuple[str, str]:
+        return self.a[pair[0]].label, self.b[pair[1]].label
 
-    def numbers(self) -> dict[str, float]:
-        """Means over inputs, and the accuracy relative to B's (not where B gets nothing right)."""
-        means = {key: value / self.n for key, value in self.sums.items() if key not in ("cross_entropy²", "both_right")}
-        if means.get("accuracy_b"):
-            means["relative_accuracy"] = means["accuracy"] / means["accuracy_b"]
-        return means
+    def matrix(self, values: dict[Pair, float]) -> np.ndarray:
+        matrix = np.full((len(self.a), len(self.b)), np.nan)
+        for pair, value in values.items():
+            matrix[pair] = value
+        return matrix
 
-    def interval(self, key: str) -> tuple[float, float] | None:
-        """The 95 % interval of a number, for inputs that are a sample; None for an unknown number or a single input.
-
-        Proportions have Wilson's score interval; the others the error of a mean, with Student's t. relative_accuracy
-        is a ratio of two means over the same inputs, so its error is that of the mean of s − r b (the delta method).
-        """
-        from scipy.special import stdtrit
-
-        value = self.numbers().get(key)
-        if value is None or self.n < 2:
-            return None
-        if key in PROPORTIONS:
-            return wilson(value, self.n)
-        if key == "relative_accuracy":
-            right, right_b, both = (self.sums[name] for name in ("accuracy", "accuracy_b", "both_right"))
-            squares, share = right - 2 * value * both + value**2 * right_b, right_b / self.n
-        else:
-            squares, share = self.sums["cross_entropy²"] - self.n * value**2, 1.0
-        error = math.sqrt(max(squares, 0.0) / (self.n * (self.n - 1))) / share  # squares < 0 by rounding
-        reach = float(stdtrit(self.n - 1, (1 + CONFIDENCE) / 2)) * error
-        return max(value - reach, 0.0), value + reach
+    def fill(self, affine_of: Callable[[Pair], Affine], upper: CutModel) -> None:
+        """Fit every joint; a pair that cannot be fitted moves to `refused`, with the reason."""
+        for pair in list(self.joints):
+            try:
+                filled(self.joints[pair], affine_of(pair), upper.model)
+            except (ValueError, torch.linalg.LinAlgError) as error:
+                self.refused[pair] = str(error)
+                del self.joints[pair]
+        if not self.joints:
+            raise ValueError(f"no pair of sites can be fitted: {next(iter(self.refused.values()))}")
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson 1927), which also holds close to 0 and 1."""
-    from scipy.special import ndtri
+def find_pairs(
+    models: tuple[CutModel, CutModel], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
+) -> SitePairs:
+    """Pair up the sites, cut B at each of its own, and see which pairs can be joined."""
+    (a, without_a), (b, without_b) = (_look(model, chosen, batch) for model, chosen in zip(models, sites, strict=True))
+    if pairs == "diagonal" and len(a) != len(b):
+        names = [", ".join(site.label for site in side[:4]) + (", …" if len(side) > 4 else "") for side in (a, b)]
+        raise ValueError(
+            f"sites pair up in their order, but there are {len(a)} of A ({names[0]}) and {len(b)} of B ({names[1]}): "
+            "choose as many with sites_a= and sites_b=, or pairs='all'"
+        )
+    uppers: dict[int, CutModel] = {}
+    leaking = []
+    for j, site in enumerate(b):
+        try:
+            uppers[j] = models[1].cut_at(site.label, batch, check=True)
+        except LeakingCut:
+            if sites[1] is not None:  # the user chose them
+                raise
+            leaking.append(site.label)
+    if not uppers:
+        raise LeakingCut(f"something goes around every site of {models[1].name}: {', '.join(leaking)}")
+    of_a = tuple(a[j] for j in uppers) if pairs == "diagonal" else a
+    of_b = tuple(b[j] for j in uppers)
+    grid = SitePairs(of_a, of_b, tuple(uppers.values()), tuple(leaking), (without_a, without_b))
+    for j in range(len(grid.b)):
+        for i in [j] if pairs == "diagonal" else range(len(grid.a)):
+            try:
+                grid.joints[i, j] = Joint(Form.of(grid.a[i]), Form.of(grid.b[j]), resize)
+            except ValueError as error:
+                grid.refused[i, j] = str(error)
+    if not grid.joints:
+        raise ValueError(f"no pair of sites can be joined: {next(iter(grid.refused.values()))}")
+    return grid
 
-    z = float(ndtri((1 + CONFIDENCE) / 2))
-    centre, reach = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max((centre - reach) / (1 + z**2 / n), 0.0), min((centre + reach) / (1 + z**2 / n), 1.0)
+
+def _look(model: CutModel, sites: Any, batch: Any) -> tuple[tuple[Site, ...], dict[str, str]]:
+    """The sites that a first run reaches, in execution order, and those that give no rows, with the reason."""
+    count = min(TRIED, count_inputs(batch))
+    args, kwargs = model.call(cut(batch, 0, count))
+
+    def check(site: Site, activation: Tensor) -> None:
+        to_rows(activation, "flatten", site=site, inputs=count)  # raises at what gives no rows, which is left out
+
+    with as_found(model.model), kept_attributes(model.model), watch(model.model, sites, sink=check) as seen:
+        seen.run(*args, **kwargs)
+        return seen.sites, dict(seen.left_out)
 
 
-def evaluate_joints(
-    models: tuple[CutModel, CutModel],
-    sites_a: Sequence[Site],
-    joints: Mapping[Pair, Joint],
-    cuts: Sequence[Cut],
-    data: Any,
-    max_rows: int | None,
-) -> dict[Pair, Tally]:
-    """How each stitched network does. A and B run once, and for each joint only B's part above it. `cuts`: of B."""
-    a, b = models
-    tallies = {pair: Tally() for pair in joints}
-    many = f"{len(joints)} stitched networks" if len(joints) > 1 else "the stitched network"
-    with (
-        as_found([a.model, b.model]),
-        watch(a.model, [site.label for site in sites_a]) as seen,
-        Progress(f"evaluating {many}", None, "inputs") as bar,
-    ):
-        for chunk in chunks_of(data, max_rows, chunk_size(*sites_a, *(cut.site for cut in cuts))):
-            output, activations, masks = a.run(chunk.batch, seen, sites_a)
-            answer_a, answer_b, labels = answer_of(output), b.answer(chunk.batch), labels_of(chunk.batch)
-            call = b.call(chunk.batch) if any(cut.needs_input for cut in cuts) else ((), {})
-            for (i, j), tally in tallies.items():
-                joint, cut = joints[i, j], cuts[j]
-                refuse_padding(joint, masks[i])
-                args, kwargs = call if cut.needs_input else ((), {})
-                output = cut.task(joint(activations[i].to(joint.weight)), *args, **kwargs)
-                tally.add(answer_of(output), answer_a, answer_b, labels)
-            bar.advance(chunk.count)
-    return tallies
+# The values
+
+
+def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, caveats: list[Caveat]) -> Estimate:
+    """One number of every stitched network, with its interval."""
+    values = {pair: tally.numbers().get(name, math.nan) for pair, tally in tallies.items()}
+    if any(map(math.isnan, values.values())):
+        caveats = [*caveats, Caveat("undefined: B gets no input right")]
+    intervals = {pair: interval for pair, tally in tallies.items() if (interval := tally.interval(name)) is not None}
+    how = "Wilson's interval" if name in PROPORTIONS else "intervals by the error of a mean"
+    how = "intervals by the delta method for a ratio" if name == "relative_accuracy" else how
+    return Estimate.of(
+        NUMBERS[name],
+        grid.matrix(values),
+        n=next(iter(tallies.values())).n,
+        statistic=f"answers of networks stitched by {fit}; {how}",
+        low=grid.matrix({pair: low for pair, (low, _) in intervals.items()}),
+        high=grid.matrix({pair: high for pair, (_, high) in intervals.items()}),
+        caveats=caveats,
+    )
+
+
+def _measured(measure: Measure, sums: dict[Pair, JointSums], grid: SitePairs, shared: list[Caveat]) -> Estimate:
+    """A measure's values, from the sums of the fits."""
+    values, caveats = {}, list(shared)
+    for pair in grid.joints:
+        moments = sums[pair].joint(*pair)
+        try:
+            (values[pair],) = similarities(moments, [measure]).values()
+        except ValueError as error:
+            caveats.append(Caveat(f"undefined: {error}", *grid.labels(pair)))
+        if measure.few_rows is not None and moments.n <= max(moments.widths):
+            text = f"n={moments.n} rows for width={max(moments.widths)}: biased up"
+            caveats.append(Caveat(text, *grid.labels(pair)))
+    rows = sorted({total.n for total in sums.values()})
+    if any(joint.target.space for joint in grid.joints.values()):
+        caveats.append(Caveat(_POSITIONS))
+    between = f"{rows[0]:,} to {rows[-1]:,}" if len(rows) > 1 else f"{rows[0]:,}"
+    products = str(next(iter(sums.values())).products).removeprefix("torch.")
+    return Estimate.of(
+        measure,
+        grid.matrix(values),
+        n=rows[0],
+        statistic=f"the sums of the fit: {between} rows per pair, {products} products",
+        caveats=caveats,
+    )
+
+
+def _side(model: CutModel, sites: Sequence[Site], left_out: dict[str, str]) -> Side:
+    channels = tuple(site.shape[-1] if site.channels_last else site.shape[0] for site in sites)
+    labels, shapes = tuple(site.label for site in sites), tuple(site.shape for site in sites)
+    return Side(model.name, labels, channels, shapes, left_out=tuple(left_out.items()))
 
 
 # A stitch in a file: the joint's numbers as safetensors, the rest as JSON in the metadata
@@ -401,15 +533,6 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
         "prepared": None if model.prepare is None else repr(model.prepare).partition(" at 0x")[0],
         "example": example,
     }
-
-
-def _finite(value: Any) -> Any:
-    """The same values with None for numbers that are not finite, which diverging training reports and JSON lacks."""
-    if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
@@ -461,27 +584,27 @@ def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor
     return tuple(tensor(each) for each in said["args"]), {key: tensor(each) for key, each in said["kwargs"].items()}
 
 
-def _cut_as_saved(model: CutModel, said: dict[str, Any], side: str, batch: Any, example: Any) -> None:
+def _cut_as_saved(model: CutModel, side: str, said: dict[str, Any], batch: Any, example: Any) -> CutModel:
     """Cut a model at the site in the file, if it is the model that was stitched; `batch` or `example` to try it on."""
+    whose = f"model {side.upper()}"
     if digest_of(model.model.state_dict()) != said["digest"]:
         raise ValueError(
-            f"model {side.upper()} is not the one that was stitched ({said['name']}): its weights differ, so the joint "
-            "does not belong to it"
+            f"{whose} is not the one that was stitched ({said['name']}): its weights differ, so the joint does not "
+            "belong to it"
         )
     if (model.prepare is None) != (said["prepared"] is None):
         was = f"was prepared by {said['prepared']}: give prepare_{side}=" if said["prepared"] else "was not prepared"
-        raise ValueError(f"when it was stitched, the input of model {side.upper()} {was}")
+        raise ValueError(f"when it was stitched, the input of {whose} {was}")
     if batch is not None:
-        model.cut_at(said["site"], batch)
-        return
+        return model.cut_at(said["site"], batch)
     if example is None:
-        raise ValueError(f"model {side.upper()} takes more than tensors, so give a batch of its data as example=")
-    like = next(model.model.parameters(), torch.zeros(()))
-    call = CallArguments(*example).map(lambda _, leaf: leaf.to(like.device))
+        raise ValueError(f"{whose} takes more than tensors, so give a batch of its data as example=")
+    call = CallArguments(*example).map(lambda _, leaf: leaf.to(model.home))
     try:
         model.cut = Cut(model.model, said["site"], *call.args, **call.kwargs)
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(
-            f"model {side.upper()} cannot be run on numbers made up in the shapes of the file, so give a batch of its "
-            f"data as example=: {type(error).__name__}: {error}"
+            f"{whose} cannot be run on numbers made up in the shapes of the file, so give a batch of its data as "
+            f"example=: {type(error).__name__}: {error}"
         ) from error
+    return model

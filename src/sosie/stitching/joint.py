@@ -9,16 +9,17 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, join, recut, watch
+from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, join, labels_of, recut, watch
 from ..checks import one_of
 from ..data import open_data
+from ..engine.uncertainty import CONFIDENCE, student
 from ..linalg import Affine, JointMoments, lacks_room
 from ..linalg.fits import check_fits
 from ..measures import Measure, find, snap_to_bounds
@@ -28,9 +29,8 @@ from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment
 from .cuts import CutModel, answer_of
 
 Precision = Literal["float32", "float64"]
-PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 Resize = Literal["interpolate", "pool"]
-RESIZES = ("interpolate", "pool")
 
 CHUNK = 128  # inputs that both networks are run on at a time
 HELD = 256 * 2**20  # bytes of activations of both networks that are held at a time
@@ -47,18 +47,18 @@ class Form:
     tokens: bool = False
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], channels_last: bool | None) -> Form:
-        """From the shape of one input's activation, and whether its features come last; None: not known."""
+    def of(cls, site: Site) -> Form:
+        shape = site.shape
         if not shape or 0 in shape:
             raise ValueError(f"an activation of shape {shape} per input cannot be stitched: it has no channels")
         if len(shape) == 1:
             return cls(shape[0])
-        if channels_last is None:
+        if site.channels_last is None:
             raise ValueError(
                 f"an activation of shape {shape} per input cannot be stitched: it is not known which dimension holds "
                 "its features; choose another site"
             )
-        if channels_last:
+        if site.channels_last:
             return cls(shape[-1], shape[:-1], tokens=True)
         return cls(shape[0], shape[1:])
 
@@ -79,7 +79,7 @@ class Joint(nn.Module):
 
     def __init__(self, source: Form, target: Form, resize: Resize = "interpolate", *, bias: bool = True) -> None:
         super().__init__()
-        one_of(resize, "resize", RESIZES)
+        one_of(resize, "resize", get_args(Resize))
         self.source, self.target, self.resize = source, target, resize
         if self.reshapes and not source.space:
             raise ValueError(f"{source} cannot become {target}: a vector has no positions")
@@ -278,9 +278,13 @@ def refuse_padding(joint: Joint, mask: Tensor | None) -> None:
         )
 
 
+def _batches(data: Any) -> Batches:
+    return Batches(open_data(data) if isinstance(data, str) else data)
+
+
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
     """The first inputs, at least two if there are as many, and an iterator over all batches, these included."""
-    batches = iter(Batches(open_data(data) if isinstance(data, str) else data))
+    batches = iter(_batches(data))
     read: list[Any] = []
     with kept_random_state():
         while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
@@ -290,8 +294,7 @@ def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
 
 def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:
     """The data in chunks of at most so many inputs."""
-    source = open_data(data) if isinstance(data, str) else data
-    yield from recut(Batches(source), block=None, skip=0, max_rows=max_rows, largest=largest)
+    return recut(_batches(data), block=None, max_rows=max_rows, largest=largest)
 
 
 def read_inputs(data: Any, max_rows: int | None) -> Any:
@@ -372,6 +375,113 @@ def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tens
         maps = wide.flatten(2)
         return maps if maps.shape[2] >= PER_INPUT else maps.transpose(0, 1).flatten(1)[None]
     return wide.reshape(-1, wide.shape[-1]).T[None]
+
+
+# Evaluation: what stitched networks answer, against A, B and the labels
+
+
+PROPORTIONS = ("accuracy", "agreement_b", "agreement_a")
+
+
+@dataclass
+class Tally:
+    """Sums over inputs: the stitched network's answers against A's, B's and the labels."""
+
+    n: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, stitched: Tensor, a: Tensor, b: Tensor, labels: Tensor | None) -> None:
+        stitched, a, b = (answer.detach().double().cpu() for answer in (stitched, a, b))
+        if stitched.ndim != 2 or b.shape != stitched.shape:
+            raise ValueError(f"stitched networks are evaluated on (inputs, classes), got {tuple(stitched.shape)}")
+        for answers, whose in ((stitched, "the stitched network"), (a, "A"), (b, "B")):
+            if bad := int(answers.isnan().flatten(1).any(1).sum()):
+                raise ValueError(f"{whose} answers {bad} of {len(answers)} inputs with NaN, which agrees with nothing")
+        guess, guess_b = stitched.argmax(1), b.argmax(1)
+        guess_a = a.argmax(1) if a.shape == stitched.shape else None
+        cross_entropy = F.cross_entropy(stitched, b.softmax(1), reduction="none")
+        counts = {"cross_entropy": cross_entropy, "cross_entropy²": cross_entropy.square()}
+        counts["agreement_b"] = guess == guess_b
+        if guess_a is not None:
+            counts["agreement_a"] = guess == guess_a
+        if labels is not None:
+            labels = labels.cpu()
+            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < stitched.shape[1]:
+                raise ValueError(
+                    f"the labels go from {int(labels.min())} to {int(labels.max())}, but B answers {stitched.shape[1]} "
+                    "classes: give data without labels where theirs are others"
+                )
+            right, right_b = guess == labels, guess_b == labels
+            counts |= {"accuracy": right, "accuracy_b": right_b, "both_right": right & right_b}
+            if guess_a is not None:
+                counts["accuracy_a"] = guess_a == labels
+        self.n += len(stitched)
+        for key, values in counts.items():
+            self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
+
+    def numbers(self) -> dict[str, float]:
+        """Means over inputs, and the accuracy relative to B's (not where B gets nothing right)."""
+        means = {key: value / self.n for key, value in self.sums.items() if key not in ("cross_entropy²", "both_right")}
+        if means.get("accuracy_b"):
+            means["relative_accuracy"] = means["accuracy"] / means["accuracy_b"]
+        return means
+
+    def interval(self, key: str) -> tuple[float, float] | None:
+        """The 95 % interval of a number, for inputs that are a sample; None for an unknown number or a single input.
+
+        Proportions have Wilson's score interval; the others the error of a mean, with Student's t. relative_accuracy
+        is a ratio of two means over the same inputs, so its error is that of the mean of s − r b (the delta method).
+        """
+        value = self.numbers().get(key)
+        if value is None or self.n < 2:
+            return None
+        if key in PROPORTIONS:
+            from scipy.stats import binomtest
+
+            low, high = binomtest(round(self.sums[key]), self.n).proportion_ci(CONFIDENCE, "wilson")
+            return float(low), float(high)
+        if key == "relative_accuracy":
+            right, right_b, both = (self.sums[name] for name in ("accuracy", "accuracy_b", "both_right"))
+            squares, share = right - 2 * value * both + value**2 * right_b, right_b / self.n
+        else:
+            squares, share = self.sums["cross_entropy²"] - self.n * value**2, 1.0
+        error = math.sqrt(max(squares, 0.0) / (self.n * (self.n - 1))) / share  # squares < 0 by rounding
+        reach = float(student(self.n - 1, CONFIDENCE)) * error
+        return max(value - reach, 0.0), value + reach
+
+
+def evaluate_joints(
+    a: CutModel,
+    sites_a: Sequence[Site],
+    joints: Mapping[Pair, Joint],
+    uppers: Sequence[CutModel],
+    data: Any,
+    max_rows: int | None,
+) -> dict[Pair, Tally]:
+    """How each stitched network does. A and B run once, and for each joint only B's part above it.
+
+    `uppers`: B, cut at each of its sites.
+    """
+    b, cuts = uppers[0], [upper.cut for upper in uppers]
+    tallies = {pair: Tally() for pair in joints}
+    many = f"{len(joints)} stitched networks" if len(joints) > 1 else "the stitched network"
+    with (
+        as_found([a.model, b.model]),
+        watch(a.model, [site.label for site in sites_a]) as seen,
+        Progress(f"evaluating {many}", None, "inputs") as bar,
+    ):
+        for chunk in chunks_of(data, max_rows, chunk_size(*sites_a, *(cut.site for cut in cuts))):
+            output, activations, masks = a.run(chunk.batch, seen, sites_a)
+            answer_a, answer_b, labels = answer_of(output), b.answer(chunk.batch), labels_of(chunk.batch)
+            call = b.call(chunk.batch) if any(cut.needs_input for cut in cuts) else ((), {})
+            for (i, j), tally in tallies.items():
+                joint, cut = joints[i, j], cuts[j]
+                refuse_padding(joint, masks[i])
+                args, kwargs = call if cut.needs_input else ((), {})
+                output = cut.task(joint(activations[i].to(joint.weight)), *args, **kwargs)
+                tally.add(answer_of(output), answer_a, answer_b, labels)
+            bar.advance(chunk.count)
+    return tallies
 
 
 # How alike B and an affine map of A are at the joint of a stitched network, from moments

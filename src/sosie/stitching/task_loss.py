@@ -51,6 +51,11 @@ class TaskLoss:
     decides a random start, the order of the inputs, and which tenth is held out. `autocast`: the networks run in
     bfloat16. `record`: compute similarity indices every so many epochs, and at the end; 0: never (at 256 channels they
     take a good part of a second each time).
+
+    `loss(outputs, batch)` replaces the targets; it is called once for every joint, with the stitched network's answers
+    to one batch of the data and that batch on B's device, and returns their mean loss as a tensor. `validation`: data
+    for early stopping; of the layers after each epoch, the one with the lowest loss on them is kept. These data and the
+    training data are held in memory.
     """
 
     targets: str = "soft"
@@ -67,6 +72,8 @@ class TaskLoss:
     seed: int = 0
     autocast: bool = False
     record: int = 1
+    loss: UserLoss | None = field(default=None, compare=False)
+    validation: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         one_of(self.targets, f"{NAME}: targets", ("soft", "labels"))
@@ -85,6 +92,10 @@ class TaskLoss:
                 raise ValueError(f"{NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         if self.rank is not None and (self.l1 or self.threshold):
             raise ValueError(f"{NAME}: rank={self.rank} with l1 or threshold: weights set to zero would undo the rank")
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(f"{NAME}: loss must be a function loss(outputs, batch), got {type(self.loss).__name__}")
+        if self.loss is not None and self.targets != "soft":
+            raise ValueError(f"{NAME}: loss= replaces the targets: leave targets out")
         self.start_fit  # noqa: B018 (raises at an unknown start now, not after the pass over the data)
 
     @property
@@ -96,9 +107,18 @@ class TaskLoss:
 
     @property
     def name(self) -> str:
-        """The text that gives it, with the options that are not the defaults."""
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{NAME}({', '.join(f'{key}={value!r}' for key, value in changed)})" if changed else NAME
+        """The text that gives it, with the options that are not the defaults; a loss and data have no text."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        changed = [f"{key}={value!r}" for key, value in values.items() if value != getattr(TaskLoss, key)]
+        return f"{NAME}({', '.join(changed)})" if changed else NAME
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> TaskLoss:
+        """From the options of a text."""
+        known = [f.name for f in fields(cls)]
+        if unknown := [key for key in options if key not in known]:
+            raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
+        return cls(**options)
 
 
 def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
@@ -278,58 +298,52 @@ class JointTrainer:
     joint: Joint  # for its form; its weights are not used
     moments: JointMoments
     inputs: Any
-    validation: Any = None
-    loss: UserLoss | None = None
 
     def train(self, tasks: Sequence[TaskLoss]) -> list[History]:
-        """Train one layer for each task; those with the same epochs and batch size are trained together."""
+        """Train one layer for each task; those with the same epochs, batch size and loss are trained together."""
         first = next((p for p in self.upper.model.parameters() if p.is_floating_point()), torch.zeros(()))
         # Half precision would lose small steps.
         like = torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
         starts = [start_of(task, self.moments) for task in tasks]
         together: dict[object, list[int]] = {}
         for k, task in enumerate(tasks):
-            together.setdefault((task.epochs, task.batch, task.autocast, task.patience is None), []).append(k)
+            shared = task.epochs, task.batch, task.autocast, task.patience is None, task.loss, id(task.validation)
+            together.setdefault(shared, []).append(k)
         numbers = FOLDED // first.element_size() // (self.joint.target.channels * math.prod(self.joint.target.space))
         histories: dict[int, History] = {}
         models = [self.lower.model, self.upper.model]
         with as_found(models):  # which also puts the flags back
             for model in models:
                 model.requires_grad_(False)
-            data, validation = self._caches(tasks, like.device)
+            data = self._cache(self.inputs, tasks, like.device)
+            validations: dict[int, ActivationCache | None] = {id(None): None}
             for group in together.values():
+                given = tasks[group[0]].validation
+                if id(given) not in validations:
+                    users = [task for task in tasks if task.validation is given]
+                    validations[id(given)] = self._cache(given, users, like.device)
                 # Joints of one rate and rank come next to each other, so that their parameters are one tensor.
                 group.sort(key=lambda k: (tasks[k].rate, tasks[k].rank or 0))
                 most = max(1, numbers // tasks[group[0]].batch)
                 for part in (group[k : k + most] for k in range(0, len(group), most)):
                     some = [tasks[k] for k in part], [starts[k] for k in part]
-                    histories.update(zip(part, self._train(*some, data, validation, like), strict=True))
+                    trained = self._train(*some, data, validations[id(given)], like)
+                    histories.update(zip(part, trained, strict=True))
         for history in histories.values():
             history.finish(self.moments, like.dtype)
         return [histories[k] for k in range(len(tasks))]
 
-    def _caches(
-        self, tasks: Sequence[TaskLoss], device: torch.device
-    ) -> tuple[ActivationCache, ActivationCache | None]:
-        """Caches of the data and of the validation data; raises where they do not suit the tasks."""
+    def _cache(self, inputs: Any, tasks: Sequence[TaskLoss], device: torch.device) -> ActivationCache:
+        """A cache of the data or of validation data; raises where they do not suit the tasks."""
         rows_of_b = any(task.cka for task in tasks)
-        data, validation = (
-            None
-            if inputs is None
-            else ActivationCache(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, device=device)
-            for inputs in (self.inputs, self.validation)
-        )
-        assert data is not None
-        for cache in (data, validation):
-            if cache is None or self.loss is not None:
-                continue
-            if cache.soft is None:
+        cache = ActivationCache(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, device=device)
+        if cache.soft is None:
+            if any(task.loss is None for task in tasks):
                 raise ValueError(
                     "task_loss needs a network B that answers (inputs, classes); for other answers give "
-                    "loss(outputs, batch)"
+                    "TaskLoss(loss=loss), a function loss(outputs, batch)"
                 )
-            if not any(task.targets == "labels" for task in tasks):
-                continue
+        elif any(task.targets == "labels" for task in tasks):
             if cache.labels is None:
                 raise ValueError(
                     "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
@@ -340,11 +354,11 @@ class JointTrainer:
                     f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that "
                     "differ, take targets='soft'"
                 )
-        if any(task.patience for task in tasks) and validation is None and data.n < HELD_OUT:
+        if inputs is self.inputs and cache.n < HELD_OUT and any(t.patience and t.validation is None for t in tasks):
             raise ValueError(
                 f"patience holds out a tenth of the inputs, and there are fewer than {HELD_OUT}: give validation="
             )
-        return data, validation
+        return cache
 
     def _train(
         self,
@@ -480,7 +494,7 @@ class JointTrainer:
             if cache.soft is not None:
                 logarithms = outputs.to(cache.soft.dtype).log_softmax(-1)
                 cross_entropy = -(cache.soft[index] * logarithms).sum(-1).mean(-1)
-            loss = cross_entropy if self.loss is None else _by_user(self.loss, outputs, cache, index)
+            loss = cross_entropy if tasks[0].loss is None else _by_user(tasks[0].loss, outputs, cache, index)
             if any_labels:
                 assert cache.labels is not None
                 labels = cache.labels[index].expand(count, -1)[..., None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
+
+from ..files import plain_json
 
 MOST_BYTES = 64 * 2**20
 AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that work answers out: more only wait for each other
@@ -26,18 +27,8 @@ def as_json(found: Any) -> bytes:
     try:
         text = _ENCODER.encode(found)
     except ValueError:  # most answers have none that are not finite, and are not gone through twice
-        text = _ENCODER.encode(_plain(found))
+        text = _ENCODER.encode(plain_json(found))
     return text.encode()
-
-
-def _plain(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {str(key): _plain(value) for key, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_plain(value) for value in found]
-    if isinstance(found, float) and not math.isfinite(found):
-        return None
-    return found
 
 
 def _size(question: tuple[Any, ...], answer: bytes) -> int:
