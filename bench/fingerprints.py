@@ -11,7 +11,7 @@ from sosie.engine.network import Network
 from sosie.linalg import gram_cuda
 from sosie.models import open_model
 from sosie.zoo import Probe, fingerprint
-from sosie.zoo.kinds import gram_vectors
+from sosie.zoo.fingerprints import gram_vectors
 
 IMAGES = 256
 

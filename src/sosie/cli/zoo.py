@@ -217,7 +217,7 @@ def _named(models: list[str]) -> dict[str, str]:
     """NAME=MODEL, or a name made of the model's own; of ARCHITECTURE@pattern each file of weights that matches."""
     from glob import glob
 
-    from ..zoo.zoo import default_name
+    from ..zoo.tasks import default_name
 
     found: dict[str, str] = {}
     for text in models:

@@ -24,8 +24,8 @@ from .. import __version__
 from ..files import DamagedFile
 from ..report.page import style_file
 from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy
-from ..zoo.copies import SAME
 from ..zoo.fingerprints import MOST_SITES
+from ..zoo.questions import SAME
 from ..zoo.store import Facts, UnknownModel, ZooGone, check_filters
 from . import questions
 from .cache import AnswerCache, as_json

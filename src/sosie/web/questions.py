@@ -55,7 +55,7 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
         related = zoo.store.relatives(number)
         kinds = _kinds(zoo, number)
     return {
-        **facts, "parameters": stored.parameters, "source": stored.facts.source, "added": stored.added,
+        **facts, "parameters": stored.parameters, "source": stored.source, "added": stored.added,
         "digest": stored.digest, "kinds": kinds, "absent": stored.about["absent"],
         "notes": _notes(stored.about["about"].get("notes")), **related,
     }  # fmt: skip

@@ -1,9 +1,9 @@
 """Many models: fingerprints of them, kept and searched."""
 
-from .fingerprints import Fingerprint, NotComparable, fingerprint
-from .kinds import Probe
+from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
 from .store import DiskFull, NameTaken, ZooBusy
-from .zoo import Added, Entry, Listing, Report, Zoo
+from .upkeep import Report
+from .zoo import Added, Entry, Listing, Zoo
 
 __all__ = [
     "Added",

@@ -6,8 +6,9 @@ Only fingerprints are made elsewhere. Whoever asked gets them back and writes th
 from __future__ import annotations
 
 import pickle
+import re
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, ItemsView, Iterable, Iterator, Mapping
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -22,18 +23,20 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..engine.network import Network
 from ..files import OtherFile
-from ..models import open_model, with_name
-from .fingerprints import Fingerprint, fingerprint
-from .folder import Settings, load_probe
-from .kinds import Probe
-from .store import Facts
+from ..models import NamedModel, open_model, with_name
+from .fingerprints import Fingerprint, Probe, Settings, fingerprint
+from .store import Facts, check_name, check_tags
 
+if TYPE_CHECKING:
+    from .zoo import Zoo
+
+OPTIONS = ("sites", "prepare", "device")  # of fingerprints, that may differ from model to model
 WINDOW = 64  # tasks that wait in somebody else's executor at one time
 _opening = threading.Lock()  # models are built from the one global random state
 UNCHANGED = "the very model is in the zoo: nothing to do"
@@ -67,6 +70,57 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)  # sites, prepare, device
     facts: Facts = field(default_factory=Facts)  # what is to be recorded of it
     probe: Probe | None = None  # where the worker cannot see the folder
+
+
+def tasks_of(
+    zoo: Zoo,
+    pairs: Iterable[tuple[str, Any]],
+    common: Facts,
+    facts: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    again: bool,
+) -> Iterator[Task]:
+    """A task for each of several models: `facts` has those of each by name, beside those that all have in common."""
+    if isinstance(pairs, ItemsView):  # all names are known, so a bad one is refused before any work
+        for name, _ in pairs:
+            check_name(name)
+        if strange := sorted({*facts} - {*dict(pairs)}):
+            raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
+    seen: set[str] = set()
+    for name, model in pairs:
+        if check_name(name) in seen:
+            raise ValueError(f"the name {name!r} more than once: each model needs one of its own")
+        seen.add(name)
+        own = dict(facts.get(name, {}))
+        if unknown := sorted(set(own) - set(vars(common))):
+            raise ValueError(f"facts of {name!r} are tags, task, source and parent, not {', '.join(unknown)}")
+        own["tags"] = (*common.tags, *check_tags(own.get("tags", ())))
+        yield task_of(zoo, name, model, replace(common, **own), options, again)
+
+
+def task_of(zoo: Zoo, name: str, model: Any, facts: Facts, options: Mapping[str, Any], again: bool) -> Task:
+    """`again`: it is fingerprinted though a model of that name with the same weights may be there."""
+    check_name(name)
+    there = None if again else zoo.store.find(name)
+    if facts.source is None and isinstance(model, NamedModel):
+        facts = replace(facts, source=model.spec)
+    elif facts.source is None and isinstance(model, (str, Path)) and not is_fingerprint_file(model):
+        facts = replace(facts, source=str(model))
+    known = None if there is None else there["digest"]
+    return Task(name, model, zoo.settings, str(zoo.probe_path.absolute()), known, dict(options), facts)
+
+
+def default_name(model: Any) -> str:
+    """Of a specification: the name of its weights file, else the text without path separators."""
+    if isinstance(model, NamedModel):
+        return model.name
+    if isinstance(model, (str, Path)):
+        text = str(model)
+        _, at, weights = text.rpartition("@")
+        if (at and Path(weights).suffix) or is_fingerprint_file(text):
+            return Path(weights if at else text).stem
+        return re.sub(r"[/\\]+", "-", text).strip("-. ")
+    raise ValueError(f"a {type(model).__name__} has no name of its own: give name=")
 
 
 def make(task: Task) -> Outcome:
@@ -122,7 +176,7 @@ def is_fingerprint_file(model: Any) -> bool:
 @lru_cache(maxsize=2)
 def _probe(path: str, digest: str) -> Probe:
     """Read once a worker."""
-    return load_probe(Path(path), digest)
+    return Probe.load(Path(path), digest)
 
 
 def make_all(tasks: Iterable[Task], executor: Executor | None, workers: int) -> Iterator[tuple[Task, Outcome]]:

@@ -51,7 +51,7 @@ def checksum(rows: Floats) -> bytes:
 
 
 def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
-    """Write rows from byte `start` on and sync them; what lies behind is what a killed writer left, and is cut off."""
+    """Write rows from byte `start` on and sync them; bytes behind `start` are what a killed writer left: they go."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -60,11 +60,15 @@ def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
             raise cut_off(path, size, start)
         os.ftruncate(handle, start)
         os.lseek(handle, start, os.SEEK_SET)
-        for array in arrays:
-            left = as_bytes(array)
-            while left:
-                left = left[os.write(handle, left) :]
-        os.fsync(handle)
+        try:
+            for array in arrays:
+                left = as_bytes(array)
+                while left:
+                    left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except BaseException:  # a full disk gets its room back
+            os.ftruncate(handle, start)
+            raise
     finally:
         os.close(handle)
     if new:
