@@ -13,7 +13,7 @@ from test_questions import on_a_circle, one_site
 from sosie.linalg import adjusted_rand_index, cluster, clusterings
 from sosie.results import Clusters
 from sosie.zoo import Fingerprint, Zoo, questions
-from sosie.zoo.questions import farthest, near_models, of_all, of_some, scaled, similarities, spectrum, square
+from sosie.zoo.questions import farthest, near_models, of_all, of_some, scaled, similarities, square
 from sosie.zoo.vectors import Vectors
 
 
@@ -115,16 +115,12 @@ def test_all_pairs_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, til
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 50])
-def test_the_last_two_of_a_spectrum(n: int) -> None:
-    x = np.random.default_rng(n).normal(size=(n, n))
-    matrix = x + x.T
-    kept = matrix.copy()
-    values, vectors = spectrum(matrix)
-    wanted, theirs = np.linalg.eigh(matrix)
-    np.testing.assert_array_equal(matrix, kept)
-    np.testing.assert_allclose(values, wanted, atol=1e-12 * n)
-    np.testing.assert_allclose(np.abs((vectors[:, -2:] * theirs[:, -2:]).sum(0)), 1, atol=1e-10)
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(vectors.shape[1]), atol=1e-12)
+def test_points_of_the_plane_keep_their_distances(n: int) -> None:
+    plane = np.random.default_rng(n).normal(size=(n, 2))
+    squared = np.square(plane[:, None] - plane[None]).sum(2)
+    points, shares = scaled(squared)
+    np.testing.assert_allclose(np.square(points[:, None] - points[None]).sum(2), squared, atol=1e-12 * n)
+    assert n == 1 or sum(shares) == pytest.approx(1)
 
 
 def test_points_that_are_all_one() -> None:
