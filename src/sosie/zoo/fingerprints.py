@@ -166,7 +166,10 @@ class Fingerprint:
         self.check_comparable(other)
         if exact:
             if kind != "cka" or self.exact is None or other.exact is None:
-                raise NotComparable(f"exact=True is for fingerprints of kind 'cka' that both have, not for {kind!r}")
+                raise NotComparable(
+                    f"only the whole vectors of kind 'cka' are exact, and one of the two has none, or {kind!r} was "
+                    "asked for: the short ones give an estimate"
+                )
             return self.exact.astype(np.float64) @ other.exact.astype(np.float64).T
         mine, theirs = self.key(kind), other.key(kind)
         if mine != theirs:
