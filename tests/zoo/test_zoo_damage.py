@@ -58,7 +58,7 @@ def test_bytes_that_were_changed(tmp_path: Path) -> None:
         file.write(b"\x01")
     with pytest.raises(DamagedFile, match="'m1': it was changed"):
         zoo["m1"].fingerprint  # noqa: B018
-    with pytest.raises(DamagedFile, match="'m1'"):
+    with pytest.raises(DamagedFile, match="has other bytes than were written"):
         zoo.compact()
     assert zoo.check().lost == ["m1"]
     assert zoo.check(repair=True).dropped == ("m1",)

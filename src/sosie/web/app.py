@@ -199,7 +199,7 @@ Offset = Annotated[int, Query(ge=0, le=2**62)]
 
 
 def _filters(tag: Texts = None, architecture: Texts = None, task: Texts = None) -> dict[str, list[str]]:
-    return check_filters(tag or None, architecture or None, task or None)
+    return check_filters(tag, architecture, task)
 
 
 Filters = Annotated[dict[str, list[str]], Depends(_filters)]

@@ -46,6 +46,7 @@ from .vectors import (
 )
 
 T = TypeVar("T")
+Places = dict[tuple[str, str], tuple[int, int]]  # by name and kind of a model: the file of its rows, and the first
 
 # Errors
 
@@ -169,16 +170,16 @@ def check_key(key: Any) -> str:
 
 
 def check_filters(tag: Filter = None, architecture: Filter = None, task: Filter = None) -> dict[str, Any]:
-    """Those that are given, as they go into an answer too: a text, or a list of texts."""
+    """Those that are given, as they go into an answer too: a text, or a list of texts; an empty list is no filter."""
     filters: dict[str, Any] = {}
     for name, given in (("tag", tag), ("architecture", architecture), ("task", task)):
-        if given is None:
-            continue
-        filters[name] = given if isinstance(given, str) else list(given)
-        if not all(isinstance(one, str) for one in filters[name]):
+        texts = [] if given is None else given if isinstance(given, str) else list(given)
+        if not all(isinstance(one, str) for one in texts):
             raise TypeError(f"{name}= is text or a list of texts, got {given!r}")
-        if not isinstance(given, str) and len(filters[name]) > MOST_TEXTS:
-            raise ValueError(f"{name}= has {len(filters[name]):,} texts; {MOST_TEXTS} at most")
+        if not isinstance(texts, str) and len(texts) > MOST_TEXTS:
+            raise ValueError(f"{name}= has {len(texts):,} texts; {MOST_TEXTS} at most")
+        if texts != []:
+            filters[name] = texts
     return filters
 
 
@@ -710,7 +711,8 @@ class Store:
                         "the old one"
                     )
                 )
-            places = self._append_rows([r for r, outcome in zip(records, outcomes, strict=True) if outcome is True])
+            new = [record for record, outcome in zip(records, outcomes, strict=True) if outcome is True]
+            places = self._append_rows(connection, new)
             for record, model, outcome in zip(records, there, outcomes, strict=True):
                 if outcome is False and model is not None:
                     _update(connection, model["id"], record)
@@ -720,19 +722,21 @@ class Store:
                     insert(connection, record, places)
         return outcomes
 
-    def _append_rows(self, records: Sequence[Record]) -> dict[tuple[str, str], int]:
-        """Append the vectors of models to the files of their kinds; the first row of each, by (name, kind)."""
-        places: dict[tuple[str, str], int] = {}
+    def _append_rows(self, connection: sqlite3.Connection, records: Sequence[Record]) -> Places:
+        """Append the vectors of models to the files of their kinds."""
         files: dict[tuple[str, int], list[tuple[str, Floats]]] = {}
         for record in records:
             for kind, (vectors, _) in record.blocks.items():
                 files.setdefault((kind, vectors.shape[1]), []).append((record.name, vectors))
+        places: Places = {}
         for (kind, width), some in files.items():
-            known = self.select(f"SELECT name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
-            name, end = (known[0]["name"], known[0]["end"]) if known else (file_name(kind, width), 0)
-            write_rows(path_of(self.folder, name), end * width * ITEM, [vectors for _, vectors in some])
+            new = kind, width, file_name(kind, width)
+            connection.execute("INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", new)
+            (file,) = self.select(f"SELECT id, name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
+            end = file["end"]
+            write_rows(path_of(self.folder, file["name"]), end * width * ITEM, [vectors for _, vectors in some])
             for model, vectors in some:
-                places[model, kind] = end
+                places[model, kind] = file["id"], end
                 end += len(vectors)
         return places
 
@@ -752,8 +756,8 @@ class Store:
             connection.execute("INSERT OR REPLACE INTO failed VALUES (?, ?, ?, ?)", (name, reason, source, _now()))
 
 
-def insert(connection: sqlite3.Connection, record: Record, places: Mapping[tuple[str, str], int]) -> None:
-    """A model whose rows are written: `places` has the first of each kind, by (name, kind)."""
+def insert(connection: sqlite3.Connection, record: Record, places: Places) -> None:
+    """A model whose rows are written."""
     about = json.dumps({"absent": record.absent, "about": record.about}, **JSON)
     model = connection.execute(
         "INSERT INTO models (name, digest, architecture, parameters, task, source, parent, added, about) "
@@ -762,15 +766,9 @@ def insert(connection: sqlite3.Connection, record: Record, places: Mapping[tuple
          record.parent, record.added or _now(), about),
     ).lastrowid  # fmt: skip
     for kind, (vectors, labels) in record.blocks.items():
-        width = vectors.shape[1]
-        connection.execute(
-            "INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", (kind, width, file_name(kind, width))
-        )
-        file = connection.execute("SELECT id FROM files WHERE kind = ? AND width = ?", (kind, width)).fetchone()["id"]
-        connection.execute(
-            "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)",
-            (model, file, places[record.name, kind], len(labels), checksum(vectors), json.dumps(labels, **JSON)),
-        )
+        place = places[record.name, kind]
+        row = (model, *place, len(labels), checksum(vectors), json.dumps(labels, **JSON))
+        connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.executemany("INSERT INTO tags VALUES (?, ?)", [(model, tag) for tag in record.tags])
     connection.execute("DELETE FROM failed WHERE name = ?", (record.name,))
 

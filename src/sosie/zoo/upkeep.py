@@ -8,10 +8,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
 from ..progress import Progress, track
@@ -24,7 +23,6 @@ from .vectors import (
     ITEM,
     Vectors,
     as_bytes,
-    changed,
     checksum,
     file_name,
     generation_of,
@@ -224,7 +222,9 @@ def compact(store: Store) -> int:
                 name = file_name(file["kind"], file["width"], generation_of(file["name"]) + 1)
                 old.append(path_of(store.folder, file["name"]))
                 made.append(path_of(store.folder, name))
-                places = _copy_rows(store, file, old[-1], made[-1])
+                vectors = store.read_vectors(file["kind"])
+                write_rows(made[-1], 0, (rows for _, _, rows in blocks(vectors)))
+                places = zip(vectors.starts().tolist(), repeat(file["id"]), vectors.models.tolist(), strict=False)
                 # Places are unique: they move out of the way before they take their new ones.
                 connection.execute("UPDATE blocks SET first = -1 - first WHERE file = ?", (file["id"],))
                 connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
@@ -242,29 +242,6 @@ def compact(store: Store) -> int:
         with contextlib.suppress(OSError):
             path.unlink()
     return before - sum(path.stat().st_size for path in made if path.exists())
-
-
-def _copy_rows(store: Store, file: Any, old: Path, new: Path) -> list[tuple[int, int, int]]:
-    """Write the rows of models that are there, a model at a time; the first row, the file and the model of each."""
-    blocks = store.select(
-        "SELECT models.name, model, first, rows, checksum FROM blocks JOIN models ON models.id = model "
-        "WHERE file = ? AND removed IS NULL ORDER BY first",
-        (file["id"],),
-    )
-
-    def each() -> Iterator[Any]:
-        for block in blocks:
-            rows = read_rows(old, block["first"], block["rows"], file["width"])
-            if checksum(rows) != block["checksum"]:
-                raise changed(old, repr(block["name"]))
-            yield rows
-
-    write_rows(new, 0, each())
-    places, end = [], 0
-    for block in blocks:
-        places.append((end, file["id"], block["model"]))
-        end += block["rows"]
-    return places
 
 
 # A zoo as one file: safetensors with the vectors of each kind, the probe set, and the facts as JSON
@@ -314,9 +291,8 @@ def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
         models = {row["id"]: row | {"places": {}} for row in rows}
         vectors = [some for kind in store.files() if len((some := store.read_vectors(kind)).models)]
         for each in vectors:
-            starts = (np.cumsum(each.count) - each.count).tolist()
             facts = store.describe(each.models.tolist(), each.kind)
-            for model, start in zip(each.models.tolist(), starts, strict=True):
+            for model, start in zip(each.models.tolist(), each.starts().tolist(), strict=True):
                 models[model]["places"][each.kind] = {"first": start, "labels": facts[model]["labels"]}
     return [{name: model[name] for name in model if name != "id"} for model in models.values()], vectors
 

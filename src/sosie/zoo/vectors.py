@@ -151,12 +151,14 @@ class Vectors:
         chosen = self.models[places], self.first[places], self.count[places]
         return Vectors(self.kind, self.rows, *chosen, sums, self.verified)
 
+    def starts(self) -> Whole:
+        """Where the rows of each model would begin if no others lay between them."""
+        found: Whole = np.cumsum(self.count) - self.count
+        return found
+
     def row_numbers(self) -> Whole:
         """The rows of the models, in order."""
-        if not len(self.first):
-            return np.empty(0, np.int64)
-        before = np.cumsum(self.count) - self.count
-        return np.repeat(self.first - before, self.count) + np.arange(int(self.count.sum()))
+        return np.repeat(self.first - self.starts(), self.count) + np.arange(int(self.count.sum()))
 
     def owners(self, rows: Whole) -> Whole:
         """Where among the models the owner of each row is; −1 before the first."""

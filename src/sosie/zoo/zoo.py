@@ -26,7 +26,6 @@ from .tasks import (
     NO_PROBE,
     OPTIONS,
     UNCHANGED,
-    Failure,
     Outcome,
     Task,
     default_name,
@@ -252,8 +251,8 @@ class Zoo:
                         there.append(name)
                     elif outcome == NO_PROBE:
                         fail(name, PROBE_GONE.format(self.probe_path), facts.source)
-                    elif isinstance(outcome, Failure):
-                        fail(name, outcome.reason, facts.source)
+                    else:
+                        fail(name, outcome, facts.source)
                     if len(waiting) >= GROUP or not isinstance(task.model, Fingerprint):
                         write()
                     bar.advance(note=name if len(name) <= 30 else f"{name[:29]}…")
