@@ -19,7 +19,9 @@ def cost(
     probes: Annotated[str, typer.Option(help="Numbers of inputs, separated by commas.")] = "100,1000,10000",
     data: Annotated[str | None, typer.Option(help="Inputs from here, e.g. demo or cifar10; else random ones.")] = None,
     shape: opt.Shape = None,
-    sites: opt.Sites = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Sites of both models; else layers of atoms, or what `sosie compare` takes.")
+    ] = None,
     rows: opt.Rows = "positions",
     batch: opt.Batch = 128,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of models without weights.")] = 0,

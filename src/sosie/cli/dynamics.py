@@ -30,7 +30,7 @@ def dynamics(
     data: Annotated[
         str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
     ] = None,
-    sites: opt.Sites = None,
+    sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
     rows: opt.Rows = "flatten",
     max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs that checkpoints are run on (1024).")] = None,
     batch: opt.Batch = 256,

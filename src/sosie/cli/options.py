@@ -19,7 +19,7 @@ Data = Annotated[
     str | None,
     typer.Option(help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."),
 ]
-Sites = Annotated[str | None, typer.Option(help="Sites of all models: names, globs, leaves, blocks.")]
+Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, globs, leaves, blocks.")]
 SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
 SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else the first layer is asked.")]

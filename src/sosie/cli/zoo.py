@@ -261,11 +261,12 @@ Model = Annotated[
 ]
 Kind = Annotated[str, typer.Option(help="cka, weights or atoms.")]
 Count = Annotated[int, typer.Option("--count", "-k", min=1, help="How many.")]
+Layers = Annotated[str | None, typer.Option(help="Layers of the model: names or globs, separated by commas.")]
 Quick = Annotated[bool, typer.Option("--quick", help="By the short vectors alone.")]
 
 
 def search(
-    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: opt.Sites = None, tag: Tag = None,
+    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Layers = None, tag: Tag = None,
     architecture: Architecture = None, task: Task = None, quick: Quick = False,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Best matches both ways, averaged.")] = False,
     device: opt.Device = None, as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
@@ -279,7 +280,7 @@ def search(
 
 
 def layers(
-    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: opt.Sites = None, tag: Tag = None,
+    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Layers = None, tag: Tag = None,
     architecture: Architecture = None, task: Task = None, quick: Quick = False, device: opt.Device = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
