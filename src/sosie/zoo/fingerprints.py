@@ -257,19 +257,10 @@ def fingerprint(
     absent: dict[str, str] = {}
     left_out: dict[str, dict[str, str]] = {}
     notes: list[str] = []
-    exact = digest = parameters = None
+    exact = digest = None
     if "cka" in wanted:
-        grams = gram_vectors(source, probe)
-        digest, parameters = grams.model, _count(module)  # while a GPU is busy with the pass
-        # Before it is waited for which of them mean anything; if they are many, only those that are taken.
-        ahead = _brought_over(grams.vectors, size, seed) if len(grams.sites) <= MOST_SITES else None
-        kept, left_out["cka"] = grams.sift()
-        chosen = [kept[k] for k in _few("cka", len(kept), sites, notes)]
-        short, whole = ahead or _brought_over(grams.vectors[chosen], size, seed)
-        if len(chosen) < len(whole):
-            short, whole = short[chosen], whole[chosen]
-        labels["cka"], vectors["cka"] = tuple(grams.sites[k] for k in chosen), short.numpy()
-        exact = whole.numpy()
+        labels["cka"], short, whole, left_out["cka"], digest = cka_vectors(source, probe, size, seed, sites, notes)
+        vectors["cka"], exact = short.numpy(), whole.numpy()
     if "weights" in wanted:
         try:
             linear, left_out["weights"], weight_notes = linear_vectors(source, probe, seed=seed)
@@ -293,7 +284,7 @@ def fingerprint(
         raise ValueError(f"{name}: nothing to make a fingerprint of: {'; '.join(absent.values())}")
     about = {
         "architecture": _architecture(model, module),
-        "parameters": parameters or _count(module),
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "model": (digest or source.begun_digest()).read(),
         "sosie": __version__,
         "left_out": {kind: reasons for kind, reasons in left_out.items() if reasons},
@@ -303,27 +294,12 @@ def fingerprint(
     return Fingerprint(probe.digest, probe.n, size, seed, rule, vectors, labels, exact, absent, about)
 
 
-def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Short ones and whole ones on the CPU, with one wait for a GPU.
-
-    The whole ones into memory that is touched while it is still busy: the first touch takes longer than the copy.
-    """
-    short = AsyncCopy(project(vectors, size, seed))
-    if vectors.device.type != "cpu":
-        vectors = torch.zeros(vectors.shape, dtype=vectors.dtype, device="cpu").copy_(vectors)
-    return short.read().clone(), vectors
-
-
 def _architecture(model: Any, module: nn.Module) -> str:
     """The class of the module; where that is no more than a sequence, what its specification calls it."""
     own = type(module).__name__
     if own != "Sequential" or not isinstance(model, NamedModel):
         return own
     return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _few(kind: str, count: int, asked: Any, notes: list[str]) -> list[int]:
@@ -399,40 +375,14 @@ EQUAL = "is the same for all probes"
 NOTHING = "is as far from itself for any two probes: nothing is left to compare"
 
 
-@dataclass(frozen=True)
-class GramVectors:
-    """Of the sites in execution order the vectors of length 1, queued on a GPU: `sift` waits for them."""
+def cka_vectors(
+    source: Network, probe: Probe, size: int, seed: int, asked: Any, notes: list[str]
+) -> tuple[tuple[str, ...], Tensor, Tensor, dict[str, str], Digest]:
+    """The sites, their short and whole vectors on the CPU, why other sites have none, and the digest of the weights.
 
-    name: str
-    sites: tuple[str, ...]
-    vectors: Tensor  # (sites, n (n − 1) / 2), float32, on the CPU or a GPU
-    model: Digest  # of the weights
-    _lengths: AsyncCopy  # (sites, 4), see `_vectors`
-    _digits: tuple[float, ...]
-    _no_rows: dict[str, str]
-
-    def sift(self) -> tuple[list[int], dict[str, str]]:
-        """Which sites have a vector that means anything, and for the others the reason."""
-        kept, left_out = [], dict(self._no_rows)
-        for k, (site, lengths) in enumerate(zip(self.sites, self._lengths.read().tolist(), strict=True)):
-            norm, whole, spread, first = lengths
-            if not norm < torch.inf:
-                raise ValueError(
-                    f"{self.name}: the activations at {site} are NaN or infinite, or too large for a product"
-                )
-            if not spread > (ROUNDING * self._digits[k]) ** 2 * first:  # also where the activations are 0
-                left_out[site] = EQUAL
-            elif not norm > GRAM_LOST * whole:
-                left_out[site] = NOTHING
-            else:
-                kept.append(k)
-        if not kept:
-            raise ValueError(f"{self.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
-        return kept, left_out
-
-
-def gram_vectors(source: Network, probe: Probe) -> GramVectors:
-    """One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept."""
+    One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept. All work is
+    queued on a GPU before it is waited for. `asked`: the sites that were named, if any.
+    """
 
     def sink(site: str, rows: Tensor) -> tuple[Tensor, Tensor, float]:
         if len(rows) != probe.n:
@@ -444,13 +394,44 @@ def gram_vectors(source: Network, probe: Probe) -> GramVectors:
 
     with source.opened():
         made = source.read(Chunk(probe.batch, 0, probe.n), sink)
-        sites, no_rows = tuple(source.per_input()), source.left_out
-        model = source.begun_digest()  # now, while a GPU is still busy with the pass
+        sites, left_out = tuple(source.per_input()), dict(source.left_out)
+        digest = source.begun_digest()
     step = max(1, TOGETHER // probe.n**2)
     parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
-    digits = tuple(each[2] for each in made)
-    return GramVectors(source.name, sites, vectors, model, AsyncCopy(lengths), digits, no_rows)
+    arriving = AsyncCopy(lengths)
+    # Before it is known which of them mean anything; if they are many, only those that are taken.
+    ahead = _brought_over(vectors, size, seed) if len(sites) <= MOST_SITES else None
+    kept = []
+    for k, (norm, whole, spread, first) in enumerate(arriving.read().tolist()):
+        if not norm < torch.inf:
+            raise ValueError(
+                f"{source.name}: the activations at {sites[k]} are NaN or infinite, or too large for a product"
+            )
+        if not spread > (ROUNDING * made[k][2]) ** 2 * first:  # also where the activations are 0
+            left_out[sites[k]] = EQUAL
+        elif not norm > GRAM_LOST * whole:
+            left_out[sites[k]] = NOTHING
+        else:
+            kept.append(k)
+    if not kept:
+        raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
+    chosen = [kept[k] for k in _few("cka", len(kept), asked, notes)]
+    short, exact = ahead or _brought_over(vectors[chosen], size, seed)
+    if len(chosen) < len(exact):
+        short, exact = short[chosen], exact[chosen]
+    return tuple(sites[k] for k in chosen), short, exact, left_out, digest
+
+
+def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Short ones and whole ones on the CPU, with one wait for a GPU.
+
+    The whole ones into memory that is touched while it is still busy: the first touch takes longer than the copy.
+    """
+    short = AsyncCopy(project(vectors, size, seed))
+    if vectors.device.type != "cpu":
+        vectors = torch.zeros(vectors.shape, dtype=vectors.dtype, device="cpu").copy_(vectors)
+    return short.read().clone(), vectors
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
