@@ -156,27 +156,21 @@ def held_against_some(vectors: Vectors, count: int, seed: int) -> tuple[Whole, F
     Half are drawn by `seed`. Of a group with few members none may be among these, so the rest are those farthest from
     all that were taken before: `ROUND` at a time, one after the other, out of the `POOL` that are farthest.
     """
-    random = np.random.default_rng(seed)
-    drawn = np.sort(random.choice(len(vectors.models), (count + 1) // 2, replace=False))
     similarity = np.empty((len(vectors.models), count), np.float32)
     near = np.full(len(vectors.models), -np.inf)
     chosen = np.empty(0, np.int64)
-    new = drawn
+    new = drawn(len(vectors.models), (count + 1) // 2, seed)
     while len(new):
         columns = slice(len(chosen), len(chosen) + len(new))
-        hold(vectors, new, similarity[:, columns])
+        some = vectors.part(new)
+        for start in range(0, len(vectors.models), BLOCK):
+            block = slice(start, start + BLOCK)
+            similarity[block, columns] = similarities(some, vectors.part(block))
         chosen = np.concatenate([chosen, new])
         near = np.maximum(near, similarity[:, columns].max(1))
         near[chosen] = np.inf
         new = farthest(vectors, near, min(ROUND, count - len(chosen)))
     return chosen, similarity
-
-
-def hold(vectors: Vectors, chosen: Whole, into: Any) -> None:
-    """The similarities of all models with some, a block at a time."""
-    some = vectors.part(chosen)
-    for start in range(0, len(vectors.models), BLOCK):
-        into[start : start + BLOCK] = similarities(some, vectors.part(slice(start, start + BLOCK)))
 
 
 def farthest(vectors: Vectors, near: NDArray[np.float64], count: int) -> Whole:
