@@ -51,7 +51,6 @@ def compare(
 ) -> None:
     """Compare models layer by layer on the same inputs, in one pass."""
     from .. import engine, sketching
-    from ..data import open_data
 
     opt.check_outputs(out, html, resume)
     if unpaired or any(map(sketching.is_sketch, models)):
@@ -76,7 +75,7 @@ def compare(
     with opt.working_together() as speaks:
         found = engine.compare(
             [engine.open_source(text, seed=seed) for text in models],
-            None if data is None else open_data(data, batch=batch),
+            opt.open_data(data, batch),
             measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
             sites_b=opt.split(sites_b), rows=rows, max_rows=max_rows, exact=exact, block=block,
             device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,

@@ -42,7 +42,6 @@ def dynamics(
 ) -> None:
     """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
     from .. import history
-    from ..data import open_data
     from ..history.run_folder import is_run
 
     opt.check_outputs(out, html)
@@ -62,7 +61,7 @@ def dynamics(
     checkpoints = runs if steps is None else _at_steps(runs, steps)
     found = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
-        measures=opt.split(measures), data=None if data is None else open_data(data, batch=batch),
+        measures=opt.split(measures), data=opt.open_data(data, batch),
         sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
     opt.tell(found, out, html, full=full)

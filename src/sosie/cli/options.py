@@ -76,6 +76,13 @@ def parse_size(text: str) -> int | None:
     return int(text)
 
 
+def open_data(data: str | None, batch: int) -> Any:
+    """The batches of the data that a text names; None stays None."""
+    from .. import data as room
+
+    return None if data is None else room.open_data(data, batch=batch)
+
+
 def check_outputs(*paths: Path | None) -> None:
     """Raise if a file cannot be written, before the work is done."""
     from ..files import check_writable

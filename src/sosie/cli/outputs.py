@@ -35,13 +35,12 @@ def outputs(
     full: opt.Full = False,
 ) -> None:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence."""
-    from ..data import open_data
     from ..engine import compare_outputs
 
     opt.check_outputs(out, html)
     with opt.working_together() as speaks:
         found = compare_outputs(
-            models, None if data is None else open_data(data, batch=batch), measures=opt.split(measures), kind=kind,
+            models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind,
             shifts=opt.split(shifts), seed=seed, max_rows=max_rows, device=opt.own_device(device),
         )  # fmt: skip
     if speaks:

@@ -27,7 +27,6 @@ def transfer(
 ) -> None:
     """Score how much models would have to adapt to data, layer by layer and without labels; least first."""
     from .. import sketching
-    from ..data import open_data
 
     opt.check_outputs(out, html)
     options = opt.given(
@@ -35,7 +34,5 @@ def transfer(
     )
     if size is not None:
         options["size"] = opt.parse_size(size)
-    found = sketching.transfer(
-        models if len(models) > 1 else models[0], None if data is None else open_data(data, batch=batch), **options
-    )
+    found = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
     opt.tell(found, out, html, full=full)

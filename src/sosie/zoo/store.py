@@ -326,6 +326,7 @@ class Store:
         self._file: tuple[int, int] | None = None  # the database that was first opened
         self._verified: dict[str, Any] = {}  # by file, see `Vectors`
         self._lock = threading.Lock()  # of the above
+        self._last_change = -1
         self._vectors_at = lru_cache(MOST_KEPT)(self._vectors_at_change)
 
     @classmethod
@@ -643,7 +644,11 @@ class Store:
     def vectors(self, kind: str, **filters: Any) -> Vectors:
         """The rows of a kind on the disk, and where those of the models are that pass the filters."""
         chosen = tuple((name, tuple(_texts(given))) for name, given in filters.items())
-        return self._vectors_at(self.changes(), kind, chosen)
+        changes = self.changes()
+        if changes != self._last_change:
+            self._vectors_at.cache_clear()  # what was read before is not asked for again
+            self._last_change = changes
+        return self._vectors_at(changes, kind, chosen)
 
     def _vectors_at_change(self, _: int, kind: str, filters: tuple[tuple[str, tuple[str, ...]], ...]) -> Vectors:
         return self.again(lambda: self.read_vectors(kind, **{name: list(texts) for name, texts in filters}))
