@@ -11,7 +11,7 @@ from sosie.engine.network import Network
 from sosie.linalg import gram_cuda
 from sosie.models import open_model
 from sosie.zoo import Probe, fingerprint
-from sosie.zoo.kinds import gram_vectors
+from sosie.zoo.fingerprints import SIZE, cka_vectors
 
 IMAGES = 256
 
@@ -33,7 +33,7 @@ def main() -> None:
 
     ways = {
         "bare forward pass": forward,
-        "with exact vectors": lambda: gram_vectors(source, probe),
+        "with exact vectors": lambda: cka_vectors(source, probe, SIZE, 0, None, []),
         "the whole fingerprint": lambda: fingerprint(model, probe, kinds="cka"),
     }
     spent = timed(ways, repeats=asked.repeats)

@@ -27,7 +27,7 @@ from torch import Tensor
 from sosie.measures import debiased_cka
 from sosie.stats import DebiasedAlignment, Grams, Moments
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 WHAT = "parts of one comparison merged as from many processes; rows against precision; models written to a zoo"
 CHUNK, CHUNKS, SITES, WIDTH = 256, 256, 16, 64

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 WHAT = """Clients that ask `sosie serve` over loopback, each again as soon as it is answered, and share the machine with
 it: milliseconds until the last byte of an answer. *errors*: answers other than 200, or none. The map was asked for once

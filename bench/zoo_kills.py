@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 WHAT = """A process that adds models is killed at random moments, and another goes on. *lost*: models that were added
 and are not there; *wrong bytes*: vectors that are not those given; *tails* and *leftovers*: kills that hit an add or a

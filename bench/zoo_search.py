@@ -54,14 +54,17 @@ def make(folder: Path, models: int) -> dict[str, Any]:
         some = vectors(random, families, random.integers(0, FAMILIES, min(GROUP, models - first)))
         zoo.store.append(
             [
-                Record(f"m{first + k}", f"{first + k:016x}", "Net", 1, {"cka": (one, labels)}, about=ABOUT)
+                Record(
+                    name=f"m{first + k}",
+                    digest=f"{first + k:016x}",
+                    architecture="Net",
+                    parameters=1,
+                    blocks={"cka": (one, labels)},
+                )
                 for k, one in enumerate(some)
             ]
         )
     return {"seconds to write": time.perf_counter() - start}
-
-
-ABOUT: dict[str, Any] = {"absent": {}, "about": {}}
 
 
 def queries() -> list[Fingerprint]:

@@ -24,8 +24,7 @@ from sosie.results import Cost, Costs, Dynamics, Entry, Estimate, Leaderboard, N
 from sosie.sketching import Sketch, Task2Vec
 from sosie.train.federated import Federated
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.folder import load_probe, save_probe
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 FLIPS, CUTS = 40, 6
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -189,7 +188,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "task2vec": (task2vec, Task2Vec.load),
     "stitch": (stitch, joint),
     "fingerprint": (lambda folder: made_print().save(folder / "p.safetensors"), Fingerprint.load),
-    "probe": (lambda folder: save_probe(Probe.of(X), folder / "q.safetensors"), load_probe),
+    "probe": (lambda folder: Probe.of(X).save(folder / "q.safetensors"), Probe.load),
     "vectors of a zoo": (
         lambda folder: zoo(folder).folder / "vectors/cka-16.f32",
         lambda path: searched(path.parents[1]),

@@ -202,13 +202,16 @@ def test_a_zoo_called_zoo_is_not_named_in_the_midst_of_words(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_file_that_never_ends_to_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [b"x"]
+
     async def slow() -> Any:
-        yield b"x"
-        await asyncio.sleep(60)
+        if not parts:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": parts.pop(), "more_body": True}
 
     monkeypatch.setattr(uploads, "SECONDS", 0.05)
     with pytest.raises(TimeoutError):
-        awaited(lambda: uploads.received(slow(), 1000))
+        awaited(lambda: uploads.received(uploads.Request({"type": "http", "headers": []}, slow), 1000))
 
 
 @pytest.mark.parametrize(

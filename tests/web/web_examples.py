@@ -13,7 +13,7 @@ import torch
 
 from sosie.results import Dynamics, Estimate
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 N, SIZE, SITES = 16, 32, 4
 INPUTS = torch.arange(N * 3, dtype=torch.float32).reshape(N, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sosie.zoo import Fingerprint, Probe, Zoo
-from sosie.zoo.kinds import project
+from sosie.zoo.fingerprints import project
 
 N, SIZE = 8, 16
 INPUTS = torch.arange(N * 3, dtype=torch.float32).reshape(N, 3)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sosie
 from sosie.models import atom_layers, open_model, share_coefficients, with_atoms
 from sosie.zoo import Fingerprint, NotComparable, Probe, fingerprint
-from sosie.zoo import kinds as gram_vectors
+from sosie.zoo import fingerprints as gram_vectors
 
 
 def images(n: int = 48, seed: int = 0) -> Tensor:

@@ -12,11 +12,8 @@ from test_questions import on_a_circle, one_site
 
 from sosie.linalg import adjusted_rand_index, cluster, clusterings
 from sosie.results import Clusters
-from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo import copies as near_copies
-from sosie.zoo import questions as landmarks
-from sosie.zoo.copies import near_models
-from sosie.zoo.questions import farthest, of_all, of_some, scaled, similarities, spectrum, square
+from sosie.zoo import Fingerprint, Zoo, questions
+from sosie.zoo.questions import farthest, near_models, of_all, of_some, scaled, similarities, square
 from sosie.zoo.vectors import Vectors
 
 
@@ -50,15 +47,12 @@ def test_clusters_from_landmarks_are_those_from_all_pairs(tmp_path: Path, seed: 
 
 
 def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sosie.zoo import questions as asked
-    from sosie.zoo import questions as clusters
-
     zoo = groups_on_a_circle(tmp_path, (20, 10, 5))
-    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 34)
-    monkeypatch.setattr(asked, "LANDMARKS", 9)
-    monkeypatch.setattr(landmarks, "BLOCK", 8)
-    monkeypatch.setattr(landmarks, "ROUND", 2)
-    monkeypatch.setattr(landmarks, "POOL", 5)
+    monkeypatch.setattr(questions, "MOST_CLUSTERED", 34)
+    monkeypatch.setattr(questions, "LANDMARKS", 9)
+    monkeypatch.setattr(questions, "BLOCK", 8)
+    monkeypatch.setattr(questions, "ROUND", 2)
+    monkeypatch.setattr(questions, "POOL", 5)
     found = zoo.clusters()
     assert found.asked["landmarks"] == 9
     assert sorted(map(len, found.groups)) == [5, 10, 20]
@@ -67,7 +61,7 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
         zoo.clusters(10)
     with pytest.raises(ValueError, match=r"landmarks .* at least 3, got 2"):
         zoo.clusters(landmarks=2)
-    monkeypatch.setattr(clusters, "MOST_CLUSTERED", 35)
+    monkeypatch.setattr(questions, "MOST_CLUSTERED", 35)
     assert zoo.clusters().asked["landmarks"] is None
 
 
@@ -103,9 +97,8 @@ def test_several_clusterings_are_each_its_own() -> None:
 
 @pytest.mark.parametrize("tile", [1, 7, 1000])
 def test_all_pairs_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    import sys
 
-    monkeypatch.setattr(sys.modules["sosie.zoo.questions"], "TILE", tile)
+    monkeypatch.setattr(questions, "TILE", tile)
     zoo = new_zoo(tmp_path)
     sites = [3, 1, 4, 1, 5, 2, 2, 3]
     prints = [made(k, sites=count) for k, count in enumerate(sites)]
@@ -122,16 +115,12 @@ def test_all_pairs_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, til
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 50])
-def test_the_last_two_of_a_spectrum(n: int) -> None:
-    x = np.random.default_rng(n).normal(size=(n, n))
-    matrix = x + x.T
-    kept = matrix.copy()
-    values, vectors = spectrum(matrix)
-    wanted, theirs = np.linalg.eigh(matrix)
-    np.testing.assert_array_equal(matrix, kept)
-    np.testing.assert_allclose(values, wanted, atol=1e-12 * n)
-    np.testing.assert_allclose(np.abs((vectors[:, -2:] * theirs[:, -2:]).sum(0)), 1, atol=1e-10)
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(vectors.shape[1]), atol=1e-12)
+def test_points_of_the_plane_keep_their_distances(n: int) -> None:
+    plane = np.random.default_rng(n).normal(size=(n, 2))
+    squared = np.square(plane[:, None] - plane[None]).sum(2)
+    points, shares = scaled(squared)
+    np.testing.assert_allclose(np.square(points[:, None] - points[None]).sum(2), squared, atol=1e-12 * n)
+    assert n == 1 or sum(shares) == pytest.approx(1)
 
 
 def test_points_that_are_all_one() -> None:
@@ -157,10 +146,10 @@ def copies(seed: int, models: int, spread: float) -> Vectors:
 def test_no_pair_that_is_near_is_missed(
     spread: float, least: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_copies, "BLOCK", block)
-    monkeypatch.setattr(near_copies, "STRIP", 3)
-    monkeypatch.setattr(near_copies, "MOST_OTHERS", 5)
-    monkeypatch.setattr(near_copies, "CHECKED", 2)
+    monkeypatch.setattr(questions, "BATCH", block)
+    monkeypatch.setattr(questions, "STRIP", 3)
+    monkeypatch.setattr(questions, "MOST_OTHERS", 5)
+    monkeypatch.setattr(questions, "CHECKED", 2)
     mapped = copies(0, 60, spread)
     vectors = [mapped.rows[f : f + c].astype(float) for f, c in zip(mapped.first, mapped.count, strict=True)]
     wanted = {}
@@ -184,7 +173,7 @@ def test_models_that_are_taken_are_left_out() -> None:
 
 def test_vectors_that_are_not_quite_of_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of others may be longer by 1e-4: at the same product they are farther apart."""
-    monkeypatch.setattr(near_copies, "BLOCK", 1)
+    monkeypatch.setattr(questions, "BATCH", 1)
     least, length = 1 - 1e-5, 1.0001
     angle = np.arccos((least + 1e-6) / length**2)
     angles = np.array([0, angle, *np.linspace(0.5, 2, 20)])

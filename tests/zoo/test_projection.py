@@ -11,8 +11,8 @@ import sosie
 from sosie.engine.network import Network
 from sosie.linalg import u_centred
 from sosie.zoo import Probe
-from sosie.zoo import kinds as projection
-from sosie.zoo.kinds import linear_vectors, project, standard_deviation
+from sosie.zoo import fingerprints as projection
+from sosie.zoo.fingerprints import linear_vectors, project, standard_deviation
 
 SEEDS = 400
 

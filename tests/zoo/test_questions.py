@@ -14,8 +14,7 @@ from torch import nn
 import sosie
 from sosie.files import DamagedFile
 from sosie.results import Clusters, Duplicates, Family, Map
-from sosie.zoo import Fingerprint, Zoo
-from sosie.zoo import copies as near_copies
+from sosie.zoo import Fingerprint, Zoo, questions
 from sosie.zoo.questions import measured, oriented, placed, scaled, similarities
 
 
@@ -170,8 +169,8 @@ def test_duplicates_are_found_and_others_are_not(tmp_path: Path) -> None:
 
 def test_short_vectors_lose_no_duplicate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one model, and thresholds in between: as many as the whole vectors have, pair by pair."""
-    monkeypatch.setattr(near_copies, "BLOCK", 3)
-    monkeypatch.setattr(near_copies, "STRIP", 2)
+    monkeypatch.setattr(questions, "BATCH", 3)
+    monkeypatch.setattr(questions, "STRIP", 2)
     base = net(0)
     zoo = zoo_of_nets(tmp_path)
     zoo.add({f"n{k}": moved(base, 0.01 * k, seed=k) for k in range(8)})

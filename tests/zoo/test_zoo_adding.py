@@ -19,7 +19,7 @@ from torch import nn
 import sosie.zoo.tasks
 from sosie.models import open_model
 from sosie.zoo import Added, Zoo, fingerprint
-from sosie.zoo.zoo import default_name
+from sosie.zoo.tasks import default_name
 
 FACTORIES = """
 import os, signal

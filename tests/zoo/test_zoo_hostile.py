@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from made_prints import made, new_zoo, same
 
-from sosie.zoo import Fingerprint, Zoo, archive
+from sosie.zoo import Fingerprint, Zoo, upkeep
 from sosie.zoo.store import ZooGone
 
 
@@ -107,7 +107,7 @@ def test_wrong_questions(tmp_path: Path) -> None:
 def test_a_zoo_that_changes_while_it_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file has the models of one moment, whatever happens to their files."""
     zoo = new_zoo(tmp_path, 4)
-    write = archive.assemble
+    write = upkeep.assemble
 
     def write_late(*arguments: Any) -> None:
         zoo.remove("m2")
@@ -115,7 +115,7 @@ def test_a_zoo_that_changes_while_it_is_exported(tmp_path: Path, monkeypatch: py
         zoo.add(made(9), "late")
         write(*arguments)
 
-    monkeypatch.setattr(archive, "assemble", write_late)
+    monkeypatch.setattr(upkeep, "assemble", write_late)
     zoo.export(tmp_path / "all.sosiezoo")
     copy = Zoo.import_(tmp_path / "all.sosiezoo", tmp_path / "copy")
     assert list(copy) == ["m0", "m1", "m2", "m3"]

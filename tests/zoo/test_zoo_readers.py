@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 
-from sosie.zoo import Zoo, ZooBusy, family
+from sosie.zoo import Zoo, ZooBusy, search
 from sosie.zoo import store as reading
 
 MODELS = 12
@@ -182,14 +182,14 @@ def test_a_relative_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytes
     zoo = new_zoo(tmp_path, 3)
     zoo.add(made(9), "base")
     zoo.add(made(11), "tuned", parent="base")
-    real = family._cosines
+    real = search._cosines
 
     def late(zoo: Any, query: Any, key: str, model: int, shared: Any) -> Any:
         if "m1" in zoo:
             zoo.remove("m1", "base")
         return real(zoo, query, key, model, shared)
 
-    monkeypatch.setattr(family, "_cosines", late)
+    monkeypatch.setattr(search, "_cosines", late)
     assert {row["name"] for row in zoo.family("tuned")} == {"m0", "m2"}
 
 

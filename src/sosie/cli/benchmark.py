@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Device
+from . import options as opt
 
 
 def benchmark(
@@ -30,7 +30,7 @@ def benchmark(
     ] = None,
     rows: Annotated[int | None, typer.Option(min=4, help="Images at most, for slow measures.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of networks, images, attacks and intervals.")] = 0,
-    device: Device = None,
+    device: opt.Device = None,
     anew: Annotated[bool, typer.Option("--anew", help="Do again what the folder holds already.")] = False,
 ) -> None:
     """Put measures to the test: calibration, correlation with what networks do, manipulation.

@@ -7,35 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import (
-    MODELS,
-    Batch,
-    Data,
-    Device,
-    Full,
-    Html,
-    MaxRows,
-    Out,
-    Rows,
-    SitesA,
-    SitesB,
-    check_outputs,
-    given,
-    own_device,
-    split,
-    tell,
-    working_together,
-)
+from . import options as opt
 
 
 def compare(
     models: Annotated[
         list[str],
         typer.Argument(
-            help=f"{MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
+            help=f"{opt.MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
         ),
     ],
-    data: Data = None,
+    data: opt.Data = None,
     measures: Annotated[
         str | None,
         typer.Option(
@@ -43,17 +25,17 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    sites: Annotated[str | None, typer.Option(help="Sites of both models: names, globs, leaves, blocks.")] = None,
-    sites_a: SitesA = None,
-    sites_b: SitesB = None,
-    rows: Rows = "flatten",
-    max_rows: MaxRows = None,
-    batch: Batch = 256,
+    sites: opt.Sites = None,
+    sites_a: opt.SitesA = None,
+    sites_b: opt.SitesB = None,
+    rows: opt.Rows = "flatten",
+    max_rows: opt.MaxRows = None,
+    batch: opt.Batch = 256,
     exact: Annotated[bool, typer.Option("--exact", help="Whole Gram matrices or covariances, not blocks.")] = False,
     block: Annotated[int, typer.Option(min=4, help="Rows per block of Gram matrices.")] = 64,
-    device: Device = None,
+    device: opt.Device = None,
     precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
+    memory: opt.Memory = None,
     seed: Annotated[int, typer.Option(help="Seed of sampled rows and of models without weights.")] = 0,
     null: Annotated[str | None, typer.Option(help="permutation: what chance gives, and p-values.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Shuffles that p-values rest on.")] = 200,
@@ -63,15 +45,14 @@ def compare(
     ] = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Two sketches that share no rows.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
-    out: Out = None,
-    html: Html = None,
-    full: Full = False,
+    out: opt.Out = None,
+    html: opt.Html = None,
+    full: opt.Full = False,
 ) -> None:
     """Compare models layer by layer on the same inputs, in one pass."""
     from .. import engine, sketching
-    from ..data import open_data
 
-    check_outputs(out, html, resume)
+    opt.check_outputs(out, html, resume)
     if unpaired or any(map(sketching.is_sketch, models)):
         if unpaired and len(models) != 2:
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
@@ -82,22 +63,23 @@ def compare(
         settled: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
         settled |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
         settled |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
-        if wrong := given(**settled):
+        if wrong := opt.given(**settled):
             raise ValueError(f"{', '.join(wrong)}: not for sketches, which hold what they were made with")
     if unpaired:
         between = sketching.compare_unpaired(
-            *models, measures=split(measures) or sketching.UNPAIRED, kernel=kernel or sketching.KERNEL,
+            *models, measures=opt.split(measures) or sketching.UNPAIRED, kernel=kernel or sketching.KERNEL,
             draws=draws if null is not None else None, seed=seed,
         )  # fmt: skip
-        tell(between, out, html, full=full)
+        opt.tell(between, out, html, full=full)
         return
-    with working_together() as speaks:
+    with opt.working_together() as speaks:
         found = engine.compare(
             [engine.open_source(text, seed=seed) for text in models],
-            None if data is None else open_data(data, batch=batch),
-            measures=split(measures), sites=split(sites), sites_a=split(sites_a), sites_b=split(sites_b), rows=rows,
-            max_rows=max_rows, exact=exact, block=block, device=own_device(device), precision=precision, memory=memory,
-            seed=seed, null=null, draws=draws, interval=interval, kernel=kernel, resume=resume,
+            opt.open_data(data, batch),
+            measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
+            sites_b=opt.split(sites_b), rows=rows, max_rows=max_rows, exact=exact, block=block,
+            device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,
+            interval=interval, kernel=kernel, resume=resume,
         )  # fmt: skip
     if speaks:
-        tell(found, out, html, full=full)
+        opt.tell(found, out, html, full=full)

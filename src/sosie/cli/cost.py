@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Out, Rows, check_outputs, parse_shape, split, tell
+from . import options as opt
 
 
 def cost(
@@ -18,28 +18,26 @@ def cost(
     ] = None,
     probes: Annotated[str, typer.Option(help="Numbers of inputs, separated by commas.")] = "100,1000,10000",
     data: Annotated[str | None, typer.Option(help="Inputs from here, e.g. demo or cifar10; else random ones.")] = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of one random input, e.g. 3x32x32; else the first layer is asked.")
-    ] = None,
+    shape: opt.Shape = None,
     sites: Annotated[
         str | None, typer.Option(help="Sites of both models; else layers of atoms, or what `sosie compare` takes.")
     ] = None,
-    rows: Rows = "positions",
-    batch: Annotated[int, typer.Option(min=1, help="Inputs per forward pass.")] = 128,
+    rows: opt.Rows = "positions",
+    batch: opt.Batch = 128,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of models without weights.")] = 0,
-    device: Device = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for statistics, e.g. 4GiB.")] = None,
-    out: Out = None,
+    device: opt.Device = None,
+    memory: opt.Memory = None,
+    out: opt.Out = None,
 ) -> None:
     """Tell what measures cost for a pair of models: FLOPs, time and memory, as the number of inputs grows."""
     from .. import benchmark
 
-    check_outputs(out)
-    numbers = split(probes) or []
+    opt.check_outputs(out)
+    numbers = opt.split(probes) or []
     if not all(number.replace("_", "").isdecimal() for number in numbers):
         raise ValueError(f"--probes: numbers of inputs separated by commas, as 100,1000; got {probes!r}")
     found = benchmark.cost(
-        model, model_b, split(measures), data, input_shape=parse_shape(shape), probes=list(map(int, numbers)),
-        sites=split(sites), rows=rows, batch=batch, seed=seed, device=device, memory=memory,
+        model, model_b, opt.split(measures), data, input_shape=opt.parse_shape(shape), probes=list(map(int, numbers)),
+        sites=opt.split(sites), rows=rows, batch=batch, seed=seed, device=device, memory=memory,
     )  # fmt: skip
-    tell(found, out)
+    opt.tell(found, out)

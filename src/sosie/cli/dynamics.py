@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Batch, Device, Out, Rows, check_outputs, split, tell
+from . import options as opt
 
 
 def dynamics(
@@ -31,21 +31,20 @@ def dynamics(
         str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
-    rows: Rows = "flatten",
+    rows: opt.Rows = "flatten",
     max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs that checkpoints are run on (1024).")] = None,
-    batch: Batch = 256,
-    device: Device = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for states, e.g. 2GiB.")] = None,
-    out: Out = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with a slider.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every site.")] = False,
+    batch: opt.Batch = 256,
+    device: opt.Device = None,
+    memory: opt.Memory = None,
+    out: opt.Out = None,
+    html: opt.Html = None,
+    full: opt.Full = False,
 ) -> None:
     """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
     from .. import history
-    from ..data import open_data
     from ..history.run_folder import is_run
 
-    check_outputs(out, html)
+    opt.check_outputs(out, html)
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)
@@ -62,15 +61,15 @@ def dynamics(
     checkpoints = runs if steps is None else _at_steps(runs, steps)
     found = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
-        measures=split(measures), data=None if data is None else open_data(data, batch=batch), sites=split(sites),
-        rows=rows, max_rows=max_rows, device=device, memory=memory,
+        measures=opt.split(measures), data=opt.open_data(data, batch),
+        sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
-    tell(found, out, html, full=full)
+    opt.tell(found, out, html, full=full)
 
 
 def _at_steps(checkpoints: list[str], steps: str) -> dict[int, str]:
     """Each checkpoint by its step."""
-    words = split(steps) or []
+    words = opt.split(steps) or []
     if not all(word.isdecimal() for word in words):
         raise ValueError(f"--steps {steps}: whole numbers of at least 0, separated by commas")
     numbers = [int(word) for word in words]

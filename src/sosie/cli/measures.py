@@ -6,8 +6,10 @@ import json
 
 import typer
 
+from . import options as opt
 
-def measures(as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON.")) -> None:
+
+def measures(as_json: opt.AsJson = False) -> None:
     """List the measures with range, direction, invariances, cost and paper."""
     from ..engine import list_measures
     from ..report import print_measures

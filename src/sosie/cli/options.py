@@ -19,16 +19,20 @@ Data = Annotated[
     str | None,
     typer.Option(help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."),
 ]
+Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, globs, leaves, blocks.")]
 SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
 SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
-SiteNames = Annotated[str | None, typer.Option(help="Names, globs, leaves, blocks.")]
+Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else the first layer is asked.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
 Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
+Memory = Annotated[str | None, typer.Option(help="Most memory for what is kept of the models, e.g. 4GiB.")]
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at.")]
-Full = Annotated[bool, typer.Option("--full", help="Print every layer.")]
+Full = Annotated[bool, typer.Option("--full", help="Print every layer, and of several models every pair.")]
+AsJson = Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")]
+Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 
 
 def split(text: str | None) -> list[str] | None:
@@ -70,6 +74,13 @@ def parse_size(text: str) -> int | None:
     if not text.isdecimal():
         raise ValueError(f"--size is a whole number of buckets, or all, got {text!r}")
     return int(text)
+
+
+def open_data(data: str | None, batch: int) -> Any:
+    """The batches of the data that a text names; None stays None."""
+    from .. import data as room
+
+    return None if data is None else room.open_data(data, batch=batch)
 
 
 def check_outputs(*paths: Path | None) -> None:

@@ -6,28 +6,15 @@ from typing import Annotated
 
 import typer
 
-from .options import (
-    MODELS,
-    Batch,
-    Data,
-    Device,
-    Html,
-    MaxRows,
-    Out,
-    check_outputs,
-    own_device,
-    split,
-    tell,
-    working_together,
-)
+from . import options as opt
 
 
 def outputs(
     models: Annotated[
         list[str],
-        typer.Argument(help=f"{MODELS}, or predictions (.npz or .safetensors with one array)."),
+        typer.Argument(help=f"{opt.MODELS}, or predictions (.npz or .safetensors with one array)."),
     ],
-    data: Data = None,
+    data: opt.Data = None,
     measures: Annotated[
         str | None, typer.Option(help="Measures, separated by commas; else all that outputs and labels allow.")
     ] = None,
@@ -40,22 +27,21 @@ def outputs(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is random in shifts.")] = 0,
-    max_rows: MaxRows = None,
-    batch: Batch = 256,
-    device: Device = None,
-    out: Out = None,
-    html: Html = None,
-    full: Annotated[bool, typer.Option("--full", help="Of several models, print every pair.")] = False,
+    max_rows: opt.MaxRows = None,
+    batch: opt.Batch = 256,
+    device: opt.Device = None,
+    out: opt.Out = None,
+    html: opt.Html = None,
+    full: opt.Full = False,
 ) -> None:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence."""
-    from ..data import open_data
     from ..engine import compare_outputs
 
-    check_outputs(out, html)
-    with working_together() as speaks:
+    opt.check_outputs(out, html)
+    with opt.working_together() as speaks:
         found = compare_outputs(
-            models, None if data is None else open_data(data, batch=batch), measures=split(measures), kind=kind,
-            shifts=split(shifts), seed=seed, max_rows=max_rows, device=own_device(device),
+            models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind,
+            shifts=opt.split(shifts), seed=seed, max_rows=max_rows, device=opt.own_device(device),
         )  # fmt: skip
     if speaks:
-        tell(found, out, html, full=full)
+        opt.tell(found, out, html, full=full)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Full, tell
+from . import options as opt
 
 
 def report(
@@ -17,7 +17,7 @@ def report(
         Path | None,
         typer.Option(help="Write heat map and curves as .svg or .png, one file for each measure, by this name."),
     ] = None,
-    full: Full = False,
+    full: opt.Full = False,
 ) -> None:
     """Print a saved comparison as tables, and write its page or plots."""
     from ..results import Comparison, Comparisons, Costs, load
@@ -27,4 +27,4 @@ def report(
         raise ValueError("costs are a table on the terminal and have no page: leave out --html")
     if plot is not None and not isinstance(found, (Comparison, Comparisons)):
         raise ValueError(f"--plot draws comparisons; {file} holds {type(found).__name__}")
-    tell(found, html=html, plot=plot, full=full)
+    opt.tell(found, html=html, plot=plot, full=full)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 
 def serve(
-    folder: Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")],
+    folder: opt.Folder,
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine is answered.")] = (
         "127.0.0.1"
     ),

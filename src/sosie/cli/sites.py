@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import parse_shape, split
+from . import options as opt
 
 COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried where none is given
 
@@ -29,11 +29,11 @@ def sites(
     from ..report import print_sites
 
     named = open_model(model)
-    inputs: Sequence[Any] = COMMON if data is None and shape is None else [data or parse_shape(shape)]
+    inputs: Sequence[Any] = COMMON if data is None and shape is None else [data or opt.parse_shape(shape)]
     failed: list[str] = []
     for used in inputs:
         try:
-            found = look_at(named, used, sites=split(select) or "leaves", rows=rows)
+            found = look_at(named, used, sites=opt.split(select) or "leaves", rows=rows)
             break
         except Exception as error:  # whatever the model raises when the shape does not suit it
             if len(inputs) == 1:

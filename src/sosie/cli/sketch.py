@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, MaxRows, SiteNames, check_outputs, given, parse_size, split
+from . import options as opt
 
 
 def sketch(
@@ -18,7 +18,7 @@ def sketch(
     merge: Annotated[
         bool, typer.Option("--merge", help="Put sketches of parts of the data together instead of making one.")
     ] = False,
-    sites: SiteNames = None,
+    sites: opt.Sites = None,
     size: Annotated[str | None, typer.Option(help="Buckets (512), or all: keep every row, which is exact.")] = None,
     stack: Annotated[int | None, typer.Option(min=1, help="Sketches on top of each other.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of buckets and signs; one for all that is compared.")] = None,
@@ -28,13 +28,13 @@ def sketch(
     rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
     output: Annotated[str | None, typer.Option(help="What the model answers: logits or gaussian.")] = None,
     beta: Annotated[float | None, typer.Option(help="Tempers the prediction that gradients are of (0.5).")] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for the sketch, e.g. 4GiB.")] = None,
+    memory: opt.Memory = None,
     first_row: Annotated[
         int | None, typer.Option(min=0, help="Index of the first input, where the data are one part of more.")
     ] = None,
-    max_rows: MaxRows = None,
+    max_rows: opt.MaxRows = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Inputs per pass (256); does not change values.")] = None,
-    device: Device = None,
+    device: opt.Device = None,
 ) -> None:
     """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""
     from ..data import open_data
@@ -43,13 +43,13 @@ def sketch(
 
     if out.suffix != ".safetensors":
         raise ValueError(f"a sketch is written as .safetensors, got --out {out}")
-    check_outputs(out)
-    options = given(
-        sites=split(sites), size=size, stack=stack, seed=seed, kernels=split(kernels), rows=rows, output=output,
+    opt.check_outputs(out)
+    options = opt.given(
+        sites=opt.split(sites), size=size, stack=stack, seed=seed, kernels=opt.split(kernels), rows=rows, output=output,
         beta=beta, memory=memory, first_row=first_row, max_rows=max_rows, device=device,
     )  # fmt: skip
     if merge:
-        if wrong := [f"--{name.replace('_', '-')}" for name in given(**options, data=data, batch=batch)]:
+        if wrong := [f"--{name.replace('_', '-')}" for name in opt.given(**options, data=data, batch=batch)]:
             raise ValueError(f"{', '.join(wrong)}: not with --merge, which puts sketches together as they are")
         if len(things) < 2:
             raise ValueError(f"--merge puts two sketches or more together, got {len(things)}")
@@ -68,7 +68,7 @@ def sketch(
         if is_sketch(things[0]):
             raise ValueError(f"{things[0]} is a sketch already; --merge puts sketches together")
         if size is not None:
-            options["size"] = parse_size(size)
+            options["size"] = opt.parse_size(size)
         found = make(things[0], open_data(data, batch=batch or 256), **options)
     found.save(out)
     how = "every row kept" if found.size is None else f"in {found.size} buckets, seed {found.seed}"

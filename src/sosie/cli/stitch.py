@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import check_outputs, tell
-from .options import split as split_list
+from . import options as opt
 
 
 def stitch(
@@ -57,14 +56,14 @@ def stitch(
     alone = of_all if site else {"--site-b": site_b, "--save": save}
     if wrong := [name for name, value in alone.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
-    check_outputs(save, out, report)
+    opt.check_outputs(save, out, report)
     fitted = open_data(data, split=split, batch=batch, limit=max_rows)
     held_out = open_data(test or data, batch=batch, limit=max_rows)
     how: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
     if all_sites:
-        how |= {"sites_a": split_list(sites_a or sites), "sites_b": split_list(sites_b or sites)}
-        how |= {"pairs": pairs, "measures": split_list(measures)}
-        tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, **how), out, report)
+        how |= {"sites_a": opt.split(sites_a or sites), "sites_b": opt.split(sites_b or sites)}
+        how |= {"pairs": pairs, "measures": opt.split(measures)}
+        opt.tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, **how), out, report)
         return
     assert site is not None
     found = stitching.stitch(model_a, site, model_b, site_b or site, fitted, **how)

@@ -6,36 +6,33 @@ from typing import Annotated
 
 import typer
 
-from .options import Data, Device, Html, MaxRows, Out, check_outputs, given, parse_size, split, tell
+from . import options as opt
 
 
 def transfer(
     models: Annotated[list[str], typer.Argument(help="One model or more, as for compare, or sketches of them.")],
-    data: Data = None,
-    sites: Annotated[str | None, typer.Option(help="Sites of all models: names, globs, leaves, blocks.")] = None,
+    data: opt.Data = None,
+    sites: opt.Sites = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
     size: Annotated[str | None, typer.Option(help="Columns of sketches (512), or all: keep every row.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of sketches, and of the rows that pairs are of.")] = None,
     beta: Annotated[float | None, typer.Option(help="Tempers the prediction that gradients are of (0.5).")] = None,
     output: Annotated[str | None, typer.Option(help="What the models answer: logits or gaussian.")] = None,
-    max_rows: MaxRows = None,
-    batch: Annotated[int, typer.Option(min=1, help="Inputs per pass; does not change values.")] = 256,
-    device: Device = None,
-    out: Out = None,
-    html: Html = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every layer, of several models too.")] = False,
+    max_rows: opt.MaxRows = None,
+    batch: opt.Batch = 256,
+    device: opt.Device = None,
+    out: opt.Out = None,
+    html: opt.Html = None,
+    full: opt.Full = False,
 ) -> None:
     """Score how much models would have to adapt to data, layer by layer and without labels; least first."""
     from .. import sketching
-    from ..data import open_data
 
-    check_outputs(out, html)
-    options = given(
-        sites=split(sites), rows=rows, seed=seed, beta=beta, output=output, max_rows=max_rows, device=device
+    opt.check_outputs(out, html)
+    options = opt.given(
+        sites=opt.split(sites), rows=rows, seed=seed, beta=beta, output=output, max_rows=max_rows, device=device
     )
     if size is not None:
-        options["size"] = parse_size(size)
-    found = sketching.transfer(
-        models if len(models) > 1 else models[0], None if data is None else open_data(data, batch=batch), **options
-    )
-    tell(found, out, html, full=full)
+        options["size"] = opt.parse_size(size)
+    found = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
+    opt.tell(found, out, html, full=full)

@@ -6,21 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import MODELS, Device, Full, Html, Out, SitesA, SitesB, check_outputs, parse_shape, split, tell
+from . import options as opt
 
 
 def weights(
-    models: Annotated[list[str], typer.Argument(help=f"{MODELS}.")],
+    models: Annotated[list[str], typer.Argument(help=f"{opt.MODELS}.")],
     measures: Annotated[str | None, typer.Option(help="Measures, separated by commas; else wcka.")] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(help="Sites of both models: names, globs, leaves, blocks; output is the whole network."),
-    ] = None,
-    sites_a: SitesA = None,
-    sites_b: SitesB = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else the first layer is asked.")
-    ] = None,
+    sites: opt.Sites = None,
+    sites_a: opt.SitesA = None,
+    sites_b: opt.SitesB = None,
+    shape: opt.Shape = None,
     probes: Annotated[
         int | None, typer.Option(help="Estimate from this many random inputs; else each entry where memory allows.")
     ] = None,
@@ -34,23 +29,24 @@ def weights(
         str | None, typer.Option(help="For measures of tensors and atoms: the model that all started from.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs, of shuffles and of models without weights.")] = 0,
-    device: Device = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for the maps, e.g. 8GiB.")] = None,
-    out: Out = None,
-    html: Html = None,
-    full: Full = False,
+    device: opt.Device = None,
+    memory: opt.Memory = None,
+    out: opt.Out = None,
+    html: opt.Html = None,
+    full: opt.Full = False,
 ) -> None:
-    """Compare what models are made of: no data, the network up to each layer and from end to end."""
+    """Compare what models are made of: no data, the network up to each layer and from end to end (site `output`)."""
     from ..models import open_model
     from ..weights import compare_weights
 
-    check_outputs(out, html)
+    opt.check_outputs(out, html)
     parts: Any = int(joint) if joint is not None and joint.isdecimal() else joint
     if parts is not None and parts != "polar" and not isinstance(parts, int):
         raise ValueError(f"--joint {joint}: a number of atoms, or polar")
     found = compare_weights(
-        [open_model(text, seed=seed) for text in models], measures=split(measures), sites_a=split(sites_a or sites),
-        sites_b=split(sites_b or (sites if len(models) == 2 else None)), match=match, joint=parts, base=base,
-        input_shape=parse_shape(shape), probes=probes, null=null, draws=draws, seed=seed, device=device, memory=memory,
+        [open_model(text, seed=seed) for text in models], measures=opt.split(measures),
+        sites_a=opt.split(sites_a or sites), sites_b=opt.split(sites_b or (sites if len(models) == 2 else None)),
+        match=match, joint=parts, base=base, input_shape=opt.parse_shape(shape), probes=probes, null=null, draws=draws,
+        seed=seed, device=device, memory=memory,
     )  # fmt: skip
-    tell(found, out, html, full=full)
+    opt.tell(found, out, html, full=full)

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Device, Html, SiteNames, given, split, tell
+from . import options as opt
 
 if TYPE_CHECKING:
     from ..zoo import Zoo
 
 
 HELP = "Many models in a folder, as fingerprints on one probe set: add, list, search, map, recommend …"
-Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for another writer.")]
+Tag = Annotated[list[str] | None, typer.Option(help="Only those with this tag; with all, if given again.")]
+Architecture = Annotated[str | None, typer.Option(help="Only those of this architecture.")]
+Task = Annotated[str | None, typer.Option(help="Only those trained for this.")]
 LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")
 
 
 def init(
-    folder: Folder,
+    folder: opt.Folder,
     data: Annotated[str, typer.Option(help="Inputs that all models are shown: demo, npz:file, folder:path …")],
     inputs: Annotated[int, typer.Option(min=4, help="How many of them.")] = 256,
     size: Annotated[int | None, typer.Option(help="Numbers of a short vector (512).")] = None,
@@ -36,21 +38,21 @@ def init(
 
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already; `sosie zoo add {folder} MODEL` adds to it")
-    made = Zoo(folder, data, inputs=inputs, size=size, seed=seed, kinds=split(kinds), rows=rows)
+    made = Zoo(folder, data, inputs=inputs, size=size, seed=seed, kinds=opt.split(kinds), rows=rows)
     about = made.settings
     typer.echo(f"made {folder}: {about.n} inputs of hash {about.probe}, {', '.join(about.kinds)} of size {about.size}")
 
 
 def add(
-    folder: Folder,
+    folder: opt.Folder,
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL", help="MODEL or NAME=MODEL; a saved fingerprint will do, too.")
     ],
     tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
     task: Annotated[str | None, typer.Option(help="What they were trained for.")] = None,
     parent: Annotated[str | None, typer.Option(help="The model that they were fine-tuned from.")] = None,
-    sites: SiteNames = None,
-    device: Device = None,
+    sites: opt.Sites = None,
+    device: opt.Device = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one does.")] = 0,
     dask: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster make them: tcp://host:8786, or its .json.")
@@ -72,7 +74,7 @@ def add(
     with nullcontext() if dask is None else dask_cluster(dask) as executor:
         found = zoo.add(
             named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, executor=executor,
-            **given(sites=split(sites), device=device),
+            **opt.given(sites=opt.split(sites), device=device),
         )  # fmt: skip
     assert isinstance(found, Added)
     print_table(found.rows(), ("name", "outcome"))
@@ -86,33 +88,33 @@ def add(
 
 
 def fingerprint(
-    folder: Folder,
+    folder: opt.Folder,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as add takes it.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write, .safetensors.")],
-    sites: SiteNames = None,
-    device: Device = None,
+    sites: opt.Sites = None,
+    device: opt.Device = None,
 ) -> None:
     """Write the fingerprint of a model that is not added: to search with, to look up in `sosie serve`, to send."""
-    found = open_zoo(folder).fingerprint(model, **given(sites=split(sites), device=device))
+    found = open_zoo(folder).fingerprint(model, **opt.given(sites=opt.split(sites), device=device))
     path = found.save(out)
     typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
 
 def list_(
-    folder: Folder,
-    tag: Annotated[list[str] | None, typer.Option(help="Those with this tag; with all, if given again.")] = None,
-    architecture: Annotated[str | None, typer.Option(help="Those of this architecture.")] = None,
-    task: Annotated[str | None, typer.Option(help="Those trained for this.")] = None,
+    folder: opt.Folder,
+    tag: Tag = None,
+    architecture: Architecture = None,
+    task: Task = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Models that could not be added, and why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the models."""
     from ..report import print_table
     from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
-    found = zoo.failed() if failed else zoo.list(tag or None, architecture, task, limit=limit)
+    found = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
     if as_json:
         typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
         return
@@ -122,13 +124,13 @@ def list_(
     elif len(found):
         print_table(found.rows(), LISTED)
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
-    filters = check_filters(tag or None, architecture, task)
+    filters = check_filters(tag, architecture, task)
     if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
         typer.echo(_safe(why))
 
 
 def remove(
-    folder: Folder,
+    folder: opt.Folder,
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models by name.")],
     wait: Wait = 10.0,
 ) -> None:
@@ -139,7 +141,7 @@ def remove(
 
 
 def tag(
-    folder: Folder,
+    folder: opt.Folder,
     name: Annotated[str, typer.Argument(help="A model by name.")],
     add: Annotated[list[str] | None, typer.Option(help="A tag to add.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A tag to take away.")] = None,
@@ -154,7 +156,7 @@ def tag(
 
 
 def check(
-    folder: Folder,
+    folder: opt.Folder,
     repair: Annotated[bool, typer.Option("--repair", help="Drop models that lost bytes, and say which.")] = False,
     data: Annotated[str | None, typer.Option(help="What it was made of: puts a lost probe set back.")] = None,
     wait: Wait = 10.0,
@@ -171,7 +173,7 @@ def check(
 
 
 def export(
-    folder: Folder, out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, .sosiezoo.")]
+    folder: opt.Folder, out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, .sosiezoo.")]
 ) -> None:
     """Write the whole zoo as one file."""
     path = open_zoo(folder).export(out)
@@ -188,7 +190,7 @@ def import_(
     typer.echo(f"made {folder}: {_models(Zoo.import_(file, folder))}")
 
 
-def compact(folder: Folder, wait: Wait = 10.0) -> None:
+def compact(folder: opt.Folder, wait: Wait = 10.0) -> None:
     """Give back the room that removed models take."""
     typer.echo(f"{open_zoo(folder, wait).compact() / 2**20:,.1f} MiB given back")
 
@@ -217,7 +219,7 @@ def _named(models: list[str]) -> dict[str, str]:
     """NAME=MODEL, or a name made of the model's own; of ARCHITECTURE@pattern each file of weights that matches."""
     from glob import glob
 
-    from ..zoo.zoo import default_name
+    from ..zoo.tasks import default_name
 
     found: dict[str, str] = {}
     for text in models:
@@ -258,87 +260,82 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model of the zoo by name, a saved fingerprint, or any model.")
 ]
 Kind = Annotated[str, typer.Option(help="cka, weights or atoms.")]
-Tag = Annotated[list[str] | None, typer.Option(help="Only those with this tag; with all, if given again.")]
-Architecture = Annotated[str | None, typer.Option(help="Only those of this architecture.")]
-Task = Annotated[str | None, typer.Option(help="Only those trained for this.")]
 Count = Annotated[int, typer.Option("--count", "-k", min=1, help="How many.")]
-AsJson = Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")]
-Out = Annotated[Path | None, typer.Option(help="Write the answer as JSON.")]
+Layers = Annotated[str | None, typer.Option(help="Layers of the model: names or globs, separated by commas.")]
 Quick = Annotated[bool, typer.Option("--quick", help="By the short vectors alone.")]
-Sites = Annotated[str | None, typer.Option(help="Layers of the model: names or globs, separated by commas.")]
 
 
 def search(
-    folder: Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Sites = None, tag: Tag = None,
+    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Layers = None, tag: Tag = None,
     architecture: Architecture = None, task: Task = None, quick: Quick = False,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Best matches both ways, averaged.")] = False,
-    device: Device = None, as_json: AsJson = False, out: Out = None, html: Html = None,
+    device: opt.Device = None, as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """The models nearest to one."""
     found = open_zoo(folder).search(
-        model, count, kind, site=split(sites), tag=tag or None, architecture=architecture, task=task, exact=not quick,
-        symmetric=symmetric, **given(device=device),
+        model, count, kind, site=opt.split(sites), tag=tag, architecture=architecture, task=task,
+        exact=not quick, symmetric=symmetric, **opt.given(device=device),
     )  # fmt: skip
-    tell(found, out, html, as_json=as_json)
+    opt.tell(found, out, html, as_json=as_json)
 
 
 def layers(
-    folder: Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Sites = None, tag: Tag = None,
-    architecture: Architecture = None, task: Task = None, quick: Quick = False, device: Device = None,
-    as_json: AsJson = False, out: Out = None, html: Html = None,
+    folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Layers = None, tag: Tag = None,
+    architecture: Architecture = None, task: Task = None, quick: Quick = False, device: opt.Device = None,
+    as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """The layers of other models nearest to each layer of one."""
     found = open_zoo(folder).search(
-        model, count, kind, "layer", site=split(sites), tag=tag or None, architecture=architecture, task=task,
-        exact=not quick, **given(device=device),
+        model, count, kind, "layer", site=opt.split(sites), tag=tag, architecture=architecture, task=task,
+        exact=not quick, **opt.given(device=device),
     )  # fmt: skip
-    tell(found, out, html, as_json=as_json)
+    opt.tell(found, out, html, as_json=as_json)
 
 
 def map_(
-    folder: Folder, kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
+    folder: opt.Folder, kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the models that a large map is laid out around.")] = 0,
-    as_json: AsJson = False, out: Out = None, html: Html = None,
+    as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """All models as points in the plane: alike ones near each other."""
-    found = open_zoo(folder).map(kind, tag=tag or None, architecture=architecture, task=task, seed=seed)
-    tell(found, out, html, as_json=as_json)
+    found = open_zoo(folder).map(kind, tag=tag, architecture=architecture, task=task, seed=seed)
+    opt.tell(found, out, html, as_json=as_json)
 
 
 def clusters(
-    folder: Folder,
+    folder: opt.Folder,
     count: Annotated[int | None, typer.Option("--count", "-k", min=1, help="How many; chosen if left out.")] = None,
     kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
-    as_json: AsJson = False, out: Out = None, html: Html = None,
+    as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Models in groups that are alike."""
-    found = open_zoo(folder).clusters(count, kind, tag=tag or None, architecture=architecture, task=task)
-    tell(found, out, html, as_json=as_json)
+    found = open_zoo(folder).clusters(count, kind, tag=tag, architecture=architecture, task=task)
+    opt.tell(found, out, html, as_json=as_json)
 
 
 def duplicates(
-    folder: Folder,
+    folder: opt.Folder,
     threshold: Annotated[float | None, typer.Option(help="Similarity at every layer (1 - 1e-5).")] = None,
     kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
-    as_json: AsJson = False, out: Out = None, html: Html = None,
+    as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Models that are there already: the same weights, or alike at every layer."""
     found = open_zoo(folder).duplicates(
-        kind=kind, tag=tag or None, architecture=architecture, task=task, **given(threshold=threshold)
+        kind=kind, tag=tag, architecture=architecture, task=task, **opt.given(threshold=threshold)
     )
-    tell(found, out, html, as_json=as_json)
+    opt.tell(found, out, html, as_json=as_json)
 
 
 def family(
-    folder: Folder, model: Model, count: Count = 5, device: Device = None, as_json: AsJson = False, out: Out = None,
-    html: Html = None,
+    folder: opt.Folder, model: Model, count: Count = 5, device: opt.Device = None, as_json: opt.AsJson = False,
+    out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Find the models that a model comes from, and those that come from it."""
-    tell(open_zoo(folder).family(model, count, **given(device=device)), out, html, as_json=as_json)
+    opt.tell(open_zoo(folder).family(model, count, **opt.given(device=device)), out, html, as_json=as_json)
 
 
 def recommend(
-    folder: Folder,
+    folder: opt.Folder,
     data: Annotated[str, typer.Option(help="Your data: demo, npz:file, folder:path, cifar10, file.py:factory …")],
     count: Count = 5,
     probe_layer: Annotated[
@@ -347,21 +344,21 @@ def recommend(
     by: Annotated[str | None, typer.Option(help="Sort by this score.")] = None,
     inputs: Annotated[int, typer.Option(min=4, help="The first so many of the data.")] = 1000,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python code that models were added from.")] = False,
-    tag: Tag = None, architecture: Architecture = None, task: Task = None, device: Device = None,
-    as_json: AsJson = False, out: Out = None, html: Html = None,
+    tag: Tag = None, architecture: Architecture = None, task: Task = None, device: opt.Device = None,
+    as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Which model for my data? By how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
     found = open_zoo(folder).recommend(
         data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
-        architecture=architecture, task=task, **given(device=device),
+        architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
-    tell(found, out, html, as_json=as_json)
+    opt.tell(found, out, html, as_json=as_json)
     if not found.models:
         raise typer.Exit(1)
 
 
-def index(folder: Folder, kind: Kind = "cka") -> None:
+def index(folder: opt.Folder, kind: Kind = "cka") -> None:
     """Make an index for large zoos, or bring it up to date; needs faiss, which the extra `zoo` brings."""
     found = open_zoo(folder).index(kind)
     typer.echo(

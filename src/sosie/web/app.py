@@ -7,7 +7,7 @@ import hashlib
 import os
 import pathlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..files import DamagedFile
 from ..report.page import style_file
-from ..zoo import Fingerprint, NotComparable, Zoo, ZooBusy
-from ..zoo.copies import SAME
+from ..zoo import Fingerprint, Zoo, ZooBusy
 from ..zoo.fingerprints import MOST_SITES
+from ..zoo.questions import SAME
 from ..zoo.store import Facts, UnknownModel, ZooGone, check_filters
 from . import questions
 from .cache import AnswerCache, as_json
@@ -142,33 +142,26 @@ SECONDS = 60.0  # that a file may take to arrive
 AT_ONCE = 4  # that are checked and looked up
 
 
-class TooLarge(ValueError):
-    """More bytes than a fingerprint of this zoo can have."""
-
-
 def most_bytes(zoo: Zoo) -> int:
     """What a fingerprint of this zoo has at most."""
     about = zoo.settings
     return HEAD + 4 * MOST_SITES * (about.n * (about.n - 1) // 2 + 3 * about.size)
 
 
-def check_length(text: str | None, most: int) -> None:
-    """Refuse by what the sender says, before a byte is read."""
-    if text is not None and (not text.isdecimal() or int(text[:20]) > most):
-        raise TooLarge(f"a fingerprint of this zoo has at most {most:,} bytes, this would be {text[:20]}")
-
-
-async def received(stream: AsyncIterator[bytes], most: int) -> pathlib.Path:
+async def received(request: Request, most: int) -> pathlib.Path:
     """The body in a temporary file, which whoever asked deletes."""
+    too_large = f"a fingerprint of this zoo has at most {most:,} bytes"
+    length = request.headers.get("content-length")
+    if length is not None and (not length.isdecimal() or int(length[:20]) > most):  # before a byte is read
+        raise HTTPException(413, f"{too_large}, this would be {length[:20]}")
     handle, name = tempfile.mkstemp(prefix="sosie-upload-", suffix=".safetensors")
     try:
         with os.fdopen(handle, "wb") as file:
             async with asyncio.timeout(SECONDS):
-                async for part in stream:
+                async for part in request.stream():
                     file.write(part)
                     if file.tell() > most:
-                        text = f"a fingerprint of this zoo has at most {most:,} bytes: the rest was not read"
-                        raise TooLarge(text)
+                        raise HTTPException(413, f"{too_large}: the rest was not read")
     except BaseException:
         os.unlink(name)
         raise
@@ -206,7 +199,7 @@ Offset = Annotated[int, Query(ge=0, le=2**62)]
 
 
 def _filters(tag: Texts = None, architecture: Texts = None, task: Texts = None) -> dict[str, list[str]]:
-    return check_filters(tag or None, architecture or None, task or None)
+    return check_filters(tag, architecture, task)
 
 
 Filters = Annotated[dict[str, list[str]], Depends(_filters)]
@@ -326,8 +319,7 @@ def _about_all(app: FastAPI, zoo: Zoo, answers: AnswerCache) -> None:
 
     @app.post("/api/near")
     async def near(request: Request, k: K = 10, kind: Kind = "cka", place: bool = False) -> Response:
-        check_length(request.headers.get("content-length"), most)
-        path = await received(request.stream(), most)  # with no place taken: it may arrive slowly
+        path = await received(request, most)  # with no place taken: it may arrive slowly
         try:
             async with room:
                 sent = await run_in_threadpool(checked, zoo, path)
@@ -345,17 +337,13 @@ def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
     told: dict[type[Exception], int] = {
         UnknownModel: 404,
         questions.UnknownRun: 404,
-        NotComparable: 422,
-        TooLarge: 413,
-        DamagedFile: 422,
-        ValueError: 422,
+        ValueError: 422,  # among them DamagedFile and NotComparable
         ZooBusy: 503,
         ZooGone: 503,
         TimeoutError: 408,
     }
 
-    def answer(status: int, error: Exception) -> Response:
-        text = str(error).replace(str(zoo.folder), "the zoo") or "it took too long to arrive"
+    def answer(status: int, text: str) -> Response:
         # Bytes that were not read are left behind; the next request must not begin with them.
         headers = {"Connection": "close"} if status in (408, 413) else None
         return Response(as_json({"error": text}), status, headers, "application/json")
@@ -364,18 +352,17 @@ def _tell_errors(app: FastAPI, zoo: Zoo) -> None:
 
         @app.exception_handler(kind)
         async def tell(_: Request, error: Exception, status: int = status) -> Response:
-            return answer(status, error)
+            return answer(status, str(error).replace(str(zoo.folder), "the zoo") or "it took too long to arrive")
 
     @app.exception_handler(RequestValidationError)
-    async def tell_wrong(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def tell_wrong(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+        return answer(422, f"{first['loc'][-1]}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def tell_plain(_: Request, error: HTTPException) -> JSONResponse:
-        text = "there is no such page" if error.status_code == 404 else str(error.detail)
-        return JSONResponse({"error": text}, error.status_code)
+    async def tell_plain(_: Request, error: HTTPException) -> Response:
+        return answer(error.status_code, "there is no such page" if error.status_code == 404 else error.detail)
 
     @app.exception_handler(Exception)
-    async def tell_any(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "something went wrong here; the server's log has more"}, 500)
+    async def tell_any(_: Request, error: Exception) -> Response:
+        return answer(500, "something went wrong here; the server's log has more")

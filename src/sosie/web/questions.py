@@ -55,9 +55,9 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
         related = zoo.store.relatives(number)
         kinds = _kinds(zoo, number)
     return {
-        **facts, "parameters": stored.parameters, "source": stored.facts.source, "added": stored.added,
-        "digest": stored.digest, "kinds": kinds, "absent": stored.about["absent"],
-        "notes": _notes(stored.about["about"].get("notes")), **related,
+        **facts, "parameters": stored.parameters, "source": stored.source, "added": stored.added,
+        "digest": stored.digest, "kinds": kinds, "absent": stored.absent,
+        "notes": _notes(stored.about.get("notes")), **related,
     }  # fmt: skip
 
 
@@ -111,28 +111,16 @@ def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[s
     with zoo.store.reading():
         sides = [facts_of(zoo, number) for number in (first, second)]
         kinds = [_kinds(zoo, number) for number in (first, second)]
-    values = _whole(zoo, first, second) if exact and kind == "cka" else _short(zoo, first, second, kind, exact)
+    # The whole vectors are large: where they are asked for, nothing else is read.
+    keys = [EXACT] if exact and kind == "cka" else [key for key in zoo.store.kinds() if kind_of(key) == kind]
+    prints = [zoo.settings.fingerprint(zoo.store.read(number, kinds=keys)) for number in (first, second)]
+    values = prints[0].cosine(prints[1], kind, exact=exact)
     return {
         "kind": kind, "what": WHAT[kind], "exact": exact or kind == "atoms",
         "kinds": [name for name in kinds[0] if name in kinds[1]],
         "a": {"id": first, "name": sides[0]["name"], "sites": kinds[0][kind]},
         "b": {"id": second, "name": sides[1]["name"], "sites": kinds[1][kind]}, "value": np.round(values, 6).tolist(),
     }  # fmt: skip
-
-
-def _short(zoo: Zoo, first: int, second: int, kind: str, exact: bool) -> Any:
-    keys = [key for key in zoo.store.kinds() if kind_of(key) == kind]
-    prints = [zoo.settings.fingerprint(zoo.store.read(number, kinds=keys)) for number in (first, second)]
-    return prints[0].cosine(prints[1], kind, exact=exact)
-
-
-def _whole(zoo: Zoo, first: int, second: int) -> Any:
-    """By the whole vectors, which are large: nothing else is read."""
-    blocks = [zoo.store.read(number, kinds=(EXACT,)).blocks.get(EXACT) for number in (first, second)]
-    found = [block[0].astype(np.float64) for block in blocks if block is not None]
-    if len(found) < 2:
-        raise NotComparable("one of the two has no whole vectors: the short ones give an estimate")
-    return found[0] @ found[1].T
 
 
 # Questions about all models, put to the zoo: which belong together, which are there twice

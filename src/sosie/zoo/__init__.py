@@ -1,9 +1,14 @@
-"""Many models: fingerprints of them, kept and searched."""
+"""Many models: fingerprints of them, kept and searched.
 
-from .fingerprints import Fingerprint, NotComparable, fingerprint
-from .kinds import Probe
+`zoo.py` is the door. `fingerprints.py` makes a model into a few short vectors, `tasks.py` many models, here or in other
+processes. `store.py` keeps what is known of them in SQLite, `vectors.py` their vectors in flat files. `search.py`, with
+`index.py` for large zoos, `questions.py` and `recommend.py` answer questions. `upkeep.py` checks, compacts and exports.
+"""
+
+from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
 from .store import DiskFull, NameTaken, ZooBusy
-from .zoo import Added, Entry, Listing, Report, Zoo
+from .upkeep import Report
+from .zoo import Added, Entry, Listing, Zoo
 
 __all__ = [
     "Added",

@@ -1,4 +1,8 @@
-"""Fingerprints: a model and a probe set in, a few short vectors out; how two are compared, and their files."""
+"""Fingerprints: a model and a probe set in, a few short vectors out.
+
+The probe set, the vectors of each kind, how two fingerprints are compared, their files, and what all fingerprints of a
+zoo have in common.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,97 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from .. import __version__
-from ..capture import Rule, check_rule
+from ..capture import Batches, Chunk, NoData, Rule, check_rule, model_arguments, recut, unwrap, without_labels
 from ..checks import one_of, whole_number
+from ..data import open_data
 from ..engine.network import Network
-from ..engine.provenance import AsyncCopy
-from ..files import DamagedFile, check_schema, read_tensors, write_tensors
-from ..models import NamedModel, open_model, with_name
+from ..engine.provenance import AsyncCopy, Digest, digest_of
+from ..files import DamagedFile, check_schema, read_nested, read_tensors, write_nested, write_tensors
+from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
+from ..models import NamedModel, atom_layers, open_model, with_name
+from ..process_state import products
 from ..results import Array
-from ..stats import check_seed
-from .kinds import (
-    FEWEST_PROBES,
-    MOST_PROBES,
-    SIZE,
-    Probe,
-    atom_vectors,
-    check_size,
-    gram_vectors,
-    linear_vectors,
-    project,
+from ..stats import Buckets, check_seed
+from ..weights import maps
+from .store import Facts, Record
+from .vectors import EXACT, Floats
+
+# The inputs that all models are shown
+
+PROBES = 256
+FEWEST_PROBES = 4  # U-centring needs as many
+MOST_PROBES = 2048  # from there on the exact vectors of a model's sites take half a gigabyte
+PROBE_GONE = (
+    "the probe set is gone: no file {}; Zoo(folder, data=…).check(repair=True) with the data it was made of, or "
+    "`sosie zoo check FOLDER --repair --data …`, puts it back"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Inputs in one batch, and the hash by which two fingerprints can tell that they saw the same."""
+
+    batch: Any
+    n: int
+    digest: str  # of the inputs, their order and their type; not of labels, nor of how they came in batches
+
+    @classmethod
+    def of(cls, data: Any, most: int = PROBES) -> Probe:
+        """The first inputs of the data, `most` of them at most; data are what `sosie.compare` takes."""
+        if isinstance(data, Probe):
+            return data
+        whole_number(most, "the number of probes", least=FEWEST_PROBES, most=MOST_PROBES)
+        batches = Batches(open_data(data) if isinstance(data, str) else data)
+        chunk = next(recut(batches, block=most, max_rows=most), None)
+        if chunk is None:
+            raise NoData("the data yielded no inputs")
+        if chunk.count < FEWEST_PROBES:
+            raise ValueError(f"a probe set needs at least {FEWEST_PROBES} inputs, got {chunk.count}")
+        return cls(chunk.batch, chunk.count, digest_of(without_labels(chunk.batch)))
+
+    def save(self, path: Path) -> Path:
+        """As one file: tensors as they are, their structure as JSON."""
+        try:
+            return write_nested(path, "probe", 2, {"n": self.n, "hash": self.digest}, self.batch)
+        except TypeError as error:
+            raise TypeError(f"this probe set cannot be kept: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path, digest: str | None = None) -> Probe:
+        """The inputs, whose hash is computed anew: the file must hold what it says, and what was asked for."""
+        if not path.is_file():
+            raise FileNotFoundError(PROBE_GONE.format(path))
+        about, batch = read_nested(path, "probe", 2)
+        try:
+            n, found = int(about["n"]), digest_of(without_labels(batch))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        wanted = about.get("hash") if digest is None else digest
+        if found != wanted or not 0 < n <= MOST_PROBES:
+            raise DamagedFile(f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}")
+        return cls(batch, n, found)
+
+    def __repr__(self) -> str:
+        return f"<Probe {self.digest}: {self.n} inputs>"
+
 
 # A model's fingerprint: what it holds, how two of them are compared
 
+KINDS = ("cka", "weights", "atoms")
 ATOMS = "atoms-"  # and the digest of the coefficients: only models that share them can be compared
-Vectors = np.ndarray[Any, np.dtype[np.float32]]
+SIZE = 512
+MOST_SITES = 64
 
 
 class NotComparable(ValueError):
@@ -64,9 +126,9 @@ class Fingerprint:
     size: int
     seed: int
     rows: str  # rule by which activations became rows
-    vectors: dict[str, Vectors]  # (sites of the kind, size)
+    vectors: dict[str, Floats]  # (sites of the kind, size)
     labels: dict[str, tuple[str, ...]]  # the sites of each kind, in execution order
-    exact: Vectors | None  # (sites of "cka", n (n − 1) / 2)
+    exact: Floats | None  # (sites of "cka", n (n − 1) / 2)
     absent: dict[str, str]  # kinds asked for that the model does not have, with the reason
     about: dict[str, Any]  # architecture, parameters, model (digest of the weights), sosie (version), left_out, notes
 
@@ -104,7 +166,10 @@ class Fingerprint:
         self.check_comparable(other)
         if exact:
             if kind != "cka" or self.exact is None or other.exact is None:
-                raise NotComparable(f"exact=True is for fingerprints of kind 'cka' that both have, not for {kind!r}")
+                raise NotComparable(
+                    f"only the whole vectors of kind 'cka' are exact, and one of the two has none, or {kind!r} was "
+                    "asked for: the short ones give an estimate"
+                )
             return self.exact.astype(np.float64) @ other.exact.astype(np.float64).T
         mine, theirs = self.key(kind), other.key(kind)
         if mine != theirs:
@@ -148,10 +213,6 @@ class Fingerprint:
         return f"<Fingerprint of {self.about.get('architecture', 'a model')}: {kinds}; probe {self.probe}>"
 
 
-KINDS = ("cka", "weights", "atoms")
-MOST_SITES = 64
-
-
 def fingerprint(
     model: Any,
     probe: Any,
@@ -191,24 +252,15 @@ def fingerprint(
         raise TypeError(f"cannot take the fingerprint of {name}: give a torch.nn.Module or a specification of one")
     probe = Probe.of(probe)
     source = Network(module, name, sites, rows, prepare, None, device)
-    vectors: dict[str, Vectors] = {}
+    vectors: dict[str, Floats] = {}
     labels: dict[str, tuple[str, ...]] = {}
     absent: dict[str, str] = {}
     left_out: dict[str, dict[str, str]] = {}
     notes: list[str] = []
-    exact = digest = parameters = None
+    exact = digest = None
     if "cka" in wanted:
-        grams = gram_vectors(source, probe)
-        digest, parameters = grams.model, _count(module)  # while a GPU is busy with the pass
-        # Before it is waited for which of them mean anything; if they are many, only those that are taken.
-        ahead = _brought_over(grams.vectors, size, seed) if len(grams.sites) <= MOST_SITES else None
-        kept, left_out["cka"] = grams.sift()
-        chosen = [kept[k] for k in _few("cka", len(kept), sites, notes)]
-        short, whole = ahead or _brought_over(grams.vectors[chosen], size, seed)
-        if len(chosen) < len(whole):
-            short, whole = short[chosen], whole[chosen]
-        labels["cka"], vectors["cka"] = tuple(grams.sites[k] for k in chosen), short.numpy()
-        exact = whole.numpy()
+        labels["cka"], short, whole, left_out["cka"], digest = cka_vectors(source, probe, size, seed, sites, notes)
+        vectors["cka"], exact = short.numpy(), whole.numpy()
     if "weights" in wanted:
         try:
             linear, left_out["weights"], weight_notes = linear_vectors(source, probe, seed=seed)
@@ -232,7 +284,7 @@ def fingerprint(
         raise ValueError(f"{name}: nothing to make a fingerprint of: {'; '.join(absent.values())}")
     about = {
         "architecture": _architecture(model, module),
-        "parameters": parameters or _count(module),
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "model": (digest or source.begun_digest()).read(),
         "sosie": __version__,
         "left_out": {kind: reasons for kind, reasons in left_out.items() if reasons},
@@ -240,6 +292,135 @@ def fingerprint(
     }
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     return Fingerprint(probe.digest, probe.n, size, seed, rule, vectors, labels, exact, absent, about)
+
+
+def _architecture(model: Any, module: nn.Module) -> str:
+    """The class of the module; where that is no more than a sequence, what its specification calls it."""
+    own = type(module).__name__
+    if own != "Sequential" or not isinstance(model, NamedModel):
+        return own
+    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
+
+
+def _few(kind: str, count: int, asked: Any, notes: list[str]) -> list[int]:
+    """Which sites are taken: all, or of too many by default as many as may be, evenly spread, first and last in it."""
+    if count <= MOST_SITES:
+        return list(range(count))
+    if asked is not None:
+        raise ValueError(f"{count} sites of kind {kind!r}, but a fingerprint has at most {MOST_SITES}: name fewer")
+    notes.append(f"{kind}: {MOST_SITES} of {count} sites, evenly spread")
+    return [round(k * (count - 1) / (MOST_SITES - 1)) for k in range(MOST_SITES)]
+
+
+# Long vectors to short ones, the same way for every model: cosines stay what they were, but for a stated error
+
+SMALLEST, LARGEST = 16, 4096
+AT_ONCE = 2**24  # numbers that are widened to float64
+
+
+def check_size(size: int) -> None:
+    whole_number(size, "size", least=SMALLEST, most=LARGEST, why="256 to 1024 serve well")
+
+
+def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
+    """Vectors (k, length) as (k, size) of length 1, in float32, where they are; those that fit are filled with zeros.
+
+    A CountSketch (Charikar et al. 2002): entry i goes to one of `size` places, with a sign, both decided by `seed` and
+    i alone, so that no matrix is made or kept.
+    """
+    check_size(size)
+    home = vectors.device if vectors.device.type in ("cpu", "cuda") else torch.device("cpu")  # others have no float64
+    vectors = vectors.detach().to(home)
+    some = vectors.split(max(1, AT_ONCE // vectors.shape[1]))
+    if vectors.shape[1] <= size:
+        return torch.cat([unit(pad(each.double(), (0, size - each.shape[1]))).float() for each in some])
+    places, signs = _drawn(size, seed, vectors.shape[1], home)
+    return torch.cat([_sketched(each.double(), size, places, signs) for each in some])
+
+
+def _sketched(vectors: Tensor, size: int, places: Tensor, signs: Tensor) -> Tensor:
+    short = vectors.new_zeros(size, len(vectors))
+    short.index_add_(0, places, (vectors * signs).T)  # whole rows are added, several times as fast as columns
+    return unit(short.T).float()
+
+
+@lru_cache(maxsize=2)
+def _drawn(size: int, seed: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The same for every model, so kept for the next."""
+    with torch.inference_mode(False):
+        places, signs = Buckets(size, seed).draw(0, length, torch.device("cpu"))
+        return places[0].to(device), signs[0].to(device)
+
+
+def standard_deviation(cosine: float, size: int = SIZE) -> float:
+    """Of the cosine of two projected vectors about that of the whole ones: at most this, but for terms of 1/size.
+
+    For unit x and y with cosine c the variance is ((1 − c²)² − 2 Σ (xᵢyᵢ − c (xᵢ² + yᵢ²)/2)²) / size by the delta
+    method; the sum is small unless a few entries carry the vectors. The mean is off by c (1 − c²) / (2 size) at most.
+    """
+    return float((1 - cosine**2) / size**0.5)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Each over its length."""
+    return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+
+
+# Kind "cka": of each site the U-centred Gram matrix of the probes, as one vector whose cosine is debiased CKA
+
+ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
+GRAM_LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
+TOGETHER = 2**24  # entries of Gram matrices that are looked at together
+EQUAL = "is the same for all probes"
+NOTHING = "is as far from itself for any two probes: nothing is left to compare"
+
+
+def cka_vectors(
+    source: Network, probe: Probe, size: int, seed: int, asked: Any, notes: list[str]
+) -> tuple[tuple[str, ...], Tensor, Tensor, dict[str, str], Digest]:
+    """The sites, their short and whole vectors on the CPU, why other sites have none, and the digest of the weights.
+
+    One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept. All work is
+    queued on a GPU before it is waited for. `asked`: the sites that were named, if any.
+    """
+
+    def sink(site: str, rows: Tensor) -> tuple[Tensor, Tensor, float]:
+        if len(rows) != probe.n:
+            raise ValueError(
+                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row per input: "
+                "rows='flatten', 'mean', 'cls' or 'last'"
+            )
+        return *_gram(rows), torch.finfo(rows.dtype).eps
+
+    with source.opened():
+        made = source.read(Chunk(probe.batch, 0, probe.n), sink)
+        sites, left_out = tuple(source.per_input()), dict(source.left_out)
+        digest = source.begun_digest()
+    step = max(1, TOGETHER // probe.n**2)
+    parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
+    vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
+    arriving = AsyncCopy(lengths)
+    # Before it is known which of them mean anything; if they are many, only those that are taken.
+    ahead = _brought_over(vectors, size, seed) if len(sites) <= MOST_SITES else None
+    kept = []
+    for k, (norm, whole, spread, first) in enumerate(arriving.read().tolist()):
+        if not norm < torch.inf:
+            raise ValueError(
+                f"{source.name}: the activations at {sites[k]} are NaN or infinite, or too large for a product"
+            )
+        if not spread > (ROUNDING * made[k][2]) ** 2 * first:  # also where the activations are 0
+            left_out[sites[k]] = EQUAL
+        elif not norm > GRAM_LOST * whole:
+            left_out[sites[k]] = NOTHING
+        else:
+            kept.append(k)
+    if not kept:
+        raise ValueError(f"{source.name}: no site is left: {'; '.join(f'{s} {why}' for s, why in left_out.items())}")
+    chosen = [kept[k] for k in _few("cka", len(kept), asked, notes)]
+    short, exact = ahead or _brought_over(vectors[chosen], size, seed)
+    if len(chosen) < len(exact):
+        short, exact = short[chosen], exact[chosen]
+    return tuple(sites[k] for k in chosen), short, exact, left_out, digest
 
 
 def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -253,26 +434,108 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
     return short.read().clone(), vectors
 
 
-def _architecture(model: Any, module: nn.Module) -> str:
-    """The class of the module; where that is no more than a sequence, what its specification calls it."""
-    own = type(module).__name__
-    if own != "Sequential" or not isinstance(model, NamedModel):
-        return own
-    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
+def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The Gram matrix, centred so far that products of a few digits do not lose the spread, and ‖first row‖².
+
+    On a CPU a strip of columns at a time, centred while it is in the cache. A GPU takes off the first row, which needs
+    no look at the others, and is not waited for; U-centring takes away what is left of the mean.
+    """
+    if not _on_gpu(rows):
+        rows = with_room(rows, "the activations")
+        return live_gram(rows), widened(rows[0]).square().sum()
+    if gram_cuda.suits(rows[None], "first"):
+        grams, lengths = gram_cuda.gram_blocks(rows[None], about="first", tf32=True)
+        return grams[0], lengths[0]
+    rows = widened(rows)
+    with products(tf32=True):
+        return gram_stack((rows - rows[:1])[None])[0], rows[0].square().sum()
 
 
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
-def _few(kind: str, count: int, asked: Any, notes: list[str]) -> list[int]:
-    """Which sites are taken: all, or of too many by default as many as may be, evenly spread, first and last in it."""
-    if count <= MOST_SITES:
-        return list(range(count))
-    if asked is not None:
-        raise ValueError(f"{count} sites of kind {kind!r}, but a fingerprint has at most {MOST_SITES}: name fewer")
-    notes.append(f"{kind}: {MOST_SITES} of {count} sites, evenly spread")
-    return [round(k * (count - 1) / (MOST_SITES - 1)) for k in range(MOST_SITES)]
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """In float64 on one device that has it; a model may be spread over several."""
+    home = tensors[0].device if tensors[0].device.type in ("cpu", "cuda") else torch.device("cpu")
+    return torch.stack([each.to(home) for each in tensors]).double()
+
+
+def _vectors(made: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Tensor]:
+    """Vectors (k, n (n − 1) / 2) of length 1, and of each four lengths (k, 4), which say whether it means anything.
+
+    The norm of the U-centred matrix, of the centred one, and squared how far rows are from their mean and the first
+    of them from zero.
+    """
+    grams, first = _stacked([gram for gram, *_ in made]), _stacked([length for _, length, _ in made])
+    centred = u_centred(grams)
+    norm = centred.flatten(1).norm(dim=1)
+    whole = double_centred(grams).flatten(1).norm(dim=1)
+    spread = centred_diagonal(grams).mean(1)
+    i, j = torch.triu_indices(grams.shape[1], grams.shape[1], 1, device=grams.device)
+    vectors = centred[:, i, j] * (2**0.5 / norm[:, None])
+    return vectors.float(), torch.stack([norm, whole, spread, first], dim=1)
+
+
+# Kind "weights": no data; a network without its activation functions, tried on seeded random inputs
+#
+# For independent Gaussian u and v the mean of (uᵀHKHv)(uᵀHLHv) is ⟨HKH, HLH⟩, with K = W Wᵀ of the linear map W of a
+# site and H the centring over the entries of the input: vectors of uᵀHKHv over many pairs have a cosine that tends to
+# wCKA. Pairs are all those within blocks of inputs, far more than as many inputs would give as pairs of their own.
+
+INPUTS = maps.FEWEST  # random ones
+MAP_LOST = 1e-12  # of the products' norm: what float64 leaves where centring takes all away
+
+
+@products()  # a forward is how weights are read here, and the caller's autocast is not for it
+def linear_vectors(
+    source: Network, given: Probe, *, seed: int, inputs: int = INPUTS
+) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
+    """By site, in execution order, the vector (pairs,) of length 1 in float64; why other sites have none; and notes.
+
+    ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations.
+    """
+    maps.check_weights(source)
+    linear = maps.look(source, input_shape(given.batch))
+    grams = maps.probe(linear, inputs, seed)
+    block = grams[True].shape[-1]
+    i, j = torch.triu_indices(block, block, 1)
+    centred, plain = (grams[kind][..., i, j].transpose(0, 1).flatten(1) for kind in (True, False))
+    left = centred.norm(dim=1) > MAP_LOST * plain.norm(dim=1)
+    sites = dict(zip(linear.side.sites, left.tolist(), strict=True))
+    if not any(sites.values()):
+        raise ValueError("its linear map gives the same for each entry of the input: nothing is left to compare")
+    why = "as a linear map gives the same for each entry of the input"
+    kept = [site for site, there in sites.items() if there]
+    vectors = dict(zip(kept, unit(centred[left]), strict=True))
+    return vectors, {site: why for site in sites if site not in kept}, linear.notes
+
+
+def input_shape(batch: Any) -> tuple[int, ...] | None:
+    """Of one input, where the model takes one tensor."""
+    args, _ = model_arguments(batch)
+    first = args[0] if len(args) == 1 else None
+    return tuple(first.shape[1:]) if isinstance(first, Tensor) and first.ndim > 1 else None
+
+
+# Kind "atoms": the filter atoms of each layer; only models that share their coefficients have comparable ones
+
+
+def atom_vectors(model: nn.Module, size: int, seed: int) -> tuple[str, dict[str, Tensor]]:
+    """The digest of the coefficients, and of each layer the atoms as one vector (size,) of length 1."""
+    layers = atom_layers(unwrap(model))
+    if not layers:
+        raise ValueError("the model has no layer of filter atoms")
+    found = {}
+    for name, layer in layers.items():
+        atoms = layer.atoms.detach().cpu().double().flatten()
+        largest = atoms.abs().max()
+        if not bool(torch.isfinite(largest)) or not bool(largest > 0):
+            raise ValueError(f"the atoms of {name} are {'all 0' if not bool(largest) else 'NaN or infinite'}")
+        # By the largest first: the squares of very small or large numbers are 0 or infinite.
+        found[name] = project((atoms / largest)[None], size, seed)[0]
+    shared = {name: (tuple(layer.atoms.shape), layer.coefficients.detach().float()) for name, layer in layers.items()}
+    return digest_of(shared), found
 
 
 # Files of fingerprints; what others send is checked before it is believed
@@ -290,7 +553,7 @@ _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _KEY = re.compile(r"cka|weights|atoms-[0-9a-f]{8,64}")
 
 
-def from_parts(facts: Any, arrays: Mapping[str, Vectors]) -> Fingerprint:
+def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
     """A fingerprint of facts and tensors that others sent, by the names of `save`; refused unless all adds up."""
     check_schema("the list of facts", facts, SCHEMA)
     labels = {key: tuple(sites) for key, sites in facts["labels"].items()}
@@ -334,3 +597,93 @@ def from_parts(facts: Any, arrays: Mapping[str, Vectors]) -> Fingerprint:
             raise DamagedFile(f"the short vectors of 'cka' are not those of the whole ones: off by {apart:.2g}")
     about = facts["absent"], facts["about"]
     return Fingerprint(facts["probe"], n, size, seed, facts["rows"], vectors, labels, exact, *about)
+
+
+# What all models of a zoo have in common: the probe set and how fingerprints are made
+
+ROWS = ("flatten", "mean", "cls", "last")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The probe set and how fingerprints are made: pinned when the zoo is made."""
+
+    probe: str  # hash
+    n: int
+    size: int = SIZE
+    seed: int = 0
+    kinds: tuple[str, ...] = KINDS
+    rows: str = "flatten"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
+        check_size(self.size)
+        check_seed(self.seed)
+        if not isinstance(self.rows, str):
+            raise TypeError("a zoo has one of the named rules as rows=, which other processes know too, not a function")
+        one_of(self.rows, "rows (a fingerprint has one row per input)", ROWS)
+        if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
+            given = ", ".join(map(str, self.kinds)) or "none"
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once, got {given}")
+        if not isinstance(self.probe, str) or not _DIGEST.fullmatch(self.probe) or not isinstance(self.n, int):
+            raise ValueError(f"no hash of a probe set: {str(self.probe)[:40]!r}")
+
+    @classmethod
+    def from_json(cls, about: dict[str, Any]) -> Settings:
+        try:
+            return cls(**{name: about[name] for name in cls.__dataclass_fields__})
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(f"the settings of the zoo are damaged: {type(error).__name__}: {error}") from error
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kinds": list(self.kinds)}
+
+    def check_same(self, given: dict[str, Any], folder: Any) -> None:
+        """Raise if a zoo that is there was opened with other settings."""
+        for name, value in asdict(replace(self, **given)).items():
+            mine = getattr(self, name)
+            if value != mine:
+                raise ValueError(f"{folder} was made with {name}={mine!r}, not {value!r}; all its models share that")
+
+    def check_probe(self, probe: Probe, folder: Any) -> None:
+        if probe.digest != self.probe:
+            raise ValueError(
+                f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, the data given are "
+                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo"
+            )
+
+    def check_alike(self, name: str, found: Fingerprint) -> None:
+        """Raise unless a fingerprint was made as all others here."""
+        if found.probe != self.probe:
+            raise ValueError(
+                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}: make "
+                "it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
+            )
+        for setting in ("n", "size", "seed", "rows"):
+            mine, theirs = getattr(self, setting), getattr(found, setting)
+            if mine != theirs:
+                raise ValueError(f"{name!r}: a fingerprint with {setting}={theirs!r}; the zoo has {setting}={mine!r}")
+
+    def record(self, name: str, found: Fingerprint, facts: Facts, added: str = "") -> Record:
+        """What the store keeps of a fingerprint; refused unless it was made as all others here."""
+        self.check_alike(name, found)
+        keys = [key for key in found.vectors if kind_of(key) in self.kinds]
+        if not keys:
+            kinds = ", ".join(self.kinds)
+            raise ValueError(f"{name!r}: a fingerprint of {', '.join(found.kinds)}; the zoo has {kinds}")
+        blocks = {key: (found.vectors[key], tuple(found.labels[key])) for key in keys}
+        if found.exact is not None and "cka" in blocks:
+            blocks[EXACT] = found.exact, tuple(found.labels["cka"])
+        digest, architecture = (str(found.about.get(key) or "unknown") for key in ("model", "architecture"))
+        return Record(
+            name=name, digest=digest, architecture=architecture, parameters=found.about.get("parameters", 0),
+            blocks=blocks, absent=dict(found.absent), about=dict(found.about), added=added, **vars(facts),
+        )  # fmt: skip
+
+    def fingerprint(self, stored: Record) -> Fingerprint:
+        """The way back."""
+        vectors = {key: rows for key, (rows, _) in stored.blocks.items()}
+        labels = {key: sites for key, (_, sites) in stored.blocks.items() if key != EXACT}
+        exact = vectors.pop(EXACT, None)
+        made = self.probe, self.n, self.size, self.seed, self.rows
+        return Fingerprint(*made, vectors, labels, exact, dict(stored.absent), dict(stored.about))

@@ -1,4 +1,4 @@
-"""The nearest models and layers: all short vectors first, the nearest of them again by the whole ones."""
+"""The nearest models and layers: by all short vectors first, the best again by the whole ones; and relatives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from numpy.typing import NDArray
 
 from ..checks import one_of, whole_number
 from ..models import with_name
-from ..results import Neighbours
-from .fingerprints import Fingerprint, kind_of
-from .folder import probe_gone
+from ..results import Array, Family, Neighbours
+from .fingerprints import PROBE_GONE, Fingerprint, NotComparable, kind_of
 from .index import Index, open_index
 from .store import UnknownModel
 from .tasks import NO_PROBE, Task, is_fingerprint_file, make
@@ -76,7 +76,7 @@ def as_query(zoo: Zoo, thing: Any, **options: Any) -> Query:
                 zoo.store.id_of(model)  # says which names are near
             raise
         if outcome == NO_PROBE:
-            raise probe_gone(zoo.probe_path)
+            raise FileNotFoundError(PROBE_GONE.format(zoo.probe_path))
         assert isinstance(outcome, Fingerprint)
         name, made = (model if isinstance(model, str) else with_name(model, None)[1]), outcome
     zoo.settings.check_alike(name, made)
@@ -181,76 +181,50 @@ def _index(every: Vectors, vectors: Vectors, wanted: bool) -> tuple[Index | None
 # The short list again, in float64 and by the whole vectors where there are some
 
 Mine = Sequence[tuple[Vectors, Table]]  # the short vectors of the zoo and of the query; maybe the whole ones of both
-Row = tuple[int, int, int, dict[str, Any]]  # model, site of the query, row among the model's own, what it is worth
+Row = tuple[int, int, int, dict[str, Any]]  # model, site of the query, row among the model's own, its values
 
 
 def _sorted_models(mine: Mine, ids: Whole, meets: Whole | None, symmetric: bool, k: int) -> list[Row]:
-    """The `k` best of some models, by the best that is known of each."""
-    vectors, short = mine[0]
-    tables, estimated = _match(vectors.part(vectors.places_of(ids)[0]), short, meets, symmetric)
+    """The `k` best of some models, by the whole vectors of those that have them."""
+    vectors, query = mine[0]
+    estimated = score_models(query, vectors.part(vectors.places_of(ids)[0]), meets, symmetric=symmetric)
     values, exact = estimated.copy(), np.zeros(len(ids), bool)
     if len(mine) > 1:
-        vectors, whole = mine[1]
+        vectors, query = mine[1]
         places, exact = vectors.places_of(ids)
-        if exact.any():
-            better, values[exact] = _match(vectors.part(places[exact]), whole, None, symmetric)
-            for place, table in zip(np.flatnonzero(exact).tolist(), better, strict=True):
-                tables[place] = table
+        values[exact] = score_models(query, vectors.part(places[exact]), symmetric=symmetric)
     found = []
     for place in np.lexsort((ids, -values))[:k].tolist():
-        table = tables[place].T
-        site, row = np.unravel_index(int(table.argmax()), table.shape)
+        vectors, query = mine[int(exact[place])]
+        rows = vectors.of_model(int(ids[place]))
+        assert rows is not None
+        cosines = query @ rows.T
+        if meets is not None:
+            cosines[meets[:, None] != np.arange(len(rows))] = -np.inf
+        site, row = np.unravel_index(int(cosines.argmax()), cosines.shape)
         numbers = {"value": float(values[place]), "estimated": float(estimated[place]), "exact": bool(exact[place])}
-        found.append((int(ids[place]), int(site), int(row), numbers | {"best": float(table[site, row])}))
+        found.append((int(ids[place]), int(site), int(row), numbers | {"best": float(cosines[site, row])}))
     return found
 
 
-def _match(vectors: Vectors, query: Table, meets: Whole | None, symmetric: bool) -> tuple[list[Table], Table]:
-    """Of each model the cosines of its rows with the query's, (rows, sites), and its score, as `score_models` has it.
-
-    In float64, a model at a time, which a processor's cache holds; −inf where atoms do not meet.
-    """
-    vectors.verify()
-    ends = np.cumsum(vectors.count)
-    starts = ends - vectors.count
-    cosines = np.empty((int(ends[-1]), len(query)))
-    every = np.asarray(vectors.rows)
-    wide = np.empty((int(vectors.count.max()), every.shape[1]))
-    tables = np.split(cosines, ends[:-1])
-    for first, table in zip(vectors.first.tolist(), tables, strict=True):
-        wide[: len(table)] = every[first : first + len(table)]
-        np.matmul(wide[: len(table)], query.T, out=table)
-    if meets is not None:
-        own = np.arange(len(cosines)) - np.repeat(starts, vectors.count)
-        cosines[own[:, None] != meets[None]] = -np.inf
-    best = np.maximum.reduceat(cosines, starts, axis=0)
-    met = np.isfinite(best)
-    scores: Table = np.where(met, best, 0.0).sum(1) / met.sum(1)
-    if symmetric:
-        best = cosines.max(1)
-        met = np.isfinite(best)
-        back = np.add.reduceat(np.where(met, best, 0.0), starts) / np.add.reduceat(met, starts, dtype=int)
-        scores = (scores + back) / 2
-    return tables, scores
-
-
 def _sorted_rows(mine: Mine, site: int, rows: Whole, facts: Mapping[int, Any], k: int) -> list[Row]:
-    """The `k` best of some rows for one site of the query, by the best that is known of each."""
-    vectors, short = mine[0]
+    """The `k` best of some rows for one site of the query, by the whole vectors of those that have them."""
+    vectors, query = mine[0]
     owners = vectors.owners(rows)
     there = np.array([model in facts for model in vectors.models[owners].tolist()], bool)  # others were removed
     rows, owners = rows[there], owners[there]
     ids, own = vectors.models[owners], rows - vectors.first[owners]
-    estimated = _row_products(vectors, rows, short[site])
+    estimated = _row_products(vectors, rows, query[site])
     values, exact = estimated.copy(), np.zeros(len(rows), bool)
-    if len(mine) > 1 and len(rows):
-        vectors, whole = mine[1]
+    if len(mine) > 1:
+        vectors, query = mine[1]
         places, exact = vectors.places_of(ids)
-        values[exact] = _row_products(vectors, vectors.first[places[exact]] + own[exact], whole[site])
-    order = np.lexsort((ids, -values))[:k].tolist()
-    worth = zip(values.tolist(), estimated.tolist(), exact.tolist(), strict=True)
-    numbers = [dict(zip(("value", "estimated", "exact"), each, strict=True)) for each in worth]
-    return [(int(ids[place]), site, int(own[place]), numbers[place]) for place in order]
+        values[exact] = _row_products(vectors, vectors.first[places[exact]] + own[exact], query[site])
+    found = []
+    for place in np.lexsort((ids, -values))[:k].tolist():
+        numbers = {"value": float(values[place]), "estimated": float(estimated[place]), "exact": bool(exact[place])}
+        found.append((int(ids[place]), site, int(own[place]), numbers))
+    return found
 
 
 def _row_products(vectors: Vectors, rows: Whole, vector: Table) -> Table:
@@ -319,18 +293,19 @@ def blocks(vectors: Vectors, most: int = BLOCK) -> Iterator[tuple[int, int, NDAr
         start = stop
 
 
-def score_models(query: Floats, vectors: Vectors, meets: Whole | None = None, *, symmetric: bool = False) -> Floats:
-    """For each model the mean over the query's sites of the best cosine among the model's.
+def score_models(query: Any, vectors: Vectors, meets: Whole | None = None, *, symmetric: bool = False) -> Any:
+    """For each model the mean over the query's sites of the best cosine among the model's, in the query's precision.
 
-    `symmetric`: and that the other way round, averaged. `meets`: vectors meet only where the model's has this place
-    among its own; −inf where none does.
+    `symmetric`: averaged with the same the other way round. `meets`: a vector of the query meets only the one of the
+    model that has this place among its own, so both ways are the same; −inf where there is none.
     """
-    found = np.empty(len(vectors.models), np.float32)
+    found = np.empty(len(vectors.models), query.dtype)
     turned = np.ascontiguousarray(query.T)
-    for start, stop, rows in blocks(vectors):
+    single = query.dtype == np.float32
+    for start, stop, rows in blocks(vectors, BLOCK if single else 1):  # in float64 a model at a time stays in the cache
         counts = vectors.count[start:stop]
         starts = np.cumsum(counts) - counts
-        cosines = _products(rows, turned)  # (rows, sites of the query)
+        cosines = _products(rows, turned) if single else rows.astype(np.float64) @ turned  # (rows, sites of the query)
         if meets is not None:
             there = meets[None] < counts[:, None]
             picked = cosines[np.where(there, starts[:, None] + meets[None], 0), np.arange(len(meets))[None]]
@@ -338,7 +313,7 @@ def score_models(query: Floats, vectors: Vectors, meets: Whole | None = None, *,
                 scores = np.where(there, picked, 0).sum(1) / there.sum(1)
             found[start:stop] = np.where(there.any(1), scores, -np.inf)
             continue
-        if (counts == counts[0]).all():  # much the faster way where all have as many
+        if (counts == counts[0]).all():  # much faster where all have as many
             apart = cosines.reshape(len(counts), int(counts[0]), -1)
             best = apart[:, 0].copy()
             for k in range(1, apart.shape[1]):
@@ -393,3 +368,92 @@ def _merge(rows: Whole, values: Floats, more: Whole, cosines: Floats, k: int) ->
         rows, values = np.take_along_axis(rows, best, 1), np.take_along_axis(values, best, 1)
     order = np.lexsort((rows, -values), axis=1)
     return np.take_along_axis(rows, order, 1), np.take_along_axis(values, order, 1)
+
+
+# Where a model comes from: those most like it layer by layer, and what was recorded
+
+RELATIVES = 50  # of each kind, that are looked at layer by layer
+EARLY = 3  # the first layers are those of the first third
+
+
+def find_family(zoo: Zoo, model: Any, k: int, options: dict[str, Any]) -> Family:
+    """See `Zoo.family`."""
+    whole_number(k, "k", least=1)
+    query = as_query(zoo, model, **options)
+    parent = None if query.own is None else zoo[query.name].parent
+    recorded: dict[str, str] = {}  # what was said when models were added, by name
+    if query.own is not None:
+        children = [pair for pair in zoo.store.related(query.name, parent) if pair[0] != query.name]
+        recorded = {name: "child" if of == query.name else "sibling" for name, of in children}
+        if parent is not None and parent in zoo and parent != query.name:
+            recorded[parent] = "parent"
+    candidates: dict[int, dict[str, Any]] = {}
+    for kind in zoo.settings.kinds:
+        try:
+            if query.fingerprint.key(kind) in zoo.store.kinds():
+                near = search(zoo, query, k=RELATIVES, kind=kind, exact=False, filters={})
+                candidates = {row["id"]: row for row in near.rows()} | candidates
+        except NotComparable:  # the query has no such vectors
+            continue
+    for name in {*recorded} - {row["name"] for row in candidates.values()}:
+        try:
+            entry = zoo[name]
+        except UnknownModel:  # removed meanwhile
+            continue
+        candidates[entry.id] = {"name": name, "id": entry.id} | {fact: getattr(entry, fact) for fact in FACTS}
+    rows = [row for each in candidates.values() if (row := _compare(zoo, query, each)) is not None]
+    alike = [row["score"] for row in rows]
+    for row in rows:
+        row["above"] = row["score"] - median(alike) if len(alike) > 2 else None
+        row["recorded"] = recorded.get(row["name"])
+    rows.sort(key=lambda row: (-row["score"], row["id"]))
+    kept = [row for place, row in enumerate(rows) if place < k or row["recorded"]]
+    probe = zoo.settings.probe
+    asked = {"query": query.name, "k": k, "recorded_parent": parent, "candidates": len(rows), "probe": probe}
+    notes = (
+        "score: the mean over the kinds that both have of the mean similarity at layers of the same name; "
+        + ("above: how far above the median of all candidates; " if len(alike) > 2 else "")
+        + "early: cka at the first third of the layers.",
+        "Similarity does not say which of two came first.",
+    )
+    return Family(asked, tuple(kept), notes)
+
+
+def _compare(zoo: Zoo, query: Query, row: dict[str, Any]) -> dict[str, Any] | None:
+    """The similarity of each kind at layers of the same name; None where there are none."""
+    values: dict[str, float | None] = dict.fromkeys(("cka", "weights", "atoms"))
+    early = None
+    for key, labels in query.fingerprint.labels.items():
+        if key not in zoo.store.kinds():
+            continue
+        theirs = zoo.store.describe([row["id"]], key).get(row["id"])
+        sites = theirs["labels"] if theirs else []
+        shared = [(a, sites.index(site)) for a, site in enumerate(labels) if site in sites]
+        if not shared:
+            continue
+        cosines = _cosines(zoo, query, key, row["id"], np.array(shared))
+        if cosines is None:
+            return None
+        values[kind_of(key)] = float(cosines.mean())
+        if key == "cka":
+            early = float(cosines[: -(-len(shared) // EARLY)].mean())
+    there = [value for value in values.values() if value is not None]
+    if not there:
+        return None
+    made = {"name": row["name"], "id": row["id"], "recorded": None, "score": float(np.mean(there)), "above": None}
+    return made | {"early": early, **values} | about(row)
+
+
+def _cosines(zoo: Zoo, query: Query, key: str, model: int, shared: Any) -> Array | None:
+    """Site by site; by the whole vectors where both have them. None: the model was removed meanwhile."""
+    mine, exact = query.fingerprint.vectors[key], query.fingerprint.exact
+    theirs = None
+    if key == "cka" and exact is not None and (whole := zoo.store.exact()) is not None:
+        theirs = whole.of_model(model)
+        mine = exact if theirs is not None else mine
+    if theirs is None:
+        theirs = zoo.store.vectors(key).of_model(model)
+    if theirs is None:
+        return None
+    cosines: Array = (mine[shared[:, 0]].astype(np.float64) * theirs[shared[:, 1]]).sum(1)
+    return cosines

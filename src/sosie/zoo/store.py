@@ -1,25 +1,27 @@
 """The store of a zoo: SQLite says which models there are and where their vectors lie; a change is one transaction.
 
-Rows are appended to files and synced inside the transaction that names them, so that a model exists from its commit on,
-whole. SQLite lets one process write at a time and any number read meanwhile.
+Rows are appended to flat files and synced inside the transaction that names them, so a model exists, whole, from its
+commit on. SQLite lets one process write at a time and any number read meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from errno import EDQUOT, EFBIG, ENOSPC
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -44,6 +46,7 @@ from .vectors import (
 )
 
 T = TypeVar("T")
+Places = dict[tuple[str, str], tuple[int, int]]  # by name and kind of a model: the file of its rows, and the first
 
 # Errors
 
@@ -70,6 +73,8 @@ class NameTaken(ValueError):
 class DiskFull(OSError):
     """There is no room left; the zoo is as it was."""
 
+    errno = ENOSPC
+
 
 @contextmanager
 def errors_in_words(path: Path, wait: float = 0.0) -> Iterator[None]:
@@ -79,26 +84,29 @@ def errors_in_words(path: Path, wait: float = 0.0) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         raise _in_words(error, path, wait) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not isinstance(error, DiskFull):
-            raise _disk_full(path) from error
+        if error.errno in (ENOSPC, EDQUOT, EFBIG) and not isinstance(error, DiskFull):
+            raise DiskFull(NO_ROOM.format(path)) from error
         raise
+
+
+NO_ROOM = "no room left on the disk for {}: make some and try again; the zoo is as it was"
 
 
 def _in_words(error: sqlite3.DatabaseError, path: Path, wait: float) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return ZooBusy(
-            f"{path} is being written to by another process; waited {wait:g} s. Try again when it is done, or open the "
-            "zoo with a longer wait (wait=, --wait)"
+            f"{path} is being written to by another process; waited {wait:g} s. Try again when that process is done, "
+            f"or wait longer: --wait {max(60, 6 * wait):g}, in Python Zoo(folder, wait={max(60, 6 * wait):g})"
         )
     if code == sqlite3.SQLITE_FULL:
-        return _disk_full(path)
-    if code == sqlite3.SQLITE_IOERR:  # a quota or a limit on the size of files ends here, too
+        return DiskFull(NO_ROOM.format(path))
+    if code == sqlite3.SQLITE_IOERR:  # also what a quota or a limit on the size of files gives
         return OSError(
-            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; what was "
-            "begun is undone"
+            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; the change "
+            "was undone"
         )
-    damage = ("Could not decode", "no such column", "malformed")  # bytes that were changed where SQLite does not look
+    damage = ("Could not decode", "no such column", "malformed")  # changed bytes, where SQLite does not look
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith(damage):
         return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
     if code == sqlite3.SQLITE_READONLY:
@@ -106,13 +114,6 @@ def _in_words(error: sqlite3.DatabaseError, path: Path, wait: float) -> Exceptio
     if code == sqlite3.SQLITE_CANTOPEN:
         return PermissionError(f"{path} cannot be opened ({error})")
     return error
-
-
-def _disk_full(path: Path) -> DiskFull:
-    text = f"no room left on the disk for {path}: make some and try again; the zoo is as it was"
-    full = DiskFull(text)
-    full.errno = errno.ENOSPC
-    return full
 
 
 # What models, tags and filters may be called; whoever shows a name escapes it
@@ -169,16 +170,16 @@ def check_key(key: Any) -> str:
 
 
 def check_filters(tag: Filter = None, architecture: Filter = None, task: Filter = None) -> dict[str, Any]:
-    """Those that are given, as they go into an answer too: a text, or a list of texts."""
+    """Those that are given, as they go into an answer too: a text, or a list of texts; an empty list is no filter."""
     filters: dict[str, Any] = {}
     for name, given in (("tag", tag), ("architecture", architecture), ("task", task)):
-        if given is None:
-            continue
-        filters[name] = given if isinstance(given, str) else list(given)
-        if not all(isinstance(one, str) for one in filters[name]):
+        texts = [] if given is None else given if isinstance(given, str) else list(given)
+        if not all(isinstance(one, str) for one in texts):
             raise TypeError(f"{name}= is text or a list of texts, got {given!r}")
-        if not isinstance(given, str) and len(filters[name]) > MOST_TEXTS:
-            raise ValueError(f"{name}= has {len(filters[name]):,} texts; {MOST_TEXTS} at most")
+        if not isinstance(texts, str) and len(texts) > MOST_TEXTS:
+            raise ValueError(f"{name}= has {len(texts):,} texts; {MOST_TEXTS} at most")
+        if texts != []:
+            filters[name] = texts
     return filters
 
 
@@ -206,9 +207,9 @@ MOST_ROWS = 4096  # of one kind, of one model
 MOST_LETTERS = 1000  # of a site's name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Facts:
-    """What is known of a model beside its vectors; None: not said."""
+    """What the user says of a model; None: not said."""
 
     tags: tuple[str, ...] = ()
     task: str | None = None
@@ -224,29 +225,29 @@ class Facts:
             check_name(self.parent, "parent")
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
-    """A model that is to be written, or that was read."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(Facts):
+    """A model as the store keeps it."""
 
     name: str
     digest: str  # of the weights
     architecture: str
     parameters: int
-    blocks: dict[str, tuple[Floats, tuple[str, ...]]]  # by kind: (sites, width), and the sites
-    facts: Facts = field(default_factory=Facts)
-    about: dict[str, Any] = field(default_factory=dict)  # JSON
-    id: int = 0  # of one that was read
-    added: str = ""  # when; of one that is written: now, unless it is said
+    blocks: dict[str, tuple[Floats, tuple[str, ...]]] = field(repr=False)  # by kind: (sites, width), and the sites
+    absent: dict[str, str] = field(default_factory=dict)  # kinds that it does not have, with the reason
+    about: dict[str, Any] = field(default_factory=dict)  # what the fingerprint says of the model: JSON
+    id: int = 0  # of a model that was read
+    added: str = ""  # when; of one to be written: now, unless it is given
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_name(self.name)
         check_text(self.digest, "digest")
         check_text(self.architecture, "architecture")
         whole_number(self.parameters, f"the number of parameters of {self.name!r}", least=0, most=2**63 - 1)
         try:
-            json.dumps([self.about, *(labels for _, labels in self.blocks.values())], ensure_ascii=False).encode()
-            json.dumps(self.about, allow_nan=False)
-        except (ValueError, TypeError, RecursionError) as error:  # half a character; numbers that JSON has not
+            json.dumps([self.absent, self.about, *(labels for _, labels in self.blocks.values())], **JSON).encode()
+        except (ValueError, TypeError, RecursionError) as error:  # half a character; numbers that JSON does not have
             raise ValueError(f"{self.name!r}: what is said of it cannot be kept: {error}") from error
         for kind, (vectors, labels) in self.blocks.items():
             check_key(kind)
@@ -261,6 +262,7 @@ class Record:
                 raise ValueError("vectors with values that are not finite")
 
 
+JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 FORMAT = "sosie-zoo"
 VERSION = 1
 # A model exists when a row of `models` says so; where its vectors lie is in `blocks`. Removed models keep their
@@ -310,9 +312,8 @@ PAUSE = 0.02  # seconds between two tries to write
 MOST_CHOICES = 200  # of tags, architectures and tasks each
 MOST_RELATED = 100
 MOST_NAMED = 8  # of what there is to filter by, in a message
-TRIES = 5  # a reader meets files that were compacted away meanwhile, and looks again
-MOST_KEPT = 16  # vectors by kind and filters that are kept between questions: 24 bytes a model each
-MOST_FACTS = 10_000  # models of which facts are kept
+TRIES = 5  # a reader finds files compacted away meanwhile, and looks again
+MOST_KEPT = 16  # vectors by kind and filters that are kept between questions: 24 bytes per model each
 
 
 class Store:
@@ -324,10 +325,9 @@ class Store:
         self._own = threading.local()  # a connection for each thread
         self._file: tuple[int, int] | None = None  # the database that was first opened
         self._verified: dict[str, Any] = {}  # by file, see `Vectors`
-        self._lock = threading.Lock()  # of what is kept until the zoo changes
-        self._changes = -1
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
-        self._facts: dict[tuple[str, int], dict[str, Any]] = {}
+        self._lock = threading.Lock()  # of the above
+        self._last_change = -1
+        self._vectors_at = lru_cache(MOST_KEPT)(self._vectors_at_change)
 
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, Any], wait: float) -> Store:
@@ -413,11 +413,8 @@ class Store:
                 connection.execute("ROLLBACK")
 
     @contextmanager
-    def writing(self, sizes: Mapping[Path, int] | None = None) -> Iterator[sqlite3.Connection]:
-        """All that is written inside is there afterwards, or nothing of it; others wait until then.
-
-        `sizes`: files with their bytes as they were, to which they are cut back where it fails.
-        """
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """All that is written inside is there afterwards, or nothing of it; others wait until then."""
         connection = self.connection
         if not os.access(self.folder, os.W_OK):
             raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
@@ -429,10 +426,6 @@ class Store:
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:  # else the commit was done when an interruption came
-                    with contextlib.suppress(OSError):
-                        for path, size in (sizes or {}).items():
-                            if path.exists() and path.stat().st_size > size:
-                                os.truncate(path, size)
                     connection.execute("ROLLBACK")
                 raise
 
@@ -479,38 +472,11 @@ class Store:
             raise DamagedFile(f"{self.path} was written by a newer sosie (format {version}): upgrade sosie")
         return settings
 
-    # What is kept between questions, until the zoo changes
-
     def changes(self) -> int:
         """Goes up with every change, so that whoever keeps something knows when to read again."""
         with errors_in_words(self.path, self.wait):
             row = self.connection.execute("SELECT value FROM about WHERE key = 'changes'").fetchone()
         return int(row[0])
-
-    def _looked(self) -> int:
-        """How often the zoo has changed; what is of an earlier time is forgotten."""
-        changes = self.changes()
-        with self._lock:
-            if changes != self._changes:
-                self._kept.clear()
-                self._facts.clear()
-                self._changes = changes
-        return changes
-
-    def _once(self, key: Hashable, read: Callable[[], T]) -> T:
-        changes = self._looked()
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                kept: T = self._kept[key]
-                return kept
-        value = read()
-        with self._lock:
-            if changes == self._changes:
-                self._kept[key] = value
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-        return value
 
     # Models
 
@@ -573,24 +539,12 @@ class Store:
         return self.select(text, (json.dumps(values),))
 
     def describe(self, ids: Sequence[int], kind: str) -> dict[int, dict[str, Any]]:
-        """By id what is known of models, with the sites that they have of a kind; not to be changed."""
-        changes = self._looked()
-        with self._lock:
-            known = {model: self._facts[kind, model] for model in ids if (kind, model) in self._facts}
-        if len(known) == len(ids):
-            return known
+        """By id what is known of models, with the sites that they have of a kind."""
         text = f"""
           SELECT models.id, models.name, architecture, parameters, task, parent, source, digest, blocks.labels, {TAGS}
           FROM models JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
           WHERE files.kind = ? AND models.id {GIVEN}"""
-        missing = [model for model in ids if model not in known]
-        new = {row["id"]: row for row in self.select(text, (kind, json.dumps(missing)))}
-        with self._lock:
-            if changes == self._changes and len(new) <= MOST_FACTS:
-                if len(self._facts) + len(new) > MOST_FACTS:
-                    self._facts.clear()
-                self._facts.update({(kind, model): facts for model, facts in new.items()})
-        return known | new
+        return {row["id"]: row for row in self.select(text, (kind, json.dumps(ids)))}
 
     def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
         """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
@@ -657,7 +611,7 @@ class Store:
         return {row["kind"]: row["name"] for row in self.select("SELECT kind, name FROM files ORDER BY id")}
 
     def kinds(self) -> list[str]:
-        return self._once("kinds", lambda: list(self.files()))
+        return list(self.files())
 
     def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Record:
         """A model, by name or id, with its vectors, whose checksums are looked at; some kinds of them, or all."""
@@ -666,7 +620,8 @@ class Store:
     def _read(self, name: str | int, kinds: Sequence[str] | None) -> Record:
         with self.reading():
             model = name if isinstance(name, int) else self.id_of(name)
-            found = self.select(f"SELECT *, {TAGS} FROM models WHERE id = ?", (model,))
+            columns = "id, name, digest, architecture, parameters, task, source, parent, added, about"
+            found = self.select(f"SELECT {columns}, {TAGS} FROM models WHERE id = ?", (model,))
             if not found:
                 raise UnknownModel(f"the model {name} of {self.folder} was removed meanwhile")
             places = self.select(
@@ -683,14 +638,20 @@ class Store:
                 if checksum(vectors) != place["checksum"]:
                     raise changed(path, repr(row["name"]))
                 blocks[place["kind"]] = vectors, tuple(place["labels"])
-        facts = Facts(tuple(row["tags"]), row["task"], row["source"], row["parent"])
-        known = row["name"], row["digest"], row["architecture"], row["parameters"]
-        return Record(*known, blocks, facts, row["about"], row["id"], row["added"])
+        about = row.pop("about")
+        return Record(**row, blocks=blocks, absent=about["absent"], about=about["about"])
 
     def vectors(self, kind: str, **filters: Any) -> Vectors:
         """The rows of a kind on the disk, and where those of the models are that pass the filters."""
-        key = kind, *((name, tuple(_texts(given))) for name, given in filters.items())
-        return self._once(key, lambda: self.again(lambda: self.read_vectors(kind, **filters)))
+        chosen = tuple((name, tuple(_texts(given))) for name, given in filters.items())
+        changes = self.changes()
+        if changes != self._last_change:
+            self._vectors_at.cache_clear()  # what was read before is not asked for again
+            self._last_change = changes
+        return self._vectors_at(changes, kind, chosen)
+
+    def _vectors_at_change(self, _: int, kind: str, filters: tuple[tuple[str, tuple[str, ...]], ...]) -> Vectors:
+        return self.again(lambda: self.read_vectors(kind, **{name: list(texts) for name, texts in filters}))
 
     def read_vectors(self, kind: str, **filters: Any) -> Vectors:
         condition, values = _condition(filters)
@@ -733,47 +694,54 @@ class Store:
 
     # Changes
 
-    def append(self, records: Sequence[Record], *, replace: bool = False) -> list[bool]:
-        """Write models, all of them or none; whether each is new. One that is there with the same digest only gets the
-        facts given."""
+    def append(self, records: Sequence[Record], *, replace: bool = False) -> list[bool | NameTaken]:
+        """Write models in one transaction, and say of each whether it is new.
+
+        One that is there with the same digest only takes the facts given. One whose name another model has is not
+        written, unless with `replace` in its place: for that one, the error is returned.
+        """
         if len({record.name for record in records}) < len(records):
             raise ValueError("a name more than once among the models to add")
-        sizes: dict[Path, int] = {}  # of the files that grow, before they do
-        with self.writing(sizes) as connection:
+        outcomes: list[bool | NameTaken] = []
+        with self.writing() as connection:
             there = [self.find(record.name) for record in records]
             for record, model in zip(records, there, strict=True):
-                if model is not None and not replace and model["digest"] != record.digest:
-                    raise NameTaken(
+                if model is None or replace or model["digest"] == record.digest:
+                    outcomes.append(model is None or replace)
+                    continue
+                outcomes.append(
+                    NameTaken(
                         f"{record.name!r} is in the zoo with other weights ({model['digest']}, these are "
                         f"{record.digest}): add it under another name, or with replace=True (--replace) in place of "
                         "the old one"
                     )
-            new = [model is None or replace for model in there]
-            places = self._append_rows([r for r, is_new in zip(records, new, strict=True) if is_new], sizes)
-            for record, model, is_new in zip(records, there, new, strict=True):
-                if model is not None and not is_new:
-                    _update(connection, model["id"], record.facts)
-                    continue
-                if model is not None:
-                    remove(connection, model["id"], "replaced")
-                insert(connection, record, places)
-        return new
+                )
+            new = [record for record, outcome in zip(records, outcomes, strict=True) if outcome is True]
+            places = self._append_rows(connection, new)
+            for record, model, outcome in zip(records, there, outcomes, strict=True):
+                if outcome is False and model is not None:
+                    _update(connection, model["id"], record)
+                elif outcome is True:
+                    if model is not None:
+                        remove(connection, model["id"], "replaced")
+                    insert(connection, record, places)
+        return outcomes
 
-    def _append_rows(self, records: Sequence[Record], sizes: dict[Path, int]) -> dict[tuple[str, str], int]:
-        """Append the vectors of models to the files of their kinds; the first row of each, by (name, kind)."""
-        places: dict[tuple[str, str], int] = {}
+    def _append_rows(self, connection: sqlite3.Connection, records: Sequence[Record]) -> Places:
+        """Append the vectors of models to the files of their kinds."""
         files: dict[tuple[str, int], list[tuple[str, Floats]]] = {}
         for record in records:
             for kind, (vectors, _) in record.blocks.items():
                 files.setdefault((kind, vectors.shape[1]), []).append((record.name, vectors))
+        places: Places = {}
         for (kind, width), some in files.items():
-            known = self.select(f"SELECT name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
-            name, end = (known[0]["name"], known[0]["end"]) if known else (file_name(kind, width), 0)
-            path = path_of(self.folder, name)
-            sizes[path] = end * width * ITEM
-            write_rows(path, end * width * ITEM, [vectors for _, vectors in some])
+            new = kind, width, file_name(kind, width)
+            connection.execute("INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", new)
+            (file,) = self.select(f"SELECT id, name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
+            end = file["end"]
+            write_rows(path_of(self.folder, file["name"]), end * width * ITEM, [vectors for _, vectors in some])
             for model, vectors in some:
-                places[model, kind] = end
+                places[model, kind] = file["id"], end
                 end += len(vectors)
         return places
 
@@ -793,27 +761,20 @@ class Store:
             connection.execute("INSERT OR REPLACE INTO failed VALUES (?, ?, ?, ?)", (name, reason, source, _now()))
 
 
-def insert(connection: sqlite3.Connection, record: Record, places: Mapping[tuple[str, str], int]) -> None:
-    """A model whose rows are written: `places` has the first of each kind, by (name, kind)."""
-    facts = record.facts
-    row = (record.name, record.digest, record.architecture, record.parameters, facts.task, facts.source, facts.parent)
+def insert(connection: sqlite3.Connection, record: Record, places: Places) -> None:
+    """A model whose rows are written."""
+    about = json.dumps({"absent": record.absent, "about": record.about}, **JSON)
     model = connection.execute(
         "INSERT INTO models (name, digest, architecture, parameters, task, source, parent, added, about) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, record.added or _now(), json.dumps(record.about, ensure_ascii=False, allow_nan=False)),
-    ).lastrowid
+        (record.name, record.digest, record.architecture, record.parameters, record.task, record.source,
+         record.parent, record.added or _now(), about),
+    ).lastrowid  # fmt: skip
     for kind, (vectors, labels) in record.blocks.items():
-        width = vectors.shape[1]
-        connection.execute(
-            "INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", (kind, width, file_name(kind, width))
-        )
-        file = connection.execute("SELECT id FROM files WHERE kind = ? AND width = ?", (kind, width)).fetchone()["id"]
-        connection.execute(
-            "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)",
-            (model, file, places[record.name, kind], len(labels), checksum(vectors),
-             json.dumps(labels, ensure_ascii=False)),
-        )  # fmt: skip
-    connection.executemany("INSERT INTO tags VALUES (?, ?)", [(model, tag) for tag in facts.tags])
+        place = places[record.name, kind]
+        row = (model, *place, len(labels), checksum(vectors), json.dumps(labels, **JSON))
+        connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", row)
+    connection.executemany("INSERT INTO tags VALUES (?, ?)", [(model, tag) for tag in record.tags])
     connection.execute("DELETE FROM failed WHERE name = ?", (record.name,))
 
 
@@ -843,3 +804,26 @@ def _parsed(text: Any) -> Any:
         raise DamagedFile(
             f"the database of the zoo has {str(text)[:60]!r}, which is no JSON: it was changed. {REPAIR}"
         ) from error
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when it is full; if another process was faster, its folder stays."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there, and is no zoo: name a new folder, or an empty one")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)  # mkdtemp makes folders that only their owner can read
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not (folder / "zoo.sqlite").is_file():
+                raise
+        with contextlib.suppress(OSError):
+            sync_folder(folder.absolute().parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -6,8 +6,9 @@ Only fingerprints are made elsewhere. Whoever asked gets them back and writes th
 from __future__ import annotations
 
 import pickle
+import re
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, Mapping
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -17,42 +18,41 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..engine.network import Network
 from ..files import OtherFile
-from ..models import open_model, with_name
-from .fingerprints import Fingerprint, fingerprint
-from .folder import Settings, load_probe
-from .kinds import Probe
-from .store import Facts
+from ..models import NamedModel, open_model, with_name
+from .fingerprints import Fingerprint, Probe, Settings, fingerprint
+from .store import Facts, check_name, check_tags
 
-WINDOW = 64  # tasks that wait in somebody else's executor at one time
+if TYPE_CHECKING:
+    from .zoo import Zoo
+
+OPTIONS = ("sites", "prepare", "device")  # of fingerprints, that may differ from model to model
+WINDOW = 32  # twice as many tasks wait in somebody else's executor at one time
 _opening = threading.Lock()  # models are built from the one global random state
 UNCHANGED = "the very model is in the zoo: nothing to do"
 DIED_TWICE = (
     "its worker process died twice: out of memory, or a crash below Python (a script that adds with workers= needs "
     '`if __name__ == "__main__":` around what it does)'
 )
+BROKEN = "the executor broke: a worker of it died. Add again with a fresh one: what is there stays"
+CANNOT_TRAVEL = (
+    "it cannot be sent to another process ({}): name it by a specification such as file.py:factory@weights, or use a "
+    "ThreadPoolExecutor"
+)
 NO_PROBE = "the worker cannot see the folder of the zoo: it needs to be sent the inputs"
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no fingerprint."""
-
-    reason: str
-    by_executor: bool = False  # it gave the task up, as a cluster does whose workers died under it
-
-
-Outcome = Fingerprint | str | Failure  # a text: UNCHANGED or NO_PROBE
+Outcome = Fingerprint | str  # or why there is none: UNCHANGED, NO_PROBE, or what went wrong
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,57 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)  # sites, prepare, device
     facts: Facts = field(default_factory=Facts)  # what is to be recorded of it
     probe: Probe | None = None  # where the worker cannot see the folder
+
+
+def tasks_of(
+    zoo: Zoo,
+    pairs: Iterable[tuple[str, Any]],
+    common: Facts,
+    facts: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    again: bool,
+) -> Iterator[Task]:
+    """A task for each of several models: `facts` has those of each by name, beside those that all have in common."""
+    if isinstance(pairs, ItemsView):  # all names are known, so a bad one is refused before any work
+        for name, _ in pairs:
+            check_name(name)
+        if strange := sorted({*facts} - {*dict(pairs)}):
+            raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
+    seen: set[str] = set()
+    for name, model in pairs:
+        if check_name(name) in seen:
+            raise ValueError(f"the name {name!r} more than once: each model needs one of its own")
+        seen.add(name)
+        own = dict(facts.get(name, {}))
+        if unknown := sorted(set(own) - set(vars(common))):
+            raise ValueError(f"facts of {name!r} are tags, task, source and parent, not {', '.join(unknown)}")
+        own["tags"] = (*common.tags, *check_tags(own.get("tags", ())))
+        yield task_of(zoo, name, model, replace(common, **own), options, again)
+
+
+def task_of(zoo: Zoo, name: str, model: Any, facts: Facts, options: Mapping[str, Any], again: bool) -> Task:
+    """`again`: it is fingerprinted though a model of that name with the same weights may be there."""
+    check_name(name)
+    there = None if again else zoo.store.find(name)
+    if facts.source is None and isinstance(model, NamedModel):
+        facts = replace(facts, source=model.spec)
+    elif facts.source is None and isinstance(model, (str, Path)) and not is_fingerprint_file(model):
+        facts = replace(facts, source=str(model))
+    known = None if there is None else there["digest"]
+    return Task(name, model, zoo.settings, str(zoo.probe_path.absolute()), known, dict(options), facts)
+
+
+def default_name(model: Any) -> str:
+    """Of a specification: the name of its weights file, else the text without path separators."""
+    if isinstance(model, NamedModel):
+        return model.name
+    if isinstance(model, (str, Path)):
+        text = str(model)
+        _, at, weights = text.rpartition("@")
+        if (at and Path(weights).suffix) or is_fingerprint_file(text):
+            return Path(weights if at else text).stem
+        return re.sub(r"[/\\]+", "-", text).strip("-. ")
+    raise ValueError(f"a {type(model).__name__} has no name of its own: give name=")
 
 
 def make(task: Task) -> Outcome:
@@ -101,9 +152,9 @@ def make(task: Task) -> Outcome:
 def attempt(task: Task | bytes) -> Outcome:
     """The fingerprint, or why there is none: an error's own class may not be known where it would go."""
     try:
-        return make(pickle.loads(task) if isinstance(task, bytes) else task)  # our own bytes, see `_send`
+        return make(pickle.loads(task) if isinstance(task, bytes) else task)  # our own bytes, see `_run`
     except Exception as error:
-        return Failure(reason_of(error))
+        return reason_of(error)
 
 
 def reason_of(error: BaseException) -> str:
@@ -122,116 +173,86 @@ def is_fingerprint_file(model: Any) -> bool:
 @lru_cache(maxsize=2)
 def _probe(path: str, digest: str) -> Probe:
     """Read once a worker."""
-    return load_probe(Path(path), digest)
+    return Probe.load(Path(path), digest)
 
 
 def make_all(tasks: Iterable[Task], executor: Executor | None, workers: int) -> Iterator[tuple[Task, Outcome]]:
     """Each task with what became of it, in the order they end."""
     if executor is not None:
-        yield from _elsewhere(executor, iter(tasks))
+        yield from _elsewhere(iter(tasks), lambda _: nullcontext(executor), WINDOW, BROKEN)
     elif workers:
-        yield from _in_processes(iter(tasks), workers)
+        fresh = get_context("spawn")  # not forked: threads of torch would hang in the child
+        pool = partial(ProcessPoolExecutor, mp_context=fresh)
+        yield from _elsewhere(iter(tasks), pool, workers, DIED_TWICE)
     else:
         for task in tasks:
             yield task, attempt(task)
 
 
-def _elsewhere(executor: Executor, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
-    given_up: list[Task] = []
-    suspects = yield from _run(executor, tasks, WINDOW, given_up)
-    # A cluster blames all tasks of a worker that died: each by itself, it is known whose fault it is.
-    while given_up and not suspects:
-        suspects = yield from _run(executor, iter([given_up.pop()]), 1)
-    suspects += given_up
-    for task in [*suspects, *(tasks if suspects else ())]:
-        yield task, Failure("the executor broke: a worker of it died. Add again with a fresh one: what is there stays")
-
-
-def _in_processes(tasks: Iterator[Task], workers: int) -> Iterator[tuple[Task, Outcome]]:
+def _elsewhere(
+    tasks: Iterator[Task], pool: Callable[[int], AbstractContextManager[Executor]], workers: int, broken: str
+) -> Iterator[tuple[Task, Outcome]]:
     """Where a worker died, those on their way are tried again one by one: so it is known whose fault it is."""
-    fresh = get_context("spawn")  # not forked: threads of torch would hang in the child
-    suspects: list[Task] = []
     while True:
-        with ProcessPoolExecutor(workers, mp_context=fresh) as pool:
-            suspects = yield from _run(pool, tasks, 2 * workers)
+        with pool(workers) as executor:
+            suspects = yield from _run(executor, tasks, 2 * workers, broken)
         if not suspects:
             return
         while suspects:
-            with ProcessPoolExecutor(1, mp_context=fresh) as pool:
-                blamed: list[Task] = []
+            with pool(1) as executor:
+                blamed: list[tuple[Task, str]] = []
                 while suspects and not blamed:
-                    blamed = yield from _run(pool, iter([suspects.pop(0)]), 1)
-            for task in blamed:
-                yield task, Failure(DIED_TWICE)
+                    blamed = yield from _run(executor, iter([suspects.pop(0)[0]]), 1, broken)
+            yield from blamed
 
 
 def _run(
-    executor: Executor, tasks: Iterator[Task], window: int, given_up: list[Task] | None = None
-) -> Generator[tuple[Task, Outcome], None, list[Task]]:
-    """Send tasks a few at a time and hand back what comes; returns those on their way when the executor broke.
+    executor: Executor, tasks: Iterator[Task], window: int, broken: str
+) -> Generator[tuple[Task, Outcome], None, list[tuple[Task, str]]]:
+    """Send tasks a few at a time and hand back what comes, until the executor gives tasks up.
 
-    Those that it gave up, though it did not break, go to `given_up`, if there is such a list.
+    Returns these with the reason: `broken` where the executor no longer works, else what a cluster says when the worker
+    died. A cluster blames all tasks of that worker.
     """
     pending: dict[Future[Outcome], Task] = {}
     again: list[Task] = []  # with the inputs, for workers that cannot see the folder
-    suspects: list[Task] = []
+    given_up: list[tuple[Task, str]] = []
     travels = not isinstance(executor, ThreadPoolExecutor)
     try:
         while True:
-            while not suspects and len(pending) < window:
+            while not given_up and len(pending) < window:
                 if (task := again.pop() if again else next(tasks, None)) is None:
                     break
                 if isinstance(task.model, Fingerprint):
                     yield task, task.model
-                elif (problem := _send(executor, task, travels, pending)) == _BROKEN:
-                    suspects.append(task)
-                elif problem is not None:
-                    yield task, problem
+                    continue
+                try:
+                    # As bytes: tensors that torch shares between processes are lost when a worker dies.
+                    sent = pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL) if travels else task
+                except Exception as error:  # whatever a class of somebody's raises when it is pickled
+                    yield task, CANNOT_TRAVEL.format(reason_of(error))
+                    continue
+                try:
+                    pending[executor.submit(attempt, sent)] = task
+                except BrokenExecutor:
+                    given_up.append((task, broken))
             if not pending:
-                return suspects + again
+                return given_up + [(task, broken) for task in again]
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 task = pending.pop(future)
-                outcome = _result(future)
+                try:
+                    outcome = future.result()
+                except Exception as error:
+                    given_up.append((task, broken if isinstance(error, BrokenExecutor) else reason_of(error)))
+                    continue
                 if outcome == NO_PROBE:
                     again.append(replace(task, probe=_probe(task.probe_path, task.settings.probe)))
-                elif outcome == _BROKEN:
-                    suspects.append(task)
-                elif given_up is not None and isinstance(outcome, Failure) and outcome.by_executor:
-                    given_up.append(task)
                 else:
                     yield task, outcome
     finally:
         for future in pending:
             future.cancel()
-
-
-_BROKEN = Failure("the executor broke")
-
-
-def _send(executor: Executor, task: Task, travels: bool, pending: dict[Future[Outcome], Task]) -> Failure | None:
-    try:
-        # As bytes: tensors that torch shares between processes are lost when a worker dies.
-        sent = pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL) if travels else task
-    except Exception as error:  # whatever a class of somebody's raises when it is pickled
-        return Failure(
-            f"it cannot be sent to another process ({reason_of(error)}): name it by a specification such as "
-            "file.py:factory@weights, or use a ThreadPoolExecutor"
-        )
-    try:
-        pending[executor.submit(attempt, sent)] = task
-    except BrokenExecutor:
-        return _BROKEN
-    return None
-
-
-def _result(future: Future[Outcome]) -> Outcome:
-    try:
-        return future.result()
-    except BrokenExecutor:
-        return _BROKEN
-    except Exception as error:  # what a cluster says when it gives a task up
-        return Failure(reason_of(error), by_executor=True)
 
 
 # A Dask cluster as an executor: what its workers make is written by the process that asked

@@ -1,114 +1,137 @@
-"""Upkeep of a zoo: is everything there that the database names, and can the room of removed models be given back?"""
+"""Upkeep of a zoo: check and repair, compact, write all of it as one file, and read such a file again."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..files import DamagedFile
-from ..progress import track
-from .store import END, Store, errors_in_words, remove
-from .vectors import ITEM, changed, checksum, file_name, generation_of, path_of, read_rows, write_rows
+from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
+from ..progress import Progress, track
+from ..results import counted
+from .fingerprints import Probe, Settings, from_parts
+from .search import blocks
+from .store import END, TAGS, Facts, Record, Store, check_key, errors_in_words, new_folder, remove
+from .vectors import (
+    EXACT,
+    ITEM,
+    Vectors,
+    as_bytes,
+    checksum,
+    file_name,
+    generation_of,
+    path_of,
+    read_rows,
+    write_rows,
+)
 
+if TYPE_CHECKING:
+    from .zoo import Zoo
 
-def compact(store: Store) -> int:
-    """Give back the room of removed models; how many bytes that was. Readers keep what they have mapped.
-
-    New files without those rows are written beside the old ones; the transaction that ends it turns to them.
-    """
-    made: list[Path] = []
-    old: list[Path] = []
-    with store.writing() as connection:
-        for name in _unnamed_files(store):  # of one that was killed
-            path_of(store.folder, name).unlink(missing_ok=True)
-        try:
-            for file in connection.execute("SELECT id, kind, width, name FROM files").fetchall():
-                name = file_name(file["kind"], file["width"], generation_of(file["name"]) + 1)
-                old.append(path_of(store.folder, file["name"]))
-                made.append(path_of(store.folder, name))
-                places = _copy_rows(store, file, old[-1], made[-1])
-                # Places are unique: they move out of the way before they take their new ones.
-                connection.execute("UPDATE blocks SET first = -1 - first WHERE file = ?", (file["id"],))
-                connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
-                connection.execute("UPDATE files SET name = ? WHERE id = ?", (name, file["id"]))
-            for table in ("blocks", "tags"):
-                removed = "(SELECT id FROM models WHERE removed IS NOT NULL)"
-                connection.execute(f"DELETE FROM {table} WHERE model IN {removed}")
-            connection.execute("DELETE FROM models WHERE removed IS NOT NULL")
-        except BaseException:
-            for path in made:
-                path.unlink(missing_ok=True)
-            raise
-    before = sum(path.stat().st_size for path in old if path.exists())
-    for path in old:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return before - sum(path.stat().st_size for path in made if path.exists())
+# Is everything there that the database names?
 
 
-def _copy_rows(store: Store, file: Any, old: Path, new: Path) -> list[tuple[int, int, int]]:
-    """Write the rows of models that are there, a model at a time; the first row, the file and the model of each."""
-    blocks = store.select(
-        "SELECT models.name, model, first, rows, checksum FROM blocks JOIN models ON models.id = model "
-        "WHERE file = ? AND removed IS NULL ORDER BY first",
-        (file["id"],),
-    )
+@dataclass(frozen=True)
+class Report:
+    """What `check` found: nothing, or problems; whether they were seen to."""
 
-    def each() -> Iterator[Any]:
-        for block in blocks:
-            rows = read_rows(old, block["first"], block["rows"], file["width"])
-            if checksum(rows) != block["checksum"]:
-                raise changed(old, repr(block["name"]))
-            yield rows
+    models: int
+    problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless, mended
+    repaired: bool = False
+    dropped: tuple[str, ...] = ()  # models that lost bytes and are no longer in the zoo
 
-    write_rows(new, 0, each())
-    places, end = [], 0
-    for block in blocks:
-        places.append((end, file["id"], block["model"]))
-        end += block["rows"]
-    return places
+    @property
+    def ok(self) -> bool:
+        """No problem but what a killed writer left, which the next add overwrites."""
+        return all(problem["harmless"] for problem in self.problems)
+
+    @property
+    def left(self) -> list[str]:
+        """What is still amiss: all of it, or after a repair what no repair can bring back."""
+        return [p["text"] for p in self.problems if not p["harmless"] and not p["mended"]]
+
+    @property
+    def lost(self) -> list[str]:
+        """Models that do not have all of their bytes."""
+        return list(dict.fromkeys(p["model"] for p in self.problems if p["what"] == "lost"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(problem) for problem in self.problems]
+
+    def sentence(self) -> str:
+        serious = sum(not problem["harmless"] for problem in self.problems)
+        text = f"{counted(self.models, 'model')}, {counted(serious, 'problem') if serious else 'whole'}"
+        if left := len(self.problems) - serious:
+            text += f"; {counted(left, 'harmless leftover')} of an interrupted write"
+        if self.repaired and self.problems:
+            text += f"; {len(self.left):,} cannot be repaired" if self.left else "; repaired"
+        return text + (f", dropped {', '.join(self.dropped)}" if self.dropped else "")
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.sentence()}>"
 
 
-def find_problems(store: Store) -> list[dict[str, Any]]:
+def check(zoo: Zoo, repair: bool, data: Probe | None) -> Report:
+    """See `Zoo.check`; `data` puts a lost probe set back."""
+    if not repair:
+        return Report(len(zoo), tuple(find_problems(zoo)))
+    with zoo.store.writing():
+        problems = find_problems(zoo)
+        _drop_lost_models(zoo.store, problems)
+        for path, size, _ in _sizes(zoo.store):
+            if path.exists() and path.stat().st_size > size:
+                os.truncate(path, size)
+        for each in problems:
+            if each["what"] == "leftover":
+                path_of(zoo.folder, each["file"]).unlink(missing_ok=True)
+            if each["what"] == "probe" and data is not None:
+                data.save(zoo.probe_path)
+            each["mended"] = each["what"] != "database" and (each["what"] != "probe" or data is not None)
+        dropped = dict.fromkeys(each["model"] for each in problems if each["model"] is not None)
+        return Report(len(zoo), tuple(problems), True, tuple(dropped))
+
+
+def find_problems(zoo: Zoo) -> list[dict[str, Any]]:
     """What is not as it should be, in the rows of `Report`.
 
-    `what`: "lost" (a model without all of its bytes), "database"; harmless, since the next writer overwrites it: "tail"
-    and "leftover".
+    `what`: "lost" (a model without all of its bytes), "database", "probe"; harmless, since the next writer overwrites
+    it: "tail" and "leftover".
     """
     while True:
-        files = store.files()
-        problems = [*_damage(store), *_lost_blocks(store), *_leftovers(store)]
-        if store.files() == files:  # else the zoo was compacted meanwhile
-            return problems
+        files = zoo.store.files()
+        problems = [*_damage(zoo.store), *_lost_blocks(zoo.store), *_leftovers(zoo.store)]
+        if zoo.store.files() == files:  # else the zoo was compacted meanwhile
+            break
+    try:
+        Probe.load(zoo.probe_path, zoo.settings.probe)
+    except (DamagedFile, OSError) as error:
+        problems.append(_problem("probe", str(error), file=zoo.probe_path.name))
+    return problems
 
 
-def problem(what: str, text: str, **more: Any) -> dict[str, Any]:
-    return {"what": what, "text": text, "model": None, "model_id": None, "file": None, "harmless": False} | more
+def _problem(what: str, text: str, **more: Any) -> dict[str, Any]:
+    known = {"what": what, "text": text, "model": None, "model_id": None, "file": None, "harmless": False}
+    return known | {"mended": False} | more
 
 
-def mend(store: Store, problems: Sequence[dict[str, Any]]) -> set[str]:
-    """Drop models that lost bytes, cut off what nobody names, unlink what nobody reads; inside a transaction.
+def _drop_lost_models(store: Store, problems: list[dict[str, Any]]) -> None:
+    """Models that lost bytes, and blocks past the end of their file.
 
-    Returns the kinds of problems that there are no longer.
+    No reader can have mapped these blocks, and the next add is to write where they were.
     """
     with store.reading() as connection:
         for model in {each["model_id"] for each in problems if each["what"] == "lost"}:
             remove(connection, model, "lost bytes")
         for file in connection.execute("SELECT id, width, name FROM files").fetchall():
-            # Blocks past the end of their file: no reader can have mapped them, and the next add is to write there.
             path = path_of(store.folder, file["name"])
             whole = (path.stat().st_size if path.exists() else 0) // (file["width"] * ITEM)
             connection.execute("DELETE FROM blocks WHERE file = ? AND first + rows > ?", (file["id"], whole))
-    for path, size, _ in _sizes(store):
-        if path.exists() and path.stat().st_size > size:
-            os.truncate(path, size)
-    for each in problems:
-        if each["what"] == "leftover":
-            path_of(store.folder, each["file"]).unlink(missing_ok=True)
-    return {"lost", "tail", "leftover"}
 
 
 def _damage(store: Store) -> Iterator[dict[str, Any]]:
@@ -116,9 +139,9 @@ def _damage(store: Store) -> Iterator[dict[str, Any]]:
     with errors_in_words(store.path), store.reading() as connection:
         for row in connection.execute("PRAGMA integrity_check(20)").fetchall():
             if row[0] != "ok":
-                yield problem("database", f"{store.path}: {row[0]}")
+                yield _problem("database", f"{store.path}: {row[0]}")
         for row in connection.execute("PRAGMA foreign_key_check").fetchall():
-            yield problem("database", f"{store.path}: a row of {row[0]} belongs to nothing")
+            yield _problem("database", f"{store.path}: a row of {row[0]} belongs to nothing")
 
 
 def _lost_blocks(store: Store) -> Iterator[dict[str, Any]]:
@@ -137,7 +160,7 @@ def _lost_blocks(store: Store) -> Iterator[dict[str, Any]]:
         end[row["file"]] = row["first"] + row["rows"]
         if row["removed"] is None and (why := _wrong(store, row, overlaps)):
             text = f"{row['model']!r}: {row['name']} {why}"
-            yield problem("lost", text, model=row["model"], model_id=row["id"], file=row["name"])
+            yield _problem("lost", text, model=row["model"], model_id=row["id"], file=row["name"])
 
 
 def _wrong(store: Store, row: Any, overlaps: bool) -> str:
@@ -164,9 +187,9 @@ def _leftovers(store: Store) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):  # its lost rows are reported above
             if (extra := path.stat().st_size - size) > 0:
                 text = f"{name} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
-                yield problem("tail", text, file=name, harmless=True)
+                yield _problem("tail", text, file=name, harmless=True)
     for name in _unnamed_files(store):
-        yield problem("leftover", f"{name} belongs to nothing: the next compact removes it", file=name, harmless=True)
+        yield _problem("leftover", f"{name} belongs to nothing: the next compact removes it", file=name, harmless=True)
 
 
 def _sizes(store: Store) -> list[tuple[Path, int, str]]:
@@ -179,3 +202,180 @@ def _unnamed_files(store: Store) -> list[str]:
     """Vectors that the database does not name: what a killed `compact` left."""
     there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
     return sorted({path.relative_to(store.folder).as_posix() for path in there} - {*store.files().values()})
+
+
+# The room of removed models
+
+
+def compact(store: Store) -> int:
+    """Give back the room of removed models; how many bytes that was. Readers keep what they have mapped.
+
+    New files without those rows are written beside the old ones; the transaction that ends it turns to them.
+    """
+    made: list[Path] = []
+    old: list[Path] = []
+    with store.writing() as connection:
+        for name in _unnamed_files(store):  # of one that was killed
+            path_of(store.folder, name).unlink(missing_ok=True)
+        try:
+            for file in connection.execute("SELECT id, kind, width, name FROM files").fetchall():
+                name = file_name(file["kind"], file["width"], generation_of(file["name"]) + 1)
+                old.append(path_of(store.folder, file["name"]))
+                made.append(path_of(store.folder, name))
+                vectors = store.read_vectors(file["kind"])
+                write_rows(made[-1], 0, (rows for _, _, rows in blocks(vectors)))
+                places = zip(vectors.starts().tolist(), repeat(file["id"]), vectors.models.tolist(), strict=False)
+                # Places are unique: they move out of the way before they take their new ones.
+                connection.execute("UPDATE blocks SET first = -1 - first WHERE file = ?", (file["id"],))
+                connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
+                connection.execute("UPDATE files SET name = ? WHERE id = ?", (name, file["id"]))
+            for table in ("blocks", "tags"):
+                removed = "(SELECT id FROM models WHERE removed IS NOT NULL)"
+                connection.execute(f"DELETE FROM {table} WHERE model IN {removed}")
+            connection.execute("DELETE FROM models WHERE removed IS NOT NULL")
+        except BaseException:
+            for path in made:
+                path.unlink(missing_ok=True)
+            raise
+    before = sum(path.stat().st_size for path in old if path.exists())
+    for path in old:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return before - sum(path.stat().st_size for path in made if path.exists())
+
+
+# A zoo as one file: safetensors with the vectors of each kind, the probe set, and the facts as JSON
+#
+# Written and read a model at a time. What others send is checked before it is believed.
+
+KIND, VERSION = "zoo-file", 2
+GROUP = 32  # models written in one transaction
+MOST_TEXT = 2**30  # bytes of JSON
+SCHEMA = {
+    "settings": {"probe": str, "n": int, "size": int, "seed": int, "kinds": [str], "rows": str},
+    "models": [
+        {
+            "name": str, "digest": str, "architecture": str, "added": str, "tags": [str], "task": (str, None),
+            "source": (str, None), "parent": (str, None), "places": {str: {"first": int, "labels": [str]}},
+        }
+    ],
+}  # fmt: skip
+
+
+def export(zoo: Zoo, path: Path) -> Path:
+    """Whole or not at all: the zoo as it is at one moment, whatever is added, changed or removed meanwhile."""
+    if path.resolve().is_relative_to(zoo.folder.resolve()):
+        raise ValueError(f"{path} is inside the zoo's own folder, whose files it might replace: name one elsewhere")
+    check_writable(path)
+    probe = zoo.probe_path.read_bytes()
+    Probe.load(zoo.probe_path, zoo.settings.probe)
+    models, vectors = zoo.store.again(lambda: _models(zoo.store))
+    facts = json.dumps({"settings": zoo.settings.as_json(), "models": models}, ensure_ascii=False, allow_nan=False)
+
+    def write(temporary: Path) -> None:
+        with Progress("exporting", sum(int(each.count.sum()) for each in vectors), "rows") as bar:
+            parts = [_rows_part(each, bar) for each in vectors]  # before the bytes, so that they are aligned
+            for name, content in (("facts", facts.encode()), ("probe", probe)):
+                parts.append(Part(name, "U8", (len(content),), len(content), [content]))
+            assemble(temporary, parts, {"format": f"sosie-{KIND}", "version": str(VERSION)})
+
+    with errors_in_words(path):
+        return write_atomically(path, write)
+
+
+def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
+    """The models of one moment, each with the places of its vectors in the file to be, and these vectors."""
+    columns = "id, name, digest, architecture, parameters, added, task, source, parent, about"
+    with store.reading():
+        rows = store.select(f"SELECT {columns}, {TAGS} FROM models WHERE removed IS NULL ORDER BY id")
+        models = {row["id"]: row | {"places": {}} for row in rows}
+        vectors = [some for kind in store.files() if len((some := store.read_vectors(kind)).models)]
+        for each in vectors:
+            facts = store.describe(each.models.tolist(), each.kind)
+            for model, start in zip(each.models.tolist(), each.starts().tolist(), strict=True):
+                models[model]["places"][each.kind] = {"first": start, "labels": facts[model]["labels"]}
+    return [{name: model[name] for name in model if name != "id"} for model in models.values()], vectors
+
+
+def _rows_part(vectors: Vectors, bar: Progress) -> Part:
+    rows, width = int(vectors.count.sum()), vectors.rows.shape[1]
+
+    def pieces() -> Iterator[memoryview]:
+        for _, _, some in blocks(vectors):
+            yield as_bytes(some)
+            bar.advance(len(some))
+
+    return Part(f"vectors.{vectors.kind}", "F32", (rows, width), rows * width * ITEM, pieces())
+
+
+def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
+    """A new folder with the models of a file; nothing is there until all of it was found to be sound."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    if (folder / "zoo.sqlite").exists():
+        raise FileExistsError(f"{folder} is a zoo already: import into a new folder")
+    try:
+        with safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
+            check_tensors(path, opened.metadata() or {}, KIND, VERSION, "exported zoo")
+            _read(opened, temporary)
+    except DamagedFile as error:
+        if str(path) in str(error):
+            raise
+        raise DamagedFile(f"{path}: {error}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {type(error).__name__}: {error}") from error
+    return cls(folder)
+
+
+def _read(opened: Any, folder: Path) -> None:
+    found = json.loads(_bytes(opened, "facts"))
+    check_schema("its list of models", found, SCHEMA)
+    settings = Settings.from_json(found["settings"])
+    (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))
+    if Probe.load(folder / "probe.safetensors", settings.probe).n != settings.n:
+        raise DamagedFile(f"the probe set has not the {settings.n} inputs that the settings say")
+    names = sorted({*opened.keys()} - {"facts", "probe"})
+    vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in names}
+    for kind, part in vectors.items():
+        check_key(kind)
+        if part.get_dtype() != "F32" or len(part.get_shape()) != 2:
+            raise DamagedFile(f"vectors of kind {kind!r} are {part.get_dtype()} {part.get_shape()}, not float32 rows")
+    store = Store.create(folder, settings.as_json(), wait=10.0)
+    try:
+        starts = range(0, len(found["models"]), GROUP)
+        for start in track(starts, "importing", len(starts), f"times {GROUP} models"):
+            some = found["models"][start : start + GROUP]
+            records = [_record(model, settings, vectors) for model in some]
+            if any(is_new is not True for is_new in store.append(records)):
+                raise DamagedFile("a model of one name more than once")
+    finally:
+        store.close()
+
+
+def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) -> Record:
+    """Checked as a fingerprint that somebody sent."""
+    arrays, labels = {}, {}
+    for kind, place in model["places"].items():
+        first, names = place["first"], place["labels"]
+        rows, _ = vectors[kind].get_shape()
+        if not 0 <= first <= first + len(names) <= rows:
+            raise DamagedFile(f"{model['name']!r} has its vectors outside of the {rows} rows of {kind}")
+        arrays[EXACT if kind == EXACT else f"vectors.{kind}"] = vectors[kind][first : first + len(names)]
+        if kind != EXACT:
+            labels[kind] = names
+    facts = {**settings.as_json(), "labels": labels, **model["about"]}
+    own = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
+    when = datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
+    record = settings.record(model["name"], from_parts(facts, arrays), own, when)
+    if (record.digest, record.architecture) != (model["digest"], model["architecture"]):
+        raise DamagedFile(f"{model['name']!r} says two things about its weights or architecture")
+    return record
+
+
+def _bytes(opened: Any, name: str) -> bytes:
+    part = opened.get_slice(name)
+    if part.get_dtype() != "U8" or len(part.get_shape()) != 1 or part.get_shape()[0] > MOST_TEXT:
+        raise DamagedFile(f"{name!r} is {part.get_dtype()} {part.get_shape()}, not so many bytes")
+    return bytes(opened.get_tensor(name))

@@ -51,7 +51,7 @@ def checksum(rows: Floats) -> bytes:
 
 
 def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
-    """Write rows from byte `start` on and sync them; what lies behind is what a killed writer left, and is cut off."""
+    """Write rows from byte `start` on and sync them; bytes behind `start` are what a killed writer left: they go."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -60,11 +60,15 @@ def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
             raise cut_off(path, size, start)
         os.ftruncate(handle, start)
         os.lseek(handle, start, os.SEEK_SET)
-        for array in arrays:
-            left = as_bytes(array)
-            while left:
-                left = left[os.write(handle, left) :]
-        os.fsync(handle)
+        try:
+            for array in arrays:
+                left = as_bytes(array)
+                while left:
+                    left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except BaseException:  # a full disk gets its room back
+            os.ftruncate(handle, start)
+            raise
     finally:
         os.close(handle)
     if new:
@@ -147,12 +151,14 @@ class Vectors:
         chosen = self.models[places], self.first[places], self.count[places]
         return Vectors(self.kind, self.rows, *chosen, sums, self.verified)
 
+    def starts(self) -> Whole:
+        """Where the rows of each model would begin if no others lay between them."""
+        found: Whole = np.cumsum(self.count) - self.count
+        return found
+
     def row_numbers(self) -> Whole:
         """The rows of the models, in order."""
-        if not len(self.first):
-            return np.empty(0, np.int64)
-        before = np.cumsum(self.count) - self.count
-        return np.repeat(self.first - before, self.count) + np.arange(int(self.count.sum()))
+        return np.repeat(self.first - self.starts(), self.count) + np.arange(int(self.count.sum()))
 
     def owners(self, rows: Whole) -> Whole:
         """Where among the models the owner of each row is; −1 before the first."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +13,29 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..checks import whole_number
-from ..files import DamagedFile
 from ..models import NamedModel
 from ..progress import Progress
-from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation, counted
+from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from ..results.tables import MOST_SHOWN, Rows, as_frame, cell, html_table
-from .copies import SAME, find_duplicates
-from .family import find_family
-from .fingerprints import Fingerprint
-from .folder import Settings, load_probe, make_folder, probe_gone, save_probe
+from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
-from .kinds import PROBES, Probe
-from .questions import find_clusters, lay_out, vectors_of
-from .search import as_query, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_name, check_tags
-from .tasks import NO_PROBE, UNCHANGED, Failure, Outcome, Task, is_fingerprint_file, make, make_all, reason_of
-from .upkeep import compact, find_problems, mend, problem
+from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
+from .search import as_query, find_family, search
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
+from .tasks import (
+    NO_PROBE,
+    OPTIONS,
+    UNCHANGED,
+    Outcome,
+    Task,
+    default_name,
+    make,
+    make_all,
+    reason_of,
+    task_of,
+    tasks_of,
+)
+from .upkeep import Report, check, compact, export, import_
 
 if TYPE_CHECKING:
     import pandas
@@ -81,73 +87,22 @@ class Added:
         return f"<Added {len(self.added)}, there already {len(self.there)}, failed {len(self.failed)}>"
 
 
-@dataclass(frozen=True)
-class Report:
-    """What `check` found: nothing, or problems; whether they were seen to."""
-
-    models: int
-    problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless, mended
-    repaired: bool = False
-    dropped: tuple[str, ...] = ()  # models that lost bytes and are no longer in the zoo
-
-    @property
-    def ok(self) -> bool:
-        """No problem but what a killed writer left, which the next add overwrites."""
-        return all(problem["harmless"] for problem in self.problems)
-
-    @property
-    def left(self) -> list[str]:
-        """What is still amiss: all of it, or after a repair what no repair can bring back."""
-        return [p["text"] for p in self.problems if not p["harmless"] and not p["mended"]]
-
-    @property
-    def lost(self) -> list[str]:
-        """Models that do not have all of their bytes."""
-        return list(dict.fromkeys(p["model"] for p in self.problems if p["what"] == "lost"))
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [dict(problem) for problem in self.problems]
-
-    def sentence(self) -> str:
-        serious = sum(not problem["harmless"] for problem in self.problems)
-        text = f"{counted(self.models, 'model')}, {counted(serious, 'problem') if serious else 'whole'}"
-        if left := len(self.problems) - serious:
-            text += f"; {counted(left, 'harmless leftover')} of an interrupted write"
-        if self.repaired and self.problems:
-            text += f"; {len(self.left):,} cannot be repaired" if self.left else "; repaired"
-        return text + (f", dropped {', '.join(self.dropped)}" if self.dropped else "")
-
-    def __repr__(self) -> str:
-        return f"<Report: {self.sentence()}>"
-
-
 WAIT = 10.0  # seconds for another writer
+GROUP = 16  # fingerprints that are given as they are: written in one transaction
 COLUMNS = (
     *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Entry(Record):
     """A model of a zoo: what is known of it; its fingerprint is read when it is asked for."""
 
-    id: int
-    name: str
-    architecture: str
-    parameters: int
-    digest: str
-    tags: tuple[str, ...]
-    task: str | None
-    source: str | None
-    parent: str | None
-    added: str
-    absent: dict[str, str]
-    about: dict[str, Any]
-    _zoo: Zoo = field(repr=False)
+    zoo: Zoo = field(repr=False)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        return self._zoo.settings.fingerprint(self._zoo.store.read(self.id))
+        return self.zoo.settings.fingerprint(self.zoo.store.read(self.id))
 
 
 class Zoo:
@@ -174,7 +129,7 @@ class Zoo:
     ) -> None:
         self.folder = Path(folder)
         self._given: Probe | None = None
-        options = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
+        options: dict[str, Any] = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
         given = {name: value for name, value in options.items() if value is not None}
         if not (self.folder / "zoo.sqlite").is_file():
             if data is None:
@@ -183,7 +138,10 @@ class Zoo:
                     "(`sosie zoo init FOLDER --data …`)"
                 )
             probe = Probe.of(data, PROBES if inputs is None else inputs)
-            make_folder(self.folder, probe, Settings.of(probe, given), wait)
+            settings = Settings(probe.digest, probe.n, **given)
+            with new_folder(self.folder) as temporary:
+                probe.save(temporary / "probe.safetensors")
+                Store.create(temporary, settings.as_json(), wait)
         self.store = Store(self.folder, wait)
         self.settings = Settings.from_json(self.store.about())
         self.settings.check_same(given, self.folder)
@@ -194,7 +152,7 @@ class Zoo:
     @cached_property
     def probe(self) -> Probe:
         """The inputs that all models are shown."""
-        return load_probe(self.probe_path, self.settings.probe)
+        return Probe.load(self.probe_path, self.settings.probe)
 
     @property
     def probe_path(self) -> Path:
@@ -227,8 +185,8 @@ class Zoo:
         that fails is recorded (`failed()`), the rest goes on, and what became of each is returned. One alone raises.
         """
         common = Facts(check_tags(tags), task, source, parent)
-        if unknown := sorted(set(options) - set(_OPTIONS)):
-            raise TypeError(f"add has no option {', '.join(unknown)}; fingerprints take {', '.join(_OPTIONS)}")
+        if unknown := sorted(set(options) - set(OPTIONS)):
+            raise TypeError(f"add has no option {', '.join(unknown)}; fingerprints take {', '.join(OPTIONS)}")
         one = isinstance(models, (str, os.PathLike, nn.Module, NamedModel, Fingerprint))  # a module may be iterable
         if not one and isinstance(models, Iterable):
             if name is not None:
@@ -237,25 +195,72 @@ class Zoo:
                 raise ValueError("an executor has its own workers: give executor= or workers=, not both")
             whole_number(workers, "workers", least=0)
             pairs = models.items() if isinstance(models, Mapping) else models
-            tasks = _tasks(self, pairs, common, facts or {}, options, replace)
+            tasks = tasks_of(self, pairs, common, facts or {}, options, replace)
             total = len(pairs) if isinstance(pairs, Sized) else None
-            return _add_many(self, make_all(tasks, executor, workers), replace, total)
+            return self._add_several(make_all(tasks, executor, workers), replace, total)
         if executor is not None or workers or facts:
             raise ValueError("executor=, workers= and facts= are for several models: give {name: model}")
-        name = check_name(default_name(models) if name is None else name)
-        common = _with_source(common, models)
+        only = task_of(self, default_name(models) if name is None else name, models, common, options, replace)
         try:
-            outcome = make(_task(self, name, models, options, replace, common))
+            outcome = make(only)
         except Exception as error:
-            self.store.record_failure(name, reason_of(error), common.source)
+            self.store.record_failure(only.name, reason_of(error), only.facts.source)
             raise
-        if outcome == NO_PROBE:
-            raise probe_gone(self.probe_path)
         if isinstance(outcome, Fingerprint):
-            self.store.append([self.settings.record(name, outcome, common)], replace=replace)
+            (stored,) = self.store.append([self.settings.record(only.name, outcome, only.facts)], replace=replace)
+            if isinstance(stored, NameTaken):
+                raise stored
+        elif outcome == NO_PROBE:
+            raise FileNotFoundError(PROBE_GONE.format(self.probe_path))
         else:  # it is there, unchanged
-            self.store.change_facts(name, common)
-        return self[name]
+            self.store.change_facts(only.name, only.facts)
+        return self[only.name]
+
+    def _add_several(self, outcomes: Iterable[tuple[Task, Outcome]], replace: bool, total: int | None) -> Added:
+        """Every model with what became of it; written as each is done, so that an interruption loses only the last."""
+        added: list[str] = []
+        there: list[str] = []
+        failed: dict[str, str] = {}
+        waiting: list[Record] = []
+
+        def fail(name: str, reason: str, source: str | None) -> None:
+            failed[name] = reason
+            if name not in self:
+                self.store.record_failure(name, reason, source)
+
+        def write() -> None:
+            stored = self.store.append(waiting, replace=replace) if waiting else []
+            for record, outcome in zip(waiting, stored, strict=True):
+                if isinstance(outcome, NameTaken):
+                    fail(record.name, str(outcome), record.source)
+                else:
+                    (added if outcome else there).append(record.name)
+            waiting.clear()
+
+        with Progress("fingerprinting", total, "models") as bar:
+            try:
+                for task, outcome in outcomes:
+                    name, facts = task.name, task.facts
+                    if isinstance(outcome, Fingerprint):
+                        try:
+                            waiting.append(self.settings.record(name, outcome, facts))
+                        except (ValueError, TypeError) as error:
+                            fail(name, reason_of(error), facts.source)
+                    elif outcome == UNCHANGED:
+                        self.store.change_facts(name, facts)
+                        there.append(name)
+                    elif outcome == NO_PROBE:
+                        fail(name, PROBE_GONE.format(self.probe_path), facts.source)
+                    else:
+                        fail(name, outcome, facts.source)
+                    if len(waiting) >= GROUP or not isinstance(task.model, Fingerprint):
+                        write()
+                    bar.advance(note=name if len(name) <= 30 else f"{name[:29]}…")
+                write()
+            except Exception as error:
+                error.add_note(f"added before that, and in the zoo: {len(added):,}")
+                raise
+        return Added(tuple(added), tuple(there), failed)
 
     def fingerprint(self, model: Any, **options: Any) -> Fingerprint:
         """Of any model, as `search` takes it: made as all others here, on the probe set of the zoo, and not added."""
@@ -302,12 +307,7 @@ class Zoo:
         return iter(self.store.names())
 
     def __getitem__(self, name: str) -> Entry:
-        found = self.store.read(name, kinds=())
-        facts = found.facts
-        return Entry(
-            found.id, found.name, found.architecture, found.parameters, found.digest, facts.tags, facts.task,
-            facts.source, facts.parent, found.added, found.about["absent"], found.about["about"], self,
-        )  # fmt: skip
+        return Entry(zoo=self, **vars(self.store.read(name, kinds=())))
 
     # Questions
 
@@ -459,25 +459,7 @@ class Zoo:
 
         A probe set that is lost is put back if the zoo was opened with its `data`.
         """
-        if not repair:
-            return Report(len(self), tuple(each | {"mended": False} for each in self._problems()))
-        with self.store.writing():
-            problems = self._problems()
-            mended = mend(self.store, problems)
-            if self._given is not None and any(each["what"] == "probe" for each in problems):
-                save_probe(self._given, self.probe_path)
-                mended.add("probe")
-            dropped = dict.fromkeys(each["model"] for each in problems if each["model"] is not None)
-            rows = tuple(each | {"mended": each["what"] in mended} for each in problems)
-            return Report(len(self), rows, True, tuple(dropped))
-
-    def _problems(self) -> Sequence[dict[str, Any]]:
-        try:
-            load_probe(self.probe_path, self.settings.probe)
-            probe = []
-        except (DamagedFile, OSError) as error:
-            probe = [problem("probe", str(error), file=self.probe_path.name)]
-        return [*find_problems(self.store), *probe]
+        return check(self, repair, self._given)
 
     def compact(self) -> int:
         """Rewrite the vectors without those of removed models; how many bytes that gave back."""
@@ -485,15 +467,11 @@ class Zoo:
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """The whole zoo as one file, with the probe set in it; `Zoo.import_` reads it."""
-        from .archive import export
-
         return export(self, Path(path))
 
     @classmethod
     def import_(cls, path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Zoo:
         """A zoo from a file that `export` wrote, in a new folder; what does not add up in it is refused."""
-        from .archive import import_
-
         return import_(cls, Path(path), Path(folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -506,114 +484,3 @@ class Zoo:
 def _reopen(folder: str, wait: float) -> Zoo:
     """In another process: a zoo travels as its folder's name."""
     return Zoo(folder, wait=wait)
-
-
-# Models into a zoo: fingerprints may be made elsewhere, the writing is done here
-
-GROUP = 16  # fingerprints given as they are that are written in one transaction
-_OPTIONS = ("sites", "prepare", "device")
-
-
-def _add_many(zoo: Zoo, outcomes: Iterable[tuple[Task, Outcome]], replace: bool, total: int | None) -> Added:
-    """Every model with what became of it; written as each is done, so that an interruption loses only the last."""
-    added: list[str] = []
-    there: list[str] = []
-    failed: dict[str, str] = {}
-
-    def fail(name: str, reason: str, source: str | None) -> None:
-        failed[name] = reason
-        if name not in zoo:
-            zoo.store.record_failure(name, reason, source)
-
-    def write(records: Sequence[Record]) -> None:
-        try:
-            new = zoo.store.append(records, replace=replace) if records else []
-        except NameTaken as error:
-            if len(records) == 1:
-                fail(records[0].name, str(error), records[0].facts.source)
-            for record in records if len(records) > 1 else ():  # one by one, so that the others are written
-                write([record])
-            return
-        for record, is_new in zip(records, new, strict=True):
-            (added if is_new else there).append(record.name)
-
-    waiting: list[Record] = []  # fingerprints that come at once are written at once
-    with Progress("fingerprinting", total, "models") as bar:
-        try:
-            for task, outcome in outcomes:
-                name, facts = task.name, task.facts
-                if outcome == UNCHANGED:
-                    zoo.store.change_facts(name, facts)
-                    there.append(name)
-                elif isinstance(outcome, Fingerprint):
-                    try:
-                        waiting.append(zoo.settings.record(name, outcome, facts))
-                    except (ValueError, TypeError) as error:
-                        fail(name, reason_of(error), facts.source)
-                else:
-                    gone = str(probe_gone(zoo.probe_path))
-                    fail(name, outcome.reason if isinstance(outcome, Failure) else gone, facts.source)
-                if len(waiting) >= GROUP or not isinstance(task.model, Fingerprint):
-                    records, waiting = waiting, []
-                    write(records)
-                bar.advance(note=name if len(name) <= 30 else f"{name[:29]}…")
-            write(waiting)
-        except Exception as error:
-            error.add_note(f"added before that, and in the zoo: {len(added):,}")
-            raise
-    return Added(tuple(added), tuple(there), failed)
-
-
-def _tasks(
-    zoo: Zoo,
-    pairs: Iterable[tuple[str, Any]],
-    common: Facts,
-    facts: Mapping[str, Mapping[str, Any]],
-    options: Mapping[str, Any],
-    again: bool,
-) -> Iterator[Task]:
-    if isinstance(pairs, ItemsView):  # all names are known, so a bad one is refused before any work
-        for name, _ in pairs:
-            check_name(name)
-        if strange := sorted({*facts} - {*dict(pairs)}):
-            raise ValueError(f"facts of {strange[0]!r}, but no model of that name is given")
-    seen: set[str] = set()
-    for name, model in pairs:
-        if check_name(name) in seen:
-            raise ValueError(f"the name {name!r} more than once: each model needs one of its own")
-        seen.add(name)
-        own = dict(facts.get(name, {}))
-        if unknown := sorted(set(own) - {"tags", "task", "source", "parent"}):
-            raise ValueError(f"facts of {name!r} are tags, task, source and parent, not {', '.join(unknown)}")
-        own["tags"] = (*common.tags, *check_tags(own.get("tags", ())))
-        yield _task(zoo, name, model, options, again, _with_source(replace(common, **own), model))
-
-
-def _task(zoo: Zoo, name: str, model: Any, options: Mapping[str, Any], again: bool, facts: Facts) -> Task:
-    """`again`: it is fingerprinted though a model of that name with the same weights may be there."""
-    there = None if again else zoo.store.find(name)
-    known = None if there is None else there["digest"]
-    path = str(zoo.probe_path.absolute())
-    return Task(name, model, zoo.settings, path, known, dict(options), facts)
-
-
-def _with_source(facts: Facts, model: Any) -> Facts:
-    if facts.source is not None:
-        return facts
-    if isinstance(model, NamedModel):
-        return replace(facts, source=model.spec)
-    named = isinstance(model, (str, Path)) and not is_fingerprint_file(model)
-    return replace(facts, source=str(model)) if named else facts
-
-
-def default_name(model: Any) -> str:
-    """Of a specification: the name of its weights file, else the text without path separators."""
-    if isinstance(model, NamedModel):
-        return model.name
-    if isinstance(model, (str, Path)):
-        text = str(model)
-        _, at, weights = text.rpartition("@")
-        if (at and Path(weights).suffix) or is_fingerprint_file(text):
-            return Path(weights if at else text).stem
-        return re.sub(r"[/\\]+", "-", text).strip("-. ")
-    raise ValueError(f"a {type(model).__name__} has no name of its own: give name=")
