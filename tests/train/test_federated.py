@@ -18,7 +18,7 @@ from sosie.models import freeze
 from sosie.train import fit
 from sosie.train.federated import METHODS, Federated, Method, Phase, simulate
 from sosie.train.federated.simulation import order_seed
-from sosie.train.together import State, state_of
+from sosie.train.many_networks import State, state_of
 
 
 def test_one_full_step_of_fedavg_is_gradient_descent_on_all_images() -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from sosie.capture import SiteError
 from sosie.measures import MEASURES
 from sosie.train import Attached, Penalty
-from sosie.train.likeness import _places
-from sosie.train.taps import LOOKS
+from sosie.train.penalties import LOOKS
+from sosie.train.similarity import _places
 
 
 def inputs(count: int = 12) -> Tensor:

@@ -12,7 +12,7 @@ from small_clients import RECIPE, WAY, apart, make, some_clients, started
 
 from sosie.train.federated import simulate
 from sosie.train.federated.simulation import arrived
-from sosie.train.together import State, state_of
+from sosie.train.many_networks import State, state_of
 
 
 def test_bad_uploads_are_dropped_and_named_and_the_round_goes_on() -> None:

@@ -18,8 +18,8 @@ from ..models import atom_layers, freeze
 from ..stats import AtomTable
 from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
+from .many_networks import State, build, seeded
 from .recipe import Prepare, Recipe, floats
-from .together import State, build, seeded
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..capture.restore import evaluating
+from .many_networks import orders
 from .recipe import Prepare, Recipe, floats
-from .together import orders
 
 RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
 

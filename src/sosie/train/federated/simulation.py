@@ -22,8 +22,8 @@ from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
 from ..heads import Heads, features, find_head, refit_head
+from ..many_networks import Stack, State, build, network, orders, seeded, state_of, without_numbers
 from ..recipe import Prepare, Recipe, floats
-from ..together import Stack, State, build, network, orders, seeded, state_of, without_numbers
 from .clients import Clients
 
 # Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what

@@ -20,8 +20,8 @@ from ..data.draws import derived
 from ..process_state import Shared, switched
 from ..progress import Progress
 from .loop import Training, fit
+from .penalties import Attached
 from .recipe import Recipe, check_data, check_types, floats, trained
-from .taps import Attached
 
 # Many networks of one architecture as one function of stacked parameters
 
