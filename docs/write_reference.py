@@ -68,8 +68,7 @@ BESIDE = {
     "sosie.history": ("Recorder",),
     "sosie.history.callbacks": ("lightning_callback", "hf_callback"),
     "sosie.train.federated": (
-        *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Ensemble"),
-        *("Method", "Phase"),
+        *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Method", "Phase"),
     ),
     "sosie.linalg": ("cluster", "most_similar", "adjusted_rand_index"),
     "sosie.report": ("write_plots", "plot_heatmap", "plot_curves"),

@@ -48,10 +48,7 @@ class Continual:
 
     def model(self, task: int) -> nn.Module:
         """The network of one task as a module of its own, in evaluation mode."""
-        if not -len(self) <= task < len(self):
-            raise IndexError(f"task {task} of {len(self)}")
-        model = copy.deepcopy(self.template)
-        own = self.own[task]
+        model, own = copy.deepcopy(self.template), self.own[task]
         replace_head(model, self.head, len(own[f"{self.head}.weight"]))
         model.load_state_dict({**self.shared, **own})
         return model.eval()
