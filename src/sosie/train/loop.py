@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -319,14 +320,13 @@ def _settings(
     recipe: Recipe, seed: int, images: Tensor, labels: Tensor, penalty: object, masks: object
 ) -> dict[str, Any]:
     """The settings of a training, under the names by which checkpoints keep them."""
-    plain = ("batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip", "mixed",
-             "compiled")  # fmt: skip
-    things = {"prepare": recipe.prepare, "penalty": penalty, "masks": masks}
+    options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     return {
-        "epochs": recipe.epochs,
+        **options,
         "seed": seed,
-        **{name: getattr(recipe, name) for name in plain},
-        **{name: _named(thing) for name, thing in things.items()},
+        "prepare": _named(recipe.prepare),
+        "penalty": _named(penalty),
+        "masks": _named(masks),
         "attack": None if recipe.attack is None else repr(recipe.opened_attack()),
         "augment": None if recipe.augment is None else repr(recipe.augment),
         "device": images.device.type,

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -114,9 +113,8 @@ class Attached(AbstractContextManager["Attached"]):
         self._hold = borrowed([hooks.model for hooks in self._hooks], refusal=IN_USE)
         self._hold.__enter__()
         self._attached, self._bad = True, None
-        every = [each for model in self._models for each in model.parameters()]
-        # One that is learnt with, which a table of whole numbers is not.
-        self._first = next((each for each in every if each.is_floating_point()), every[0] if every else None)
+        every = (parameter for model in self._models for parameter in model.parameters())
+        self._first = next((parameter for parameter in every if parameter.is_floating_point()), None)
         for hooks in self._hooks:
             hooks.open()
             hooks.due = self.due
@@ -252,7 +250,7 @@ class Penalty(Attached):
         self.pairs = similarity.check_pairs(pairs, alone=alone)
         self._listed = not isinstance(self.pairs, str)
         self._sites = sites
-        self._last: tuple[tuple[str, ...], Sequence[Pair], PairValues] | None = None
+        self._last: tuple[Sequence[str], Sequence[Pair], PairValues] | None = None
         self._constant: dict[tuple[str, ...], Tensor] = {}  # how often each of these columns was constant
         if self.measure.reads_weights:
             both = enumerate(models)
@@ -286,15 +284,15 @@ class Penalty(Attached):
         first = self._first if self.measure.reads_weights else _tensors(shown[0][0].value)[0]
         with without_autocast("cpu" if first is None else first.device.type):
             if self.measure.reads_weights:
-                columns, pairs, found = self._of_weights()
+                columns, pairs, values = self._of_weights()
             else:
                 columns, pairs = self._columns(shown if self.target is None else [*shown, self._of_target()])
                 directed, times = self.target is not None, self._times(len(pairs))
-                found = similarity.values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
-        self._remember(columns, pairs, found)
-        total = found.each @ found.counts
+                values = similarity.values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
+        self._remember([column.label for column in columns], pairs, values)
+        total = values.each @ values.counts
         if self.target is not None and self.measure.same:
-            total = total - self.measure.same * found.counts.sum()
+            total = total - self.measure.same * values.counts.sum()
         return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
     def _times(self, pairs: int) -> float:
@@ -385,13 +383,13 @@ class Penalty(Attached):
 
     # What it found
 
-    def _remember(self, columns: list[SiteValue], pairs: Sequence[Pair], found: PairValues) -> None:
-        labels = tuple(column.label for column in columns)
-        self._last = labels, pairs, replace(found, each=found.each.detach())
-        if labels not in self._constant:
+    def _remember(self, labels: Sequence[str], pairs: Sequence[Pair], values: PairValues) -> None:
+        self._last = labels, pairs, values._replace(each=values.each.detach())
+        key = tuple(labels)
+        if key not in self._constant:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._constant[labels] = torch.zeros_like(found.constant, dtype=torch.long)
-        self._constant[labels] += found.constant  # in place, so that a recorded step counts as well
+                self._constant[key] = torch.zeros_like(values.constant, dtype=torch.long)
+        self._constant[key] += values.constant  # in place, so that a recorded step counts as well
 
     def _where(self) -> str:
         rows = [row for row in self.last if row["value"] is not None]
@@ -406,27 +404,27 @@ class Penalty(Attached):
         """The pairs of the last due step with their values; None for a pair with a constant layer."""
         if self._last is None:
             return []
-        labels, pairs, found = self._last
+        labels, pairs, values = self._last
         return [
-            {"site_a": labels[a], "site_b": labels[b], "value": value}
-            for (a, b), value in zip(pairs, found.numbers, strict=True)
+            {"site_a": labels[a], "site_b": labels[b], "value": value if count else None}
+            for (a, b), value, count in zip(pairs, values.each.tolist(), values.counts.tolist(), strict=True)
         ]
 
     @property
     def constant(self) -> dict[str, int]:
         """The layers that were constant over the rows, so that their pairs counted 0, and in how many due steps."""
         counts: Counter[str] = Counter()
-        for labels, found in self._constant.items():
-            counts.update(dict(zip(labels, found.tolist(), strict=True)))
+        for labels, times in self._constant.items():
+            counts.update(dict(zip(labels, times.tolist(), strict=True)))
         return {label: count for label, count in counts.items() if count}
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         super().__exit__(kind, *details)
-        if kind is None and (found := self.constant):
-            listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
+        if kind is None and (constant := self.constant):
+            listed = ", ".join(f"{label!r} in {count}" for label, count in list(constant.items())[:5])
             warnings.warn(
                 f"layers that were constant over the rows, so that their pairs counted 0: {listed} due steps"
-                + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+                + (f" and {len(constant) - 5} more" if len(constant) > 5 else "")
                 + "; if they died in training, take a smaller weight",
                 stacklevel=2,
             )

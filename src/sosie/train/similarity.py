@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -293,19 +293,12 @@ SMALL_LAYER = 2**18  # entries of the largest layer up to which a CPU is faster 
 CONSTANT = 8  # roundings of the first row within which rows count as equal
 
 
-@dataclass(frozen=True)
-class PairValues:
+class PairValues(NamedTuple):
     """The values of pairs of columns."""
 
     each: Tensor  # (P,)
     counts: Tensor  # (P,) how often each counts; 0 where a column of the pair is constant
     constant: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
-
-    @property
-    def numbers(self) -> list[float | None]:
-        """None for a pair with a constant column."""
-        both = zip(self.each.tolist(), self.counts.tolist(), strict=True)
-        return [value if count else None for value, count in both]
 
 
 def reads_grams(measure: Measure) -> bool:
@@ -349,8 +342,9 @@ def values(
     device = rows[0].device
     # A GPU is slow at decomposing small matrices, and the host waits for it anyway.
     home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else device
-    found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
-    return PairValues(found.each.to(device), times * found.counts.to(device), found.constant.to(device))
+    wide = [part.double().to(home) for part in rows]
+    each, counts, constant = (part.to(device) for part in _one_by_one(measure, columns, wide, pairs, directed))
+    return PairValues(each, times * counts, constant)
 
 
 def _all_at_once(

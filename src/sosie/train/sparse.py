@@ -39,7 +39,7 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     names_of: dict[int, list[str]] = {}
     for name, module in Names.of(unwrap(model)).by_name.items():
         weight = module._parameters.get("weight")
-        if isinstance(module, KINDS) and weight is not None and math.prod(weight.shape):
+        if isinstance(module, KINDS) and weight is not None and 0 not in weight.shape:
             names_of.setdefault(id(weight), []).append(name)
     return {names[0]: names for names in names_of.values()}
 
