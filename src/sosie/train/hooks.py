@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..capture import SilentSite, Site, SiteError, select, unwrap
+from ..capture import SilentSite, Site, SiteError, as_found, select, unwrap
 from ..capture.layout import layout_by_class
 from ..capture.sites import Names, label_of
 from ..capture.structure import first_tensor, rebuild, tensors_in
@@ -190,7 +190,7 @@ class ActivationHooks:
         self._calls: list[_Call] = []
         self._changes.forget()
         self._last: tuple[Tensor, int, Any] | None = None
-        self.called: tuple[Any, Any] | None = None
+        self._called: tuple[Any, Any] | None = None
         self.count = 0
 
     # The forward
@@ -205,16 +205,16 @@ class ActivationHooks:
             first = next((each for each in tensors_in((args, kwargs)) if each.dim()), None)
         self.count = 0 if first is None else first.shape[0]
         if self._keeps_arguments:
-            self.called = rebuild(self._part, (tuple(args), dict(kwargs)))
+            self._called = rebuild(self._part, (tuple(args), dict(kwargs)))
             device = "cpu" if first is None else first.device.type
             self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
     @contextmanager
-    def as_called(self) -> Iterator[None]:
-        """Under the autocast that the last forward ran under."""
+    def as_called(self, other: nn.Module) -> Iterator[tuple[Any, Any]]:
+        """The arguments of the last forward, to run another model as found on them, under the same autocast."""
         device, dtype, enabled = self._autocast
-        with torch.autocast(device, dtype, enabled=enabled):
-            yield
+        with as_found(other), torch.autocast(device, dtype, enabled=enabled):
+            yield self._called or ((), {})
 
     def _part(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != self.count:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..capture import Rule, Site, SiteError, as_found, borrowed, check_rule, to_rows, unwrap, watch
+from ..capture import Rule, Site, SiteError, borrowed, check_rule, to_rows, unwrap, watch
 from ..capture.arguments import explain_types
 from ..checks import one_of, whole_number
 from ..measures import MEASURES, Measure, find
@@ -319,15 +319,13 @@ class Penalty(Attached):
     def _of_target(self) -> list[SiteValue]:
         hooks, sink = self._hooks[0], self._sink
         if isinstance(self.target, nn.Module):
-            with as_found(self.target), hooks.as_called():
-                args, kwargs = hooks.called or ((), {})
-                with watch(self.target, self._sites_of(1)) as seen:
-                    try:
-                        seen.run(*args, **kwargs)
-                    except RuntimeError as error:
-                        explain_types(error, self.target, [args, kwargs], "inputs")
-                        raise
-                found = list(zip(seen.sites, seen.values(), strict=True))
+            with hooks.as_called(self.target) as (args, kwargs), watch(self.target, self._sites_of(1)) as seen:
+                try:
+                    seen.run(*args, **kwargs)
+                except RuntimeError as error:
+                    explain_types(error, self.target, [args, kwargs], "inputs")
+                    raise
+            found = list(zip(seen.sites, seen.values(), strict=True))
         else:
             found = []
             for label, each in (self.target or {}).items():

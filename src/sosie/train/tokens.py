@@ -120,8 +120,7 @@ class TokenPenalty(Attached):
     def _of_teacher(self) -> tuple[Tensor, Any]:
         """The teacher's logits and, where they count, its tokens after the final norm, without the class token."""
         assert self.teacher is not None
-        args, kwargs = self._hooks[0].called or ((), {})
-        with as_found(self.teacher), self._hooks[0].as_called():
+        with self._hooks[0].as_called(self.teacher) as (args, kwargs):
             if not self.tokens:
                 return self.teacher(*args, **kwargs), None
             with watch(self.teacher, ["norm"]) as seen:
