@@ -152,12 +152,10 @@ class ActivationHooks:
         self.model, self.root = model, unwrap(model)
         self._names = Names.of(self.root)
         self._wanted = select(model, sites)
-        self._rows, self._sink, self._keeps_arguments = rows, sink, calls
-        self._reads_input = dict.fromkeys(range(len(self._wanted)), inputs)
+        self._rows, self._sink, self._reads_inputs, self._keeps_arguments = rows, sink, inputs, calls
         self._handles: list[RemovableHandle] = []
         self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
         self._input_sites: dict[str, Site] = {}  # inputs of sites, by their labels
-        self._starts: set[str] = set()  # the sites whose inputs are kept once stages are known
         self._changes = InPlaceChanges([label_of(self._names, name, 1) for name in self._wanted])
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -172,7 +170,7 @@ class ActivationHooks:
         begin = self.root.register_forward_pre_hook(Hook(self._begin), prepend=True, with_kwargs=True)
         self._handles.append(begin)
         for number, wanted in enumerate(self._wanted.values()):
-            if self._reads_input[number]:
+            if self._reads_inputs:
                 hook = Hook(partial(self._enter_module, number))
                 self._handles.append(wanted.module.register_forward_pre_hook(hook, with_kwargs=True))
             self._handles.append(wanted.module.register_forward_hook(Hook(partial(self._leave_module, number))))
@@ -222,7 +220,7 @@ class ActivationHooks:
         return leaf.detach()[: self._rows].clone()
 
     def _enter_module(self, number: int, args: Any, kwargs: Any) -> None:
-        if self._active and self._reads_input[number]:
+        if self._active:
             self._note(number, True, args[0] if args and isinstance(args[0], Tensor) else (args, kwargs))
 
     def _leave_module(self, number: int, args: Any, output: Any) -> None:
@@ -288,22 +286,6 @@ class ActivationHooks:
                 "the sites that every input passes"
             )
         return values
-
-    def read_inputs_of(self, labels: set[str], *, lacking: set[str]) -> None:
-        """From now on keep the inputs of these sites only; raise if the inputs of `lacking` were not kept."""
-        missed = lacking & self._input_sites.keys()  # others have no input that could be kept
-        if not missed and labels <= self._starts:
-            return
-        self._starts |= labels | missed
-        sites = (self._sites or {}).values()
-        for number, name in enumerate(self._wanted):
-            labels_of = {label_of(self._names, name, site.call) for site in sites if site.module_name == name}
-            self._reads_input[number] = not labels_of.isdisjoint(self._starts)
-        if missed:
-            raise SiteError(
-                f"with inputs of this size a stage begins at site {min(missed)!r}, as none did before, and its "
-                "input was not kept; run the step again (it will be)"
-            )
 
     def _values(self) -> Iterator[SiteValue]:
         names = list(self._wanted)

@@ -303,18 +303,10 @@ class Penalty(Attached):
 
     def _columns(self, sides: Sequence[Sequence[SiteValue]]) -> tuple[list[SiteValue], list[Pair]]:
         """What is compared, of all models, and its pairs."""
-        if len(sides) > 1:
-            return similarity.drop_unused(*similarity.pairs_across(sides, self._side_names, self.pairs))
-        if self.pairs == "stage":
-            starts = [stage[0] for stage in similarity.stages(sides[0])]
-            entered = {start.site.label for start in starts if start.is_input}
-            self._hooks[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
-        return similarity.drop_unused(*similarity.pairs_within(sides[0], self.pairs))
-
-    @property
-    def _side_names(self) -> list[str]:
-        """The names of the models in labels."""
-        return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
+        if len(sides) == 1:
+            return similarity.drop_unused(*similarity.pairs_within(sides[0], self.pairs))
+        names = ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(sides))]
+        return similarity.drop_unused(*similarity.pairs_across(sides, names, self.pairs))
 
     def _of_target(self) -> list[SiteValue]:
         hooks, sink = self._hooks[0], self._sink
