@@ -154,8 +154,8 @@ class ActivationHooks:
         self._wanted = select(model, sites)
         self._rows, self._sink, self._reads_inputs, self._keeps_arguments = rows, sink, inputs, calls
         self._handles: list[RemovableHandle] = []
-        self._sites: dict[str, Site] | None = None  # what the first forward showed, in its order
-        self._input_sites: dict[str, Site] = {}  # inputs of sites, by their labels
+        self._labels: list[str] | None = None  # the sites of the first forward, in its order
+        self._sites: dict[tuple[str, bool], Site] = {}  # by label, and whether it is the input
         self._changes = InPlaceChanges([label_of(self._names, name, 1) for name in self._wanted])
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -274,13 +274,13 @@ class ActivationHooks:
             raise RuntimeError(f"no forward has finished since the last step: call the model first{COMPILED}")
         self._changes.check(self.root.training)
         values = list(self._values())
-        outputs = {each.site.label: each.site for each in values if not each.is_input}
-        if self._sites is None:
+        labels = [each.site.label for each in values if not each.is_input]
+        if self._labels is None:
             self._check_silent()
-            self._sites = outputs
-        elif missing := [label for label in self._sites if label not in outputs]:
+            self._labels = labels
+        elif missing := [label for label in self._labels if label not in labels]:
             raise SilentSite(f"fired in the first forward but not in this one: {', '.join(missing)}")
-        elif new := [label for label in outputs if label not in self._sites]:
+        elif new := [label for label in labels if label not in self._labels]:
             raise SiteError(
                 f"site {new[0]!r} fired now but not in the first forward: the model's path depends on its input. Name "
                 "the sites that every input passes"
@@ -303,12 +303,11 @@ class ActivationHooks:
                 continue
             where = f"the input of site {label!r}" if noted.is_input else f"site {label!r}"
             self._check(where, noted)
-            known = (self._input_sites if noted.is_input else self._sites or {}).get(label)
-            if known is None or known.shape != noted.shape[1:]:
-                known = Site(label, name, call, noted.shape[1:], layout_by_class(self._names, name, noted.shape))
-                if noted.is_input:
-                    self._input_sites[label] = known
-            yield SiteValue(known, noted.is_input, noted.kept, f"input of {label}" if noted.is_input else label)
+            site = self._sites.get((label, noted.is_input))
+            if site is None or site.shape != noted.shape[1:]:
+                site = Site(label, name, call, noted.shape[1:], layout_by_class(self._names, name, noted.shape))
+                self._sites[label, noted.is_input] = site
+            yield SiteValue(site, noted.is_input, noted.kept, f"input of {label}" if noted.is_input else label)
 
     def _check(self, where: str, noted: _Call) -> None:
         if torch.is_grad_enabled() and not noted.with_gradients:

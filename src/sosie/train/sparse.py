@@ -104,7 +104,6 @@ class Masks(Mapping[str, Tensor]):
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = dict(layers)
         self._held: list[torch.optim.Optimizer] = []
-        self._factors: dict[str, tuple[Tensor, int, Tensor]] = {}  # mask, its version, and what was made of it
 
     @classmethod
     def of(cls, model: nn.Module) -> Masks:
@@ -189,7 +188,8 @@ class Masks(Mapping[str, Tensor]):
     @torch.no_grad()
     def apply(self) -> None:
         """Set the weights to 0 where they are masked."""
-        torch._foreach_mul_([self.weight(layer) for layer in self], [self._factor(layer) for layer in self])
+        for layer, mask in self.items():
+            self.weight(layer).mul_(mask)
 
     @contextmanager
     def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Masks]:
@@ -248,23 +248,9 @@ class Masks(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _mask_gradients(self) -> None:
-        gradients = {layer: grad for layer in self if (grad := self.weight(layer).grad) is not None}
-        if gradients:
-            torch._foreach_mul_(list(gradients.values()), [self._factor(layer) for layer in gradients])
-
-    def _factor(self, layer: str) -> Tensor:
-        """The mask as 0 and 1 of the weight's type: equal types share a single kernel.
-
-        Written to in place when the mask changed: a recorded step goes on reading the same memory.
-        """
-        mask, weight = self[layer], self.weight(layer)
-        of, version, factor = self._factors.get(layer, (None, 0, None))
-        if factor is None or factor.dtype != weight.dtype or factor.device != mask.device:
-            factor = mask.to(weight.dtype)
-        elif of is not mask or version != mask._version:
-            factor.copy_(mask)
-        self._factors[layer] = mask, mask._version, factor
-        return factor
+        for layer, mask in self.items():
+            if (gradient := self.weight(layer).grad) is not None:
+                gradient.mul_(mask)
 
 
 def new_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Masks:
@@ -565,7 +551,13 @@ class Regrow:
     @contextmanager
     def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Regrow]:
         """Keep the masks through the optimiser's steps (see `Masks.hold`), and change them when an update is due."""
-        first = before_update(optimiser, partial(self._before_step, optimiser))  # before gradients are masked
+
+        def before_step() -> None:
+            if self.due:
+                self._update(optimiser)
+            self.step += 1
+
+        first = before_update(optimiser, before_step)  # before gradients are masked
         try:
             with self.masks.hold(optimiser):
                 yield self
@@ -585,11 +577,6 @@ class Regrow:
 
     def __repr__(self) -> str:
         return f"<Regrow by {self.how} at step {self.step} of {self.steps}: {self.masks!r}>"
-
-    def _before_step(self, optimiser: torch.optim.Optimizer) -> None:
-        if self.due:
-            self._update(optimiser)
-        self.step += 1
 
     @torch.no_grad()
     def _update(self, optimiser: torch.optim.Optimizer) -> None:
