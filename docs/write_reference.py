@@ -63,7 +63,7 @@ BESIDE = {
         "weight_histogram",
         "WeightHistograms",
     ),
-    "sosie.train.continual": ("learn_tasks", "Continual", "ensemble", "Ensemble"),
+    "sosie.train.continual": ("learn_tasks", "Continual", "ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
     "sosie.history": ("Recorder",),
     "sosie.history.callbacks": ("lightning_callback", "hf_callback"),

@@ -471,8 +471,8 @@ def test_steps_that_are_not_due_do_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         due = []
         noted = []
         hooks = penalty._hooks[0]
-        note = hooks._note
-        monkeypatch.setattr(hooks, "_note", lambda *given: (noted.append(given[0]), note(*given))[1])
+        keep = hooks._keep
+        monkeypatch.setattr(hooks, "_keep", lambda *given: (noted.append(given[0]), keep(*given))[1])
         for _ in range(7):
             before = len(noted)
             model(x)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from ..capture.restore import evaluating
 from ..checks import one_of
 from ..models import atom_layers, freeze
 from ..stats import AtomTable
@@ -191,7 +190,7 @@ def _measure(result: Continual, tasks: Sequence[Task], prepare: Prepare | None) 
     now = len(result) - 1
     models = [result.model(task) for task in range(len(result))]
     for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
-        logits = [answers(model, images, prepare=prepare) for model in models]
+        logits = [_logits(model, images, prepare) for model in models]
         right = logits[j].argmax(1) == labels
         # The odds p / (1 − p) of the largest softmax output tell answers apart whose p rounds to 1.
         ordered = [each.double().sort(1, descending=True).values for each in logits]
@@ -201,10 +200,9 @@ def _measure(result: Continual, tasks: Sequence[Task], prepare: Prepare | None) 
 
 
 @torch.no_grad()
-def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
-    """The logits (images, classes) of a model in evaluation mode."""
-    with evaluating(model):
-        return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
+def _logits(model: nn.Module, images: Tensor, prepare: Prepare | None, batch: int = 500) -> Tensor:
+    """(images, classes), of a model that is in evaluation mode."""
+    return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
 def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
@@ -230,22 +228,6 @@ def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     return class_counts
 
 
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """Test accuracy of each task with the networks of other tasks as members, and without."""
-
-    members: Tensor  # (tasks, k)
-    accuracy: Tensor  # (tasks,)
-    alone: Tensor  # (tasks,)
-
-    def __repr__(self) -> str:
-        helped, alone = (float(each.mean()) for each in (self.accuracy, self.alone))
-        return (
-            f"<Ensemble of {self.members.shape[1]} members for {len(self.members)} tasks: mean accuracy {helped:.3f}, "
-            f"alone {alone:.3f}>"
-        )
-
-
 def ensemble(
     found: Continual,
     tasks: Sequence[Task],
@@ -254,11 +236,12 @@ def ensemble(
     recipe: Recipe = RECIPE,
     seed: int = 0,
     prepare: Prepare | None = None,
-) -> Ensemble:
-    """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
+) -> tuple[Tensor, Tensor]:
+    """The test accuracy of each task's own network, and with the networks of other tasks: two tensors (tasks,).
 
-    `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
-    features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
+    `members` (tasks, k) are the numbers of other tasks, whose softmax answers are averaged with those of the task's own
+    network; `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives
+    its features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
     """
     count = len(found)
     own = torch.arange(count)[:, None]
@@ -267,7 +250,7 @@ def ensemble(
         raise ValueError(f"need members (tasks, k) of {count} tasks, got {tuple(members.shape)} and {len(tasks)} tasks")
     if bool(((members < 0) | (members >= count) | (members == own)).any()):
         raise ValueError(f"members are numbers of other tasks, 0 to {count - 1}, got {members.tolist()}")
-    helped, alone = [], []
+    alone, helped = [], []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
         models = [found.model(int(member)) for member in members[k]]
         seen, seen_in_test = (
@@ -276,8 +259,8 @@ def ensemble(
         )
         heads = refit_head(seen, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
         theirs = heads(seen_in_test).softmax(-1)
-        ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
+        ours = _logits(found.model(k), test_images, prepare).softmax(-1)
         mean = torch.cat([ours[None], theirs]).mean(0)
-        helped.append(float((mean.argmax(1) == test_labels).double().mean()))
-        alone.append(float((ours.argmax(1) == test_labels).double().mean()))
-    return Ensemble(members, torch.tensor(helped, dtype=torch.float64), torch.tensor(alone, dtype=torch.float64))
+        alone.append((ours.argmax(1) == test_labels).double().mean().cpu())
+        helped.append((mean.argmax(1) == test_labels).double().mean().cpu())
+    return torch.stack(alone), torch.stack(helped)

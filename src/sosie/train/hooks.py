@@ -171,9 +171,9 @@ class ActivationHooks:
         self._handles.append(begin)
         for number, wanted in enumerate(self._wanted.values()):
             if self._reads_inputs:
-                hook = Hook(partial(self._enter_module, number))
+                hook = Hook(partial(self._note, number, True))
                 self._handles.append(wanted.module.register_forward_pre_hook(hook, with_kwargs=True))
-            self._handles.append(wanted.module.register_forward_hook(Hook(partial(self._leave_module, number))))
+            self._handles.append(wanted.module.register_forward_hook(Hook(partial(self._note, number, False))))
         self._handles.append(self.root.register_forward_hook(Hook(self._finish)))
 
     def close(self) -> None:
@@ -219,19 +219,17 @@ class ActivationHooks:
             return leaf
         return leaf.detach()[: self._rows].clone()
 
-    def _enter_module(self, number: int, args: Any, kwargs: Any) -> None:
-        if self._active:
-            self._note(number, True, args[0] if args and isinstance(args[0], Tensor) else (args, kwargs))
-
-    def _leave_module(self, number: int, args: Any, output: Any) -> None:
-        if self._active:
-            self._note(number, False, output)
-
     def _finish(self, args: Any, output: Any) -> None:
         if self._active:
             self._active, self.complete, self._last = False, True, None
 
-    def _note(self, number: int, is_input: bool, given: Any) -> None:
+    def _note(self, number: int, is_input: bool, args: Any, other: Any) -> None:
+        """Note a call of a module: `other` is its output, or for the input its keyword arguments."""
+        if not self._active:
+            return
+        given = other
+        if is_input:
+            given = args[0] if args and isinstance(args[0], Tensor) else (args, other)
         activation = given if isinstance(given, Tensor) else first_tensor(given)
         if activation is None or not activation.is_floating_point() or activation.is_nested:
             self._calls.append(_Call(number, is_input, None, (), True))

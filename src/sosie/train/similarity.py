@@ -335,7 +335,14 @@ def values(
     A measure that is not symmetric gives the mean of both directions, unless `directed`.
     """
     if reads_grams(measure):
-        return _all_at_once(measure, columns, pairs, rule, times)
+        products, constant = _products(measure, columns, rule)
+        places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
+        # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
+        xx, yy, xy = products.flatten()[places]
+        # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
+        either = constant[sides]
+        each = measure(measure.reads(xx + either[0], yy + either[1], xy))
+        return PairValues(each, counts.masked_fill(either.any(0), 0.0), constant)
     rows = [to_rows(column.value, rule, site=column.site, inputs=len(column.value)) for column in columns]
     _check_counts(measure, columns, rows)
     _check_widths(measure, columns, rows, pairs)
@@ -345,19 +352,6 @@ def values(
     wide = [part.double().to(home) for part in rows]
     each, counts, constant = (part.to(device) for part in _one_by_one(measure, columns, wide, pairs, directed))
     return PairValues(each, times * counts, constant)
-
-
-def _all_at_once(
-    measure: Measure, columns: Sequence[SiteValue], pairs: Sequence[Pair], rule: Rule, times: float
-) -> PairValues:
-    products, constant = _products(measure, columns, rule)
-    places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
-    # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
-    xx, yy, xy = products.flatten()[places]
-    # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
-    either = constant[sides]
-    each = measure(measure.reads(xx + either[0], yy + either[1], xy))
-    return PairValues(each, counts.masked_fill(either.any(0), 0.0), constant)
 
 
 @functools.lru_cache(maxsize=64)
