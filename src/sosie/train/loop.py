@@ -99,13 +99,18 @@ def fit(
     return model.eval()
 
 
+def epoch_orders(count: int, seed: int) -> Iterator[Tensor]:
+    """The order of so many images in each epoch; drawn on the CPU, so that it is the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randperm(count, generator=generator)
+
+
 def shuffled(
     count: int, epochs: range, batch: int, seed: int, device: torch.device, augment: Augment | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """The indices of the images of each batch, every epoch in a new order, and the draws of their augmentation."""
-    orders = torch.Generator().manual_seed(seed)  # on the CPU: the same order on every device
-    for epoch in range(epochs.stop):
-        order = torch.randperm(count, generator=orders)
+    for epoch, order in zip(range(epochs.stop), epoch_orders(count, seed), strict=False):
         if epoch < epochs.start:
             continue
         batches = order.to(device).split(batch)

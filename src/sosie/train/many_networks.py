@@ -18,7 +18,7 @@ from ..checks import whole_number
 from ..data.draws import derived
 from ..process_state import Shared, switched
 from ..progress import Progress
-from .loop import Training, fit
+from .loop import Training, epoch_orders, fit
 from .penalties import Attached
 from .recipe import Recipe, check_data, check_types, floats, trained
 
@@ -164,10 +164,9 @@ def network(template: nn.Module, state: Mapping[str, Tensor], k: int) -> nn.Modu
 
 def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: torch.device) -> Iterator[Tensor]:
     """The indices of the images of each step, (networks, batch): for each network those of `fit` with its seed."""
-    own = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same order on every device
+    each = [epoch_orders(count, seed) for seed in seeds]
     for _ in range(epochs):
-        epoch = torch.stack([torch.randperm(count, generator=generator) for generator in own])
-        yield from epoch.to(device).split(batch, dim=1)
+        yield from torch.stack([next(order) for order in each]).to(device).split(batch, dim=1)
 
 
 @contextmanager
@@ -299,7 +298,7 @@ class StepGraphs:
         self.training, self.seed, self.penalty = training, seed, training.penalty
         self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
         self._stream = torch.cuda.Stream(device)
-        self._random = torch.Generator().manual_seed(seed)  # on the CPU: the same order as `fit` takes
+        self._orders = epoch_orders(count, seed)
         self._batch = batch
         self._order = torch.arange(count, device=device)
         self._draws = torch.zeros(count, 3, dtype=torch.long, device=device)
@@ -374,8 +373,8 @@ class StepGraphs:
         """Draw the order and the augmentation of the images in this epoch, as `fit` does."""
         count, augment = len(self._order), self.training.recipe.augment
         with torch.cuda.stream(self._stream):
-            order = torch.randperm(count, generator=self._random)
-            self._order.copy_(order.pin_memory(), non_blocking=True)  # else the host would wait for the epoch before
+            order = next(self._orders).pin_memory()
+            self._order.copy_(order, non_blocking=True)  # else the host would wait for the epoch before
             if augment is not None:
                 self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
 
