@@ -21,7 +21,7 @@ from ..checks import whole_number
 from ..data.draws import derived
 from ..files import DamagedFile, check_writable, read_nested, write_nested
 from ..progress import track
-from .recipe import Augment, Prepare, Recipe, check_data, check_types, floats, trained
+from .recipe import Augment, Prepare, Recipe, check_data, check_types, floats, trainable
 
 KIND, VERSION = "training", 2  # of the checkpoint
 LOOKS = 50  # steps between looks at the losses: each look waits for the device
@@ -184,7 +184,7 @@ class Training(AbstractContextManager["Training"]):
         if recipe.mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.recipe = model, images, labels, recipe
-        self.stepper = recipe.make_optimiser(trained(model)) if stepper is None else stepper
+        self.stepper = recipe.make_optimiser(trainable(model)) if stepper is None else stepper
         self.penalty, self.masks = penalty, masks
         self._attack, self._seed = recipe.opened_attack(), seed
         self._attacks = 0  # so far

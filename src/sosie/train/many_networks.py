@@ -20,7 +20,7 @@ from ..process_state import Shared, switched
 from ..progress import Progress
 from .loop import Training, epoch_orders, fit
 from .penalties import Attached
-from .recipe import Recipe, check_data, check_types, floats, trained
+from .recipe import Recipe, check_data, check_types, floats, trainable
 
 # Many networks of one architecture as one function of stacked parameters
 
@@ -441,7 +441,7 @@ def fit_side_by_side(
     check_data(images, labels)
     recipe.refuse("fit_side_by_side", "average", "attack", "compiled")
 
-    def tell(k: int, epoch: int) -> None:
+    def notify(k: int, epoch: int) -> None:
         if after_epoch is not None:
             after_epoch(k, epoch)
         models[k].train()
@@ -450,7 +450,7 @@ def fit_side_by_side(
         for k, model in enumerate(models):
             fit(
                 model, images, labels, recipe=recipe, seed=seeds[k], penalty=own_penalties[k], masks=own_masks[k],
-                after_epoch=functools.partial(tell, k), task=f"{task}, {k + 1} of {count}",
+                after_epoch=functools.partial(notify, k), task=f"{task}, {k + 1} of {count}",
             )  # fmt: skip
         return list(models)
     for model in models:
@@ -461,11 +461,11 @@ def fit_side_by_side(
         for start in range(0, count, at_once):
             group: dict[int, StepGraphs] = {}
             for k in range(start, min(start + at_once, count)):
-                stepper = recipe.make_optimiser(trained(models[k]), fused=True, capturable=True)
+                stepper = recipe.make_optimiser(trainable(models[k]), fused=True, capturable=True)
                 given: dict[str, Any] = {"stepper": stepper, "penalty": own_penalties[k], "masks": own_masks[k]}
                 group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **given), rates, seeds[k])
             for k, each in group.items():
-                tell(k, 0)
+                notify(k, 0)
                 each.record()
             for epoch in range(1, recipe.epochs + 1):
                 for each in group.values():
@@ -476,7 +476,7 @@ def fit_side_by_side(
                 if after_epoch is not None or epoch % LOOKS == 0 or epoch == recipe.epochs:
                     for k, each in group.items():
                         each.look(k, an_epoch)
-                        tell(k, epoch)
+                        notify(k, epoch)
                 bar.advance()
             for each in group.values():
                 each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
