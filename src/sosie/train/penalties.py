@@ -304,9 +304,9 @@ class Penalty(Attached):
     def _columns(self, sides: Sequence[Sequence[SiteValue]]) -> tuple[list[SiteValue], list[Pair]]:
         """What is compared, of all models, and its pairs."""
         if len(sides) == 1:
-            return similarity.drop_unused(*similarity.pairs_within(sides[0], self.pairs))
+            return similarity.numbered(similarity.pairs_within(sides[0], self.pairs))
         names = ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(sides))]
-        return similarity.drop_unused(*similarity.pairs_across(sides, names, self.pairs))
+        return similarity.numbered(similarity.pairs_across(sides, names, self.pairs))
 
     def _of_target(self) -> list[SiteValue]:
         hooks, sink = self._hooks[0], self._sink

@@ -37,6 +37,7 @@ from ..stats.from_rows import NOTHING_LEFT, NOTHING_LEFT_IN_FLOAT32, from_produc
 from .hooks import SiteValue
 
 Pairs = str | Sequence[tuple[str, str]] | None
+ColumnPair = tuple[SiteValue, SiteValue]
 Pair = tuple[int, int]  # places among the columns
 
 
@@ -66,98 +67,88 @@ def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     `layer1.0`, `layer1.1`, … of a residual network; the blocks of a transformer; in a plain chain of layers, as VGG's,
     all layers of one resolution and width. A layer that differs from its neighbours is a stage of its own.
     """
-    found: list[list[SiteValue]] = []
-    entered: dict[str, SiteValue] = {}
+    made: list[list[SiteValue]] = []
+    inputs = {each.site.label: each for each in shown if each.is_input}
     before: tuple[Any, ...] | None = None
-    for each in shown:
-        if each.is_input:
-            entered[each.site.label] = each
-            continue
+    for each in _outputs(shown):
         key = (each.site.module_name.rpartition(".")[0], each.site.shape)
         if key != before:
-            found.append([entered[each.site.label]] if each.site.label in entered else [])
-        found[-1].append(each)
+            made.append([inputs[each.site.label]] if each.site.label in inputs else [])
+        made[-1].append(each)
         before = key
-    return found
+    return made
 
 
-def pairs_within(shown: Sequence[SiteValue], pairs: Pairs) -> tuple[list[SiteValue], list[Pair]]:
-    """The columns of one model, and all pairs that are compared, each once."""
+def pairs_within(shown: Sequence[SiteValue], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of one model that are compared, each once."""
+    outputs = _outputs(shown)
     if pairs == "stage":
-        columns: list[SiteValue] = []
-        chosen: list[Pair] = []
-        for stage in stages(shown):
-            chosen += combinations(range(len(columns), len(columns) + len(stage)), 2)
-            columns += stage
+        chosen = [pair for stage in stages(shown) for pair in combinations(stage, 2)]
+    elif pairs == "all":
+        chosen = list(combinations(outputs, 2))
     else:
-        columns = [each for each in shown if not each.is_input]
-        chosen = list(combinations(range(len(columns)), 2)) if pairs == "all" else _named_pairs(columns, columns, pairs)
+        chosen = _named_pairs(outputs, outputs, pairs)
     if not chosen:
         raise SiteError(
-            f"the sites give one layer only ({columns[0].label!r}): a penalty within a model needs at least two, so "
+            f"the sites give one layer only ({outputs[0].label!r}): a penalty within a model needs at least two, so "
             "name more, or leave sites out"
         )
-    return columns, chosen
+    return chosen
 
 
-def pairs_across(
-    models: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs
-) -> tuple[list[SiteValue], list[Pair]]:
-    """The columns of several models, labelled "site of name", and all pairs across models that are compared, each once.
-
-    Columns of a model without a name are labelled by the site alone.
-    """
-    sides: list[list[SiteValue]] = []
-    for model, name in zip(models, names, strict=True):
-        outputs = [each for each in model if not each.is_input]
-        sides.append([replace(each, label=f"{each.label} of {name}") if name else each for each in outputs])
-    columns = [column for side in sides for column in side]
-    starts = [sum(map(len, sides[:k])) for k in range(len(sides))]
-    both = list(combinations(range(len(sides)), 2))
-    if pairs != "same":
-        chosen = [(starts[a] + i, starts[b] + j) for a, b in both for i, j in _named_pairs(sides[a], sides[b], pairs)]
-        return columns, chosen
-    places = [
-        {each.site.label: start + k for k, each in enumerate(side)} for side, start in zip(sides, starts, strict=True)
+def pairs_across(models: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of different models that are compared, each once, labelled "site of name", or by the site alone."""
+    sides = [
+        [replace(each, label=f"{each.label} of {name}") if name else each for each in _outputs(model)]
+        for model, name in zip(models, names, strict=True)
     ]
-    for name, there in zip(names[1:], places[1:], strict=True):
-        if missing := [label for label in places[0] if label not in there]:
+    if pairs != "same":
+        return [pair for a, b in combinations(sides, 2) for pair in _named_pairs(a, b, pairs)]
+    by_label = [{each.site.label: each for each in side} for side in sides]
+    for name, there in zip(names[1:], by_label[1:], strict=True):
+        if missing := [label for label in by_label[0] if label not in there]:
             raise SiteError(
                 f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; say which belongs to which: "
                 "pairs=[(site, site), …]"
             )
-    return columns, [(places[a][label], places[b][label]) for label in places[0] for a, b in both]
+    return [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
 
 
-def drop_unused(columns: Sequence[SiteValue], pairs: Sequence[Pair]) -> tuple[list[SiteValue], list[Pair]]:
-    """Drop the columns that are in no pair; the input of a stage becomes the column of the layer that computed it."""
-    kept: list[SiteValue] = []
-    new_place: dict[int, int] = {}
-    first_with: dict[int, int] = {}  # the place of the first column with this value
-    for k in sorted({k for pair in pairs for k in pair}):
-        column = columns[k]
-        place = first_with.setdefault(id(column.value), len(kept))
-        if place == len(kept) or not (column.is_input or kept[place].is_input):
-            place = len(kept)  # also of a layer that passes on what it got: it keeps its name
-            kept.append(column)
-        new_place[k] = place
-    return kept, [(new_place[a], new_place[b]) for a, b in pairs]
+def _outputs(shown: Sequence[SiteValue]) -> list[SiteValue]:
+    return [each for each in shown if not each.is_input]
 
 
-def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> list[Pair]:
-    """Places among the columns of each side; a pair of one and the same column is refused."""
-    found = []
+def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> list[ColumnPair]:
+    """The columns of each side that the pairs name; a pair of one and the same column is refused."""
+    chosen = []
     for pair in pairs:
         ends = []
         for label, side in zip(pair, (a, b), strict=True):
-            known = [column.site.label for column in side]
+            known = {column.site.label: column for column in side}
             if label not in known:
                 raise SiteError(f"pairs names {label!r}, which is not among the sites{nearest(label, known)}")
-            ends.append(known.index(label))
-        if a is b and ends[0] == ends[1]:
+            ends.append(known[label])
+        if ends[0] is ends[1]:
             raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
-        found.append((ends[0], ends[1]))
-    return found
+        chosen.append((ends[0], ends[1]))
+    return chosen
+
+
+def numbered(pairs: Sequence[ColumnPair]) -> tuple[list[SiteValue], list[Pair]]:
+    """The columns of these pairs, and the pairs as places among them.
+
+    The input of a stage is one column with the output of the layer before, where that passed it on as it was.
+    """
+    columns: list[SiteValue] = []
+    place_of: dict[SiteValue, int] = {}
+    first_with: dict[int, int] = {}  # the place of the first column with this value
+    for column in dict.fromkeys(column for pair in pairs for column in pair):
+        place = first_with.setdefault(id(column.value), len(columns))
+        if place == len(columns) or not (column.is_input or columns[place].is_input):
+            place = len(columns)  # also of a layer that passes on what it got: it keeps its name
+            columns.append(column)
+        place_of[column] = place
+    return columns, [(place_of[a], place_of[b]) for a, b in pairs]
 
 
 # Gram matrices of many layers at once, and their inner products, for gradients to flow through
