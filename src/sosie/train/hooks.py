@@ -134,7 +134,7 @@ class ActivationHooks:
     that compiled code reads. `rows`: only the first so many inputs are kept, as copies; None: the whole activation,
     without a copy where nothing overwrites it (learnt from the first forward, which copies) and passed through `sink`
     inside the hook, so that its gradient is computed when the backward reaches that site, not for all sites at once.
-    `inputs`: keep the inputs of each site too. `calls`: keep the arguments the model was called with.
+    `inputs`: keep the inputs of sites too, see `keep_inputs_of`. `calls`: keep the arguments the model was called with.
     """
 
     def __init__(
@@ -156,6 +156,9 @@ class ActivationHooks:
         self._handles: list[RemovableHandle] = []
         self._labels: list[str] | None = None  # the sites of the first forward, in its order
         self._sites: dict[tuple[str, bool], Site] = {}  # by label, and whether it is the input
+        self._size: tuple[int, ...]  # of what the model is called with, without its first dimension
+        self._usual_size: tuple[int, ...] | None = None  # that of the first forward, once `_starts` are known
+        self._starts: set[int] = set()  # the sites whose inputs are kept where the size is the usual one
         self._changes = InPlaceChanges([label_of(self._names, name, 1) for name in self._wanted])
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -189,7 +192,7 @@ class ActivationHooks:
         self._changes.forget()
         self._last: tuple[Tensor, int, Any] | None = None
         self._called: tuple[Any, Any] | None = None
-        self.count = 0
+        self.count, self._size, self._every_input = 0, (), True
 
     # The forward
 
@@ -202,6 +205,8 @@ class ActivationHooks:
         if not isinstance(first, Tensor) or not first.dim():  # else there is nothing to look for
             first = next((each for each in tensors_in((args, kwargs)) if each.dim()), None)
         self.count = 0 if first is None else first.shape[0]
+        self._size = () if first is None else tuple(first.shape[1:])
+        self._every_input = self._size != self._usual_size
         if self._keeps_arguments:
             self._called = rebuild(self._part, (tuple(args), dict(kwargs)))
             device = "cpu" if first is None else first.device.type
@@ -225,7 +230,7 @@ class ActivationHooks:
 
     def _note(self, number: int, is_input: bool, args: Any, other: Any) -> None:
         """Note a call of a module: `other` is its output, or for the input its keyword arguments."""
-        if not self._active:
+        if not self._active or (is_input and not self._every_input and number not in self._starts):
             return
         given = other
         if is_input:
@@ -284,6 +289,26 @@ class ActivationHooks:
                 "the sites that every input passes"
             )
         return values
+
+    def keep_inputs_of(self, sites: Sequence[SiteValue]) -> None:
+        """From now on keep the inputs of these sites only. Where the model is called with another size, all are kept.
+
+        A single size counts as usual, since compiled code is compiled again for every change of it. Raises if one of
+        the sites has an input that the last forward did not keep.
+        """
+        if self._usual_size is None:
+            self._usual_size = self._size
+        if self._size != self._usual_size:
+            return
+        names = list(self._wanted)
+        self._starts.update(names.index(each.site.module_name) for each in sites)
+        # Sites that are not in `_sites` have no input that could be kept.
+        missed = [each.site.label for each in sites if not each.is_input and (each.site.label, True) in self._sites]
+        if missed:
+            raise SiteError(
+                f"a stage begins at site {missed[0]!r}, which it did not before with inputs of this size, and its "
+                "input was not kept; run the step again (it will be)"
+            )
 
     def _values(self) -> Iterator[SiteValue]:
         names = list(self._wanted)

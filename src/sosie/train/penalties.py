@@ -303,6 +303,8 @@ class Penalty(Attached):
 
     def _columns(self, sides: Sequence[Sequence[SiteValue]]) -> tuple[list[SiteValue], list[Pair]]:
         """What is compared, of all models, and its pairs."""
+        if self.pairs == "stage":
+            self._hooks[0].keep_inputs_of([stage[0] for stage in similarity.stages(sides[0])])
         if len(sides) == 1:
             return similarity.numbered(similarity.pairs_within(sides[0], self.pairs))
         names = ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(sides))]
