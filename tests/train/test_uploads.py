@@ -83,6 +83,9 @@ def test_clients_that_diverge_are_dropped() -> None:
         (lambda upload: None, "the upload is a NoneType, not tensors by name"),
         # Finite in double precision, infinite as the server has it: it would end the learning of all.
         (lambda upload: {name: t.double() + 1e300 for name, t in upload.items()}, "NaN or infinite"),
+        (lambda upload: {name: t + 1j for name, t in upload.items()}, "cannot be averaged"),
+        (lambda upload: {name: t.to("meta") for name, t in upload.items()}, "cannot be averaged"),
+        (lambda upload: {name: t.to_sparse() for name, t in upload.items()}, "cannot be averaged"),
         (lambda upload: {name: t.numpy() for name, t in upload.items()}, "is a ndarray, not a tensor"),
     ],
 )

@@ -24,12 +24,21 @@ class Clients:
 
     images: Tensor  # (N, channels, height, width), uint8 or floating point
     labels: Tensor  # (N,)
-    train: Tensor  # (clients, n): numbers of images
+    train: Tensor  # (clients, n): numbers of images; a list with one tensor per client is stacked
     test: Tensor  # (clients, t)
     tasks: Tensor  # (clients,): which data a client has
 
     def __post_init__(self) -> None:
-        for name, table in (("train", self.train), ("test", self.test)):
+        for name in ("train", "test"):
+            table = getattr(self, name)
+            if not isinstance(table, Tensor):  # one tensor per client
+                if len(sizes := {len(own) for own in table}) != 1:
+                    raise ValueError(
+                        f"{name}: clients have {sorted(sizes)} images; they are trained together and need equally "
+                        "many: drop some images"
+                    )
+                table = torch.stack([torch.as_tensor(own) for own in table])
+                object.__setattr__(self, name, table)
             if table.ndim != 2 or not table.numel() or table.is_floating_point():
                 got = f"{table.dtype} {tuple(table.shape)}"
                 raise ValueError(f"{name}: need the numbers of images as (clients, n), got {got}")

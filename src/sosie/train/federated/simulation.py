@@ -281,7 +281,7 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
 
 
 def _misfit(upload: Any, own: State) -> str | None:
-    """What is wrong with the names and shapes of an upload, if anything."""
+    """What is wrong with the names, shapes and kinds of the tensors of an upload, if anything."""
     if not isinstance(upload, Mapping):
         return f"the upload is a {type(upload).__name__}, not tensors by name"
     if missing := [name for name in own if name not in upload]:
@@ -293,6 +293,8 @@ def _misfit(upload: Any, own: State) -> str | None:
             return f"{name} is a {type(tensor).__name__}, not a tensor"
         if tensor.shape != own[name].shape:
             return f"{name} is {tuple(tensor.shape)}, the server has {tuple(own[name].shape)}"
+        if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
+            return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be averaged"
     return None
 
 
