@@ -17,7 +17,7 @@ from sosie.linalg import most_similar
 from sosie.train import Recipe
 from sosie.train.continual import Continual, Task, learn_tasks
 from sosie.train.heads import features, refit_head
-from sosie.train.together import stacked_state
+from sosie.train.many_networks import stacked_state
 
 CLASSES, ATOMS, MEMBERS = 10, 9, 3
 CHOICES = ("atoms", "cca", "linear_cka")

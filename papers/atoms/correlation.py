@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training import accuracies, train
 
 from sosie.train import decorrelation
-from sosie.train.together import stacked_state
+from sosie.train.many_networks import stacked_state
 
 CLASSES = 10  # a task
 SAME, DIFFERENT = "same", "different"

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sosie.capture import watch
 from sosie.models import atom_layers
-from sosie.train.together import stacked_state
+from sosie.train.many_networks import stacked_state
 
 ATOMS = 9
 

@@ -140,9 +140,9 @@ def with_members(settings: Settings, clients: Clients, method: str, seed: int) -
     right: dict[str, list[Tensor]] = {}
     heads = TrainingRecipe(f.head_epochs, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
     for name, members in choices(similarity, f.members, f.random_members, generator):
-        answer = ensemble_accuracy(found, clients, members, recipe=heads, seed=seed, prepare=Prepare(settings))
-        right.setdefault(name, []).append(answer.ensemble.cpu())
-        right.setdefault("base", []).append(answer.own.cpu())
+        own, ensemble = ensemble_accuracy(found, clients, members, recipe=heads, seed=seed, prepare=Prepare(settings))
+        right.setdefault(name, []).append(ensemble.cpu())
+        right.setdefault("base", []).append(own.cpu())
     return {
         "seed": seed,
         "method": method,

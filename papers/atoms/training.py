@@ -12,7 +12,7 @@ from settings import Recipe, Settings
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sosie.train.together import Stack, stacked_state, without_numbers
+from sosie.train.many_networks import Stack, stacked_state, without_numbers
 
 Penalty = Callable[[list[Tensor]], Tensor]  # activations of one network (n, c, h, w) at its sites → penalties (k,)
 

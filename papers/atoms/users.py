@@ -13,7 +13,7 @@ from torch import Tensor
 from training import accuracies, train
 
 from sosie.linalg import adjusted_rand_index, cluster
-from sosie.train.together import stacked_state
+from sosie.train.many_networks import stacked_state
 
 CLASSES = 5  # a task
 ATOMS = 9

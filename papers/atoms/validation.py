@@ -22,7 +22,7 @@ from training import accuracies, train
 import sosie
 from sosie.files import write_atomically
 from sosie.models import AtomConv2d, atom_layers, freeze
-from sosie.train.together import stacked_state
+from sosie.train.many_networks import stacked_state
 
 PROBES = ("cifar100", "mnist", "tiny-imagenet")  # [CIFAR-100 and SVHN]
 

@@ -203,6 +203,7 @@ WRONG = {
     ),
     "shape": (replaced("conv3.coefficients", lambda a: a[:-1]), r"conv3.* \(7, 8, 3\), not \(8, 8, 3\)"),
     "whole numbers": (replaced("conv2.coefficients", lambda a: a.astype(int)), "type int64, not floating point"),
+    "complex numbers": (replaced("conv2.coefficients", lambda a: a + 1j), "type complex64, not floating point"),
     "name": (renamed, r"no conv2\.coefficients"),
     "more": (added, r"fc\.bias, which is not wanted"),
     "no arrays": (no_arrays, "0 sets of arrays"),

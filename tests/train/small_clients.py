@@ -10,7 +10,7 @@ from torch import nn
 from sosie.models import AtomConv2d
 from sosie.train import Recipe
 from sosie.train.federated import Clients
-from sosie.train.together import State
+from sosie.train.many_networks import State
 
 
 def make() -> nn.Module:

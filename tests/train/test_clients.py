@@ -75,9 +75,10 @@ def test_what_is_wrong_is_said() -> None:
     images, y = torch.zeros(9, 1, 2, 2), torch.arange(9) % 3
     train, test, tasks = torch.arange(4).view(2, 2), torch.arange(4, 8).view(2, 2), torch.zeros(2)
     Clients(images, y, train, test, tasks)
-    with pytest.raises(ValueError, match=r"train: client 0 has 2 images, client 1 has 1; .* drop some images"):
+    assert torch.equal(Clients(images, y, list(train), test, tasks).train, train)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"train: clients have \[1, 2\] images; .* drop some images"):
         Clients(images, y, [torch.tensor([0, 1]), torch.tensor([2])], test, tasks)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="train: there are no clients"):
+    with pytest.raises(ValueError, match=r"train: need the numbers of images as \(clients, n\)"):
         Clients(images, y, torch.empty(0, 2, dtype=torch.long), test, tasks)
     with pytest.raises(ValueError, match=r"test: need the numbers of images as \(clients, n\)"):
         Clients(images, y, train, torch.empty(2, 0, dtype=torch.long), tasks)
@@ -85,11 +86,11 @@ def test_what_is_wrong_is_said() -> None:
         Clients(images, y, train, test + 2 - (test < 5) * 1, tasks)
     with pytest.raises(ValueError, match="image 3 is used for training and for testing"):
         Clients(images, y, train, test - 1, tasks)
-    with pytest.raises(ValueError, match="one label per image, got 9 images and 8"):
+    with pytest.raises(ValueError, match=r"one label per image, .* got 9 images, torch.int64 \(8,\)"):
         Clients(images, y[:8], train, test, tasks)
     with pytest.raises(ValueError, match="whole numbers"):
         Clients(images, y.float(), train, test, tasks)
-    with pytest.raises(ValueError, match="numbered from 0, got -1"):
+    with pytest.raises(ValueError, match="from -1 on"):
         Clients(images, y - 1, train, test, tasks)
     with pytest.raises(ValueError, match="tasks of 3: need those of the same clients"):
         Clients(images, y, train, test, torch.zeros(3))
@@ -100,7 +101,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="3 classes cannot be cut into 2 tasks"):
         split_tasks(y, 2, 1, test_labels=y, seed=0)
     a = pool(4, 40, 6, 1)
-    with pytest.raises(ValueError, match="clients with 8 and with 4 train images"):
+    with pytest.raises(ValueError, match=r"8 images to train on .*; and .* 4 images to train on"):
         a.joined(Clients(a.images, a.labels, a.train[:, :4], a.test, a.tasks))
 
 

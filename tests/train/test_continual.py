@@ -139,16 +139,13 @@ def test_the_nearest_earlier_task_is_where_atoms_may_start(tasks: list[Task]) ->
 
 def test_an_ensemble_of_members(found: Continual, tasks: list[Task]) -> None:
     members = most_similar(found.atoms().cosines(), 2)
-    helped = ensemble(found, tasks, members, recipe=Recipe(epochs=20, batch=50, rate=1e-2))
-    assert helped.alone.tolist() == found.accuracy[2].tolist()
-    assert float(helped.accuracy.min()) > 0.8
-    assert (
-        repr(found) == f"<Continual by atoms: 3 tasks, mean accuracy {float(helped.alone.mean()):.3f} after the last>"
-    )
-    assert repr(helped).startswith("<Ensemble of 2 members for 3 tasks: mean accuracy")
+    alone, helped = ensemble(found, tasks, members, recipe=Recipe(epochs=20, batch=50, rate=1e-2))
+    assert alone.tolist() == found.accuracy[2].tolist()
+    assert float(helped.min()) > 0.8
+    assert repr(found) == f"<Continual by atoms: 3 tasks, mean accuracy {float(alone.mean()):.3f} after the last>"
     untrained = learn_tasks(make, tasks, **{**GIVEN, "recipe": replace(RECIPE, epochs=1, rate=1e-8)})
-    better = ensemble(untrained, tasks, members, recipe=Recipe(epochs=60, batch=50, rate=1e-2))
-    assert float(better.accuracy.mean()) > float(better.alone.mean()) + 0.2  # the members' layers were fitted
+    alone, helped = ensemble(untrained, tasks, members, recipe=Recipe(epochs=60, batch=50, rate=1e-2))
+    assert float(helped.mean()) > float(alone.mean()) + 0.2  # the members' layers were fitted
     with pytest.raises(ValueError, match="numbers of other tasks"):
         ensemble(found, tasks, torch.tensor([[0], [0], [0]]))
     with pytest.raises(ValueError, match="of 3 tasks"):

@@ -174,9 +174,9 @@ def test_the_model_is_left_as_found_and_nothing_is_held() -> None:
         model(inputs())
         penalty().backward()
         gc.collect()
-        taps = penalty._taps[0]
-        assert not taps._fired
-        assert not taps._overwritten._live
+        hooks = penalty._hooks[0]
+        assert not hooks._calls
+        assert not hooks._changes._live
         with pytest.raises(RuntimeError, match="since the last step"):
             penalty()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -196,7 +196,7 @@ def test_a_whole_activation_is_copied_only_where_it_is_overwritten() -> None:
     with Penalty(model, "mean_cca", ["0", "2"], 1.0, pairs="all", rows=None, every=1) as penalty:
         for _ in range(2):
             model(inputs())
-            kept = [fired.kept.data_ptr() for fired in penalty._taps[0]._fired]
+            kept = [call.kept.data_ptr() for call in penalty._hooks[0]._calls]
             penalty().backward()
     assert kept[0] != live["0"]
     assert kept[1] == live["2"]

@@ -147,7 +147,7 @@ def test_bad_input() -> None:
     models = nets("cpu", 2)
     with pytest.raises(ValueError, match="2 models, 1 seeds"):
         fit_side_by_side(models, images, labels, seeds=[0], recipe=RECIPE)
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="networks 0 and 1 share"):
         fit_side_by_side([models[0], models[0]], images, labels, seeds=[0, 1], recipe=RECIPE)
     with pytest.raises(ValueError, match="penalties: need one for each of 2 models"):
         fit_side_by_side(models, images, labels, seeds=[0, 1], penalties=[None], recipe=RECIPE)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sosie.models import AtomConv2d
 from sosie.train import Recipe
-from sosie.train.together import Stack, network, stacked_state, state_of, without_numbers
+from sosie.train.many_networks import Stack, network, stacked_state, state_of, without_numbers
 
 RECIPE = Recipe(epochs=1, rate=0.1, optimiser="sgd")
 

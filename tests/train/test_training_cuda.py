@@ -15,7 +15,7 @@ from sosie.benchmark import cost
 from sosie.history import Recorder, open_run
 from sosie.models import AtomConv2d, small_cnn
 from sosie.train import Penalty
-from sosie.train.together import Stack, stacked_state, without_numbers
+from sosie.train.many_networks import Stack, stacked_state, without_numbers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda"

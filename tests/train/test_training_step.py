@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sosie.train import Attached, Augment, Recipe, Training, fit
-from sosie.train.recipe import trained
+from sosie.train.recipe import trainable
 
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_to_copy"}
 DRAWS = {"rand", "randn", "randint", "randperm", "bernoulli", "bernoulli_", "uniform_", "normal_", "random_"}
@@ -146,7 +146,7 @@ def test_a_step_can_be_recorded_and_replayed() -> None:
         x, y = (part.cuda() for part in images())
         augment = Augment(pad=1)
         recipe = Recipe(1, rate=0.1, optimiser="sgd", clip=1.0, augment=augment)
-        stepper = recipe.make_optimiser(trained(model), fused=True, capturable=True)
+        stepper = recipe.make_optimiser(trainable(model), fused=True, capturable=True)
         masks = MovingMasks(model, every=0)
         index, draws = torch.arange(20, device="cuda"), augment.draws(20, 0, 0, "cuda")
         with Training(model.train(), augment.padded(x), y, recipe, stepper=stepper, masks=masks) as training:

@@ -11,8 +11,8 @@ import torch
 from small_clients import RECIPE, WAY, apart, make, some_clients, started
 
 from sosie.train.federated import simulate
-from sosie.train.federated.simulation import arrived
-from sosie.train.together import State, state_of
+from sosie.train.federated.simulation import receive_uploads
+from sosie.train.many_networks import State, state_of
 
 
 def test_bad_uploads_are_dropped_and_named_and_the_round_goes_on() -> None:
@@ -85,6 +85,7 @@ def test_clients_that_diverge_are_dropped() -> None:
         (lambda upload: {name: t.double() + 1e300 for name, t in upload.items()}, "NaN or infinite"),
         (lambda upload: {name: t + 1j for name, t in upload.items()}, "cannot be averaged"),
         (lambda upload: {name: t.to("meta") for name, t in upload.items()}, "cannot be averaged"),
+        (lambda upload: {name: t.to_sparse() for name, t in upload.items()}, "cannot be averaged"),
         (lambda upload: {name: t.numpy() for name, t in upload.items()}, "is a ndarray, not a tensor"),
     ],
 )
@@ -103,7 +104,7 @@ def test_uploads_of_no_use_are_dropped_before_they_reach_the_mean(change: Callab
 def test_a_batch_norm_counts_its_batches_in_one_number_a_client() -> None:
     kept = {"bn.running_var": torch.ones(3, 2), "bn.num_batches_tracked": torch.tensor([4, 4, 4])}
     kept["bn.running_var"][1, 0] = torch.nan
-    uploads, good, dropped = arrived(0, [5, 6, 7], {"w": torch.ones(3, 2)}, kept, None)
+    uploads, good, dropped = receive_uploads(0, [5, 6, 7], {"w": torch.ones(3, 2)}, kept, None)
     assert good == [0, 2]
     assert uploads["w"].shape == (2, 2)
     assert dropped == {6: "bn.running_var has values that are NaN or infinite"}

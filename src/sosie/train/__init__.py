@@ -1,11 +1,10 @@
 """Training, as far as comparing models needs it."""
 
 from .loop import Training, accuracy, fit
-from .penalties import Decorrelation, Penalty, decorrelation
+from .many_networks import Checkpoint, fit_side_by_side, fit_together
+from .penalties import Attached, Decorrelation, Penalty, decorrelation
 from .recipe import Augment, Recipe
 from .sparse import Masks, Regrow, pruned_masks, random_masks
-from .taps import Attached
-from .together import Checkpoint, fit_side_by_side, fit_together
 from .tokens import TokenPenalty, calibrate_tokens
 
 __all__ = [

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from ..capture.restore import evaluating
 from ..checks import one_of
 from ..models import atom_layers, freeze
 from ..stats import AtomTable
 from .heads import RECIPE, features, find_head, refit_head
 from .loop import fit
+from .many_networks import State, build, seeded
 from .recipe import Prepare, Recipe, floats
-from .together import State, build, seeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,28 +47,25 @@ class Continual:
 
     def model(self, task: int) -> nn.Module:
         """The network of one task as a module of its own, in evaluation mode."""
-        if not -len(self) <= task < len(self):
-            raise IndexError(f"task {task} of {len(self)}")
-        model = copy.deepcopy(self.template)
-        own = self.own[task]
+        model, own = copy.deepcopy(self.template), self.own[task]
         replace_head(model, self.head, len(own[f"{self.head}.weight"]))
         model.load_state_dict({**self.shared, **own})
         return model.eval()
 
     def atoms(self) -> AtomTable:
-        """The atoms of every task, one row per task: `.cosines()` says how alike the tasks are."""
-        self._check_atoms()
-        return AtomTable.of([{n: s[f"{n}.atoms"].cpu() for n in atom_layers(self.template)} for s in self.own])
+        """The atoms of every task, one row per task: `.cosines()` says how similar the tasks are."""
+        layers = self._atom_layers()
+        return AtomTable.of([{layer: own[f"{layer}.atoms"].cpu() for layer in layers} for own in self.own])
 
     @property
     def coefficients(self) -> State:
         """The coefficients that all tasks share, by layer."""
-        self._check_atoms()
-        return {name: self.shared[f"{name}.coefficients"] for name in atom_layers(self.template)}
+        return {layer: self.shared[f"{layer}.coefficients"] for layer in self._atom_layers()}
 
-    def _check_atoms(self) -> None:
+    def _atom_layers(self) -> list[str]:
         if self.method != "atoms":
             raise ValueError(f"method {self.method!r} shares no coefficients: atoms can be compared with 'atoms' alone")
+        return list(atom_layers(self.template))
 
     @property
     def forgetting(self) -> float:
@@ -130,7 +126,7 @@ def learn_tasks(
 
     `recipe`: of every task, or one per task, all with the same `prepare`.
     """
-    checked = _checked(tasks, method, start)
+    class_counts = _class_counts(tasks, method, start)
     recipes = [recipe] * len(tasks) if isinstance(recipe, Recipe) else list(recipe)
     if len(recipes) != len(tasks):
         raise ValueError(f"recipe: one, or one per task; got {len(recipes)} for {len(tasks)} tasks")
@@ -140,81 +136,82 @@ def learn_tasks(
     if method == "atoms" and not atom_layers(template):
         raise ValueError("make() has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
     missing = torch.full((len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
-    found = Continual(method, template, name, {}, (), missing, missing.clone())
-    for number, (task, classes) in enumerate(zip(tasks, checked, strict=True)):
+    result = Continual(method, template, name, {}, (), missing, missing.clone())
+    for number, (task, classes) in enumerate(zip(tasks, class_counts, strict=True)):
         with seeded(seed + number, device):
-            model = _started(found, task, start, prepare)
+            model = _next_start(result, task, start, prepare)
             replace_head(model, name, classes).reset_parameters()
             fit(model, *task[:2], recipe=recipes[number], seed=seed + number)
-        found = _with(found, model)
-        _test(found, tasks, prepare)
-    return found
+        result = _with_task(result, model)
+        _measure(result, tasks, prepare)
+    return result
 
 
-def _started(found: Continual, task: Task, start: Start, prepare: Prepare | None) -> nn.Module:
+def _next_start(result: Continual, task: Task, start: Start, prepare: Prepare | None) -> nn.Module:
     """The network that the next task starts from; what it trains requires gradients."""
-    if not len(found) or found.method == "separate":
-        return copy.deepcopy(found.template)
-    if found.method == "fine_tune":
-        return found.model(-1)
-    model = found.model(0 if start == "first" else _nearest(found, task, prepare))
+    if not len(result) or result.method == "separate":
+        return copy.deepcopy(result.template)
+    if result.method == "fine_tune":
+        return result.model(-1)
+    model = result.model(0 if start == "first" else _nearest(result, task, prepare))
     freeze(model.requires_grad_(False), "atoms", False)
     return model
 
 
-def _nearest(found: Continual, task: Task, prepare: Prepare | None) -> int:
+def _nearest(result: Continual, task: Task, prepare: Prepare | None) -> int:
     """The earlier task whose network's features fit this one's labels best, by the loss of a last layer on them."""
     images, labels = task[:2]
-    seen = torch.stack([features(found.model(t), images, head=found.head, prepare=prepare) for t in range(len(found))])
+    seen = torch.stack(
+        [features(result.model(t), images, head=result.head, prepare=prepare) for t in range(len(result))]
+    )
     seen = seen / seen.square().mean((1, 2), keepdim=True).sqrt()  # large features are learnt faster, not better
     logits = refit_head(seen, labels, int(labels.max()) + 1, recipe=TRIAL)(seen)
     losses = [float(functional.cross_entropy(each, labels)) for each in logits]
     return losses.index(min(losses))
 
 
-def _with(found: Continual, model: nn.Module) -> Continual:
+def _with_task(result: Continual, model: nn.Module) -> Continual:
     """The result with one task more; the shared part is replaced where it was trained."""
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    if found.method == "separate":
-        return replace(found, own=(*found.own, state))
-    names = {name for name in state if name.startswith(f"{found.head}.")}
-    if found.method == "atoms":
+    if result.method == "separate":
+        return replace(result, own=(*result.own, state))
+    names = {name for name in state if name.startswith(f"{result.head}.")}
+    if result.method == "atoms":
         names |= {f"{name}.atoms" for name in atom_layers(model)} | {name for name, _ in model.named_buffers()}
     own = {name: value for name, value in state.items() if name in names}
-    keeps = found.method == "atoms" and len(found) > 0
-    shared = found.shared if keeps else {name: value for name, value in state.items() if name not in names}
-    return replace(found, shared=shared, own=(*found.own, own))
+    keeps = result.method == "atoms" and len(result) > 0
+    shared = result.shared if keeps else {name: value for name, value in state.items() if name not in names}
+    return replace(result, shared=shared, own=(*result.own, own))
 
 
 @torch.no_grad()
-def _test(found: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> None:
+def _measure(result: Continual, tasks: Sequence[Task], prepare: Prepare | None) -> None:
     """Measure the accuracies after the last task."""
-    now = len(found) - 1
-    models = [found.model(task) for task in range(len(found))]
+    now = len(result) - 1
+    models = [result.model(task) for task in range(len(result))]
     for j, (_, _, images, labels) in enumerate(tasks[: now + 1]):
-        logits = [answers(model, images, prepare=prepare) for model in models]
+        logits = [_logits(model, images, prepare) for model in models]
         right = logits[j].argmax(1) == labels
         # The odds p / (1 − p) of the largest softmax output tell answers apart whose p rounds to 1.
         ordered = [each.double().sort(1, descending=True).values for each in logits]
         surest = torch.stack([each[:, 0] - each[:, 1:].logsumexp(1) for each in ordered]).argmax(0)
-        found.accuracy[now, j] = right.double().mean().cpu()
-        found.class_accuracy[now, j] = (right & (surest == j)).double().mean().cpu()
+        result.accuracy[now, j] = right.double().mean().cpu()
+        result.class_accuracy[now, j] = (right & (surest == j)).double().mean().cpu()
 
 
 @torch.no_grad()
-def answers(model: nn.Module, images: Tensor, *, prepare: Prepare | None = None, batch: int = 500) -> Tensor:
-    """The logits (images, classes) of a model in evaluation mode."""
-    with evaluating(model):
-        return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
+def _logits(model: nn.Module, images: Tensor, prepare: Prepare | None, batch: int = 500) -> Tensor:
+    """(images, classes), of a model that is in evaluation mode."""
+    return torch.cat([model(floats(part, prepare)) for part in images.split(batch)])
 
 
-def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
+def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     """The number of classes of each task, after checking the arguments."""
     one_of(method, "method", get_args(Method))
     one_of(start, "start", get_args(Start))
     if not tasks:
         raise ValueError("no tasks to learn")
-    found = []
+    class_counts = []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
         if not 0 < len(images) == len(labels) or not 0 < len(test_images) == len(test_labels):
             counts = f"{len(images)} and {len(labels)}, tested {len(test_images)} and {len(test_labels)}"
@@ -227,24 +224,8 @@ def _checked(tasks: Sequence[Task], method: str, start: str) -> list[int]:
                 f"task {k}: labels are counted from 0 in each task, and every class, of two or more, has images to "
                 f"train on; got labels {given}, tested {tested}"
             )
-        found.append(classes)
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """Test accuracy of each task with the networks of other tasks as members, and without."""
-
-    members: Tensor  # (tasks, k)
-    accuracy: Tensor  # (tasks,)
-    alone: Tensor  # (tasks,)
-
-    def __repr__(self) -> str:
-        helped, alone = (float(each.mean()) for each in (self.accuracy, self.alone))
-        return (
-            f"<Ensemble of {self.members.shape[1]} members for {len(self.members)} tasks: mean accuracy {helped:.3f}, "
-            f"alone {alone:.3f}>"
-        )
+        class_counts.append(classes)
+    return class_counts
 
 
 def ensemble(
@@ -255,11 +236,12 @@ def ensemble(
     recipe: Recipe = RECIPE,
     seed: int = 0,
     prepare: Prepare | None = None,
-) -> Ensemble:
-    """For each task the mean softmax answer of its own network and of its members, (tasks, k) numbers of other tasks.
+) -> tuple[Tensor, Tensor]:
+    """The test accuracy of each task's own network, and with the networks of other tasks: two tensors (tasks,).
 
-    `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives its
-    features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
+    `members` (tasks, k) are the numbers of other tasks, whose softmax answers are averaged with those of the task's own
+    network; `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar. A member's network gives
+    its features of the task's training images, once, and a last layer is fitted on them by `recipe` (see `refit_head`).
     """
     count = len(found)
     own = torch.arange(count)[:, None]
@@ -268,7 +250,7 @@ def ensemble(
         raise ValueError(f"need members (tasks, k) of {count} tasks, got {tuple(members.shape)} and {len(tasks)} tasks")
     if bool(((members < 0) | (members >= count) | (members == own)).any()):
         raise ValueError(f"members are numbers of other tasks, 0 to {count - 1}, got {members.tolist()}")
-    helped, alone = [], []
+    alone, helped = [], []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
         models = [found.model(int(member)) for member in members[k]]
         seen, seen_in_test = (
@@ -277,8 +259,8 @@ def ensemble(
         )
         heads = refit_head(seen, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
         theirs = heads(seen_in_test).softmax(-1)
-        ours = answers(found.model(k), test_images, prepare=prepare).softmax(-1)
+        ours = _logits(found.model(k), test_images, prepare).softmax(-1)
         mean = torch.cat([ours[None], theirs]).mean(0)
-        helped.append(float((mean.argmax(1) == test_labels).double().mean()))
-        alone.append(float((ours.argmax(1) == test_labels).double().mean()))
-    return Ensemble(members, torch.tensor(helped, dtype=torch.float64), torch.tensor(alone, dtype=torch.float64))
+        alone.append((ours.argmax(1) == test_labels).double().mean().cpu())
+        helped.append((mean.argmax(1) == test_labels).double().mean().cpu())
+    return torch.stack(alone), torch.stack(helped)

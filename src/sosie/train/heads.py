@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..capture.restore import evaluating
+from .many_networks import orders
 from .recipe import Prepare, Recipe, floats
-from .together import orders
 
 RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
 
@@ -97,14 +97,10 @@ def refit_head(
     labels = labels.expand(count, rows)
     if start is None:
         start = Heads(features.new_zeros(count, classes, width), features.new_zeros(count, classes))
-    if start.weight.shape != (count, classes, width):
-        raise ValueError(f"heads of {tuple(start.weight.shape)} to start from, not {(count, classes, width)}")
     heads = Heads(*(part.detach().clone().requires_grad_() for part in (start.weight, start.bias)))
     stepper = recipe.make_optimiser([heads.weight, heads.bias])
     plan = recipe.make_schedule(stepper, recipe.steps(rows))
     seeds = [seed] if isinstance(seed, int) else list(seed)
-    if len(seeds) not in (1, count):
-        raise ValueError(f"need one seed, or one per head: {len(seeds)} seeds for {count} heads")
     each = torch.arange(count, device=features.device)[:, None]
     for index in orders(seeds, rows, recipe.epochs, recipe.batch, features.device):  # (1 or heads, batch)
         logits = heads(features[each, index])

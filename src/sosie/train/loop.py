@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from ..checks import whole_number
 from ..data.draws import derived
 from ..files import DamagedFile, check_writable, read_nested, write_nested
 from ..progress import track
-from .recipe import Augment, Prepare, Recipe, check_data, check_types, floats, trained
+from .recipe import Augment, Prepare, Recipe, check_data, check_types, floats, trainable
 
 KIND, VERSION = "training", 2  # of the checkpoint
 LOOKS = 50  # steps between looks at the losses: each look waits for the device
@@ -61,7 +62,7 @@ def fit(
         live = _floating_point(model)  # as Training lays the weights out
         averaged = AveragedModel(live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True)
 
-    def tell(epoch: int) -> None:
+    def notify(epoch: int) -> None:
         if after_epoch is not None:
             after_epoch(epoch)
             model.train()
@@ -69,14 +70,14 @@ def fit(
     with training:
         saved, first = None, 0
         if checkpoint is not None:
-            past = {"optimiser": training.stepper, "schedule": plan, "average": averaged, "attack": training.attack}
-            settings = _settings(recipe, seed, images, labels, penalty, masks)
-            saved = TrainingFile(checkpoint, model, {**past, "penalty": penalty, "masks": masks}, settings)
+            parts = {"optimiser": training.stepper, "schedule": plan, "average": averaged, "penalty": penalty,
+                     "masks": masks, "attack": None if recipe.attack is None else training}  # fmt: skip
+            saved = TrainingFile(checkpoint, model, parts, _settings(recipe, seed, images, labels, penalty, masks))
             first = saved.load()
         model.train()
         training.taken.fill_(first * an_epoch)
         if not first:
-            tell(0)
+            notify(0)
         elif callable(resume := getattr(getattr(after_epoch, "__self__", None), "resume", None)):
             resume(first)  # a recorder may have written epochs that are now trained again
         batches = shuffled(len(images), range(first, recipe.epochs), recipe.batch, seed, images.device, recipe.augment)
@@ -90,7 +91,7 @@ def fit(
             if step % LOOKS == 0 or not rest:
                 training.look(an_epoch)
             if not rest:
-                tell(epoch)
+                notify(epoch)
                 if saved is not None and (epoch % save_every == 0 or epoch == recipe.epochs):
                     saved.save(epoch)
     if live is not None and averaged is not None:
@@ -98,13 +99,18 @@ def fit(
     return model.eval()
 
 
+def epoch_orders(count: int, seed: int) -> Iterator[Tensor]:
+    """The order of so many images in each epoch; drawn on the CPU, so that it is the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randperm(count, generator=generator)
+
+
 def shuffled(
     count: int, epochs: range, batch: int, seed: int, device: torch.device, augment: Augment | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """The indices of the images of each batch, every epoch in a new order, and the draws of their augmentation."""
-    orders = torch.Generator().manual_seed(seed)  # on the CPU: the same order on every device
-    for epoch in range(epochs.stop):
-        order = torch.randperm(count, generator=orders)
+    for epoch, order in zip(range(epochs.stop), epoch_orders(count, seed), strict=False):
         if epoch < epochs.start:
             continue
         batches = order.to(device).split(batch)
@@ -152,31 +158,6 @@ def accuracy(
 # One step
 
 
-class Attacked:
-    """The attack of a recipe, called on each batch; its random starts depend on the seed and the step alone."""
-
-    def __init__(self, model: nn.Module, recipe: Recipe, seed: int) -> None:
-        self.model, self.attack, self.prepare, self.seed = model, recipe.opened_attack(), recipe.prepare, seed
-        self._steps = 0
-
-    def __call__(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        assert self.attack is not None
-        seed = derived(self.seed, self._steps)
-        self._steps += 1
-        training = self.model.training
-        self.model.eval()  # a training batch-norm would learn from the steps of the attack
-        try:
-            return self.attack(lambda z: self.model(floats(z, self.prepare)), floats(x), y, seed=seed, index=index)
-        finally:
-            self.model.train(training)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._steps = state["steps"]
-
-
 class Training(AbstractContextManager["Training"]):
     """A model, its optimiser and the images it learns: `with Training(…) as training: training.step(index, draws)`.
 
@@ -198,16 +179,15 @@ class Training(AbstractContextManager["Training"]):
         masks: Any = None,
     ) -> None:
         check_data(images, labels)
-        if masks is not None and not callable(getattr(masks, "hold", None)):
-            raise TypeError(
-                f"masks={masks!r}: the masks themselves, such as random_masks(model, 0.9), or a Regrow that moves them"
-            )
+        if masks is not None and not hasattr(masks, "hold"):
+            raise TypeError(f"masks={masks!r}: the masks themselves, such as random_masks(model, 0.9), or a Regrow")
         if recipe.mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.recipe = model, images, labels, recipe
-        self.stepper = recipe.make_optimiser(trained(model)) if stepper is None else stepper
-        self.attack = None if recipe.attack is None else Attacked(model, recipe, seed)
+        self.stepper = recipe.make_optimiser(trainable(model)) if stepper is None else stepper
         self.penalty, self.masks = penalty, masks
+        self._attack, self._seed = recipe.opened_attack(), seed
+        self._attacks = 0  # so far
         self._answer: Callable[[Tensor], Tensor] = torch.compile(model) if recipe.compiled else model
         self._held = ExitStack()
         self.taken = torch.zeros((), dtype=torch.long, device=images.device)  # steps so far
@@ -239,8 +219,8 @@ class Training(AbstractContextManager["Training"]):
     def learn(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """One step on these images, as `batch` gives them."""
         with self.recipe.precision(x.device):
-            if self.attack is not None:
-                x = self.attack(x, y, index)
+            if self._attack is not None:
+                x = self._attacked(x, y, index)
             loss = functional.cross_entropy(self._answer(self.recipe.prepared(x)), y)
         if self.penalty is not None:
             loss = loss + self.penalty()
@@ -260,6 +240,25 @@ class Training(AbstractContextManager["Training"]):
                 f"the loss of step {bad} (epoch {-(-bad // an_epoch)}) is NaN or infinite: look for such values "
                 "in the images, else take a lower rate or a smaller penalty"
             )
+
+    def state_dict(self) -> dict[str, int]:
+        """The attacks so far: random starts depend on their number and the seed alone."""
+        return {"steps": self._attacks}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._attacks = state["steps"]
+
+    def _attacked(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        assert self._attack is not None
+        seed = derived(self._seed, self._attacks)
+        self._attacks += 1
+        training = self.model.training
+        self.model.eval()  # a training batch-norm would learn from the steps of the attack
+        try:
+            prepare = self.recipe.prepare
+            return self._attack(lambda z: self.model(floats(z, prepare)), floats(x), y, seed=seed, index=index)
+        finally:
+            self.model.train(training)
 
     def _shorten(self, stepper: Optimizer, *_: Any) -> None:
         assert self.recipe.clip is not None
@@ -326,14 +325,13 @@ def _settings(
     recipe: Recipe, seed: int, images: Tensor, labels: Tensor, penalty: object, masks: object
 ) -> dict[str, Any]:
     """The settings of a training, under the names by which checkpoints keep them."""
-    plain = ("batch", "rate", "optimiser", "momentum", "decay", "schedule", "warmup", "average", "clip", "mixed",
-             "compiled")  # fmt: skip
-    things = {"prepare": recipe.prepare, "penalty": penalty, "masks": masks}
+    options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     return {
-        "epochs": recipe.epochs,
+        **options,
         "seed": seed,
-        **{name: getattr(recipe, name) for name in plain},
-        **{name: _named(thing) for name, thing in things.items()},
+        "prepare": _named(recipe.prepare),
+        "penalty": _named(penalty),
+        "masks": _named(masks),
         "attack": None if recipe.attack is None else repr(recipe.opened_attack()),
         "augment": None if recipe.augment is None else repr(recipe.augment),
         "device": images.device.type,

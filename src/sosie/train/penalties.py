@@ -1,122 +1,206 @@
-"""How alike layers or models are, as a term of the loss."""
+"""Terms of a loss that read activations or weights: any function of them, how similar layers are, decorrelation."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import Rule, Site, SiteError, as_found, check_rule, select, to_rows, unwrap, watch, weighted_layers
+from ..capture import Rule, Site, SiteError, borrowed, check_rule, to_rows, unwrap, watch
 from ..capture.batches import explain_types
-from ..capture.sites import Names
-from ..checks import one_of
-from ..linalg import chain_products
+from ..checks import one_of, whole_number
 from ..measures import MEASURES, Measure, find
-from ..models import AtomConv2d
 from ..models.atoms import check_shared
 from ..process_state import without_autocast
-from ..stats import Atoms, LinearMaps, TensorPair, UncentredAlignment, linear_maps
-from . import likeness
-from .likeness import Pair, Pairs, PenaltyValues, aligns, as_gram, least_rows, values
-from .taps import Attached, Shown, Taps
+from ..stats import Atoms, UncentredAlignment
+from . import similarity
+from .hooks import ActivationHooks, SiteValue
+from .similarity import Pair, Pairs, PairValues, least_rows, reads_grams
 
+Term = Callable[..., Tensor]
 Target = nn.Module | Mapping[str, Tensor]
+LOOKS = 50  # due steps between looks at the values on a GPU: each look waits for it
+IN_USE = (
+    "a penalty is attached to this model in another thread, which trains it: run it there, or after the penalty's with "
+    "block"
+)
 
 
-def check_models(models: Sequence[nn.Module], target: Target | None) -> None:
-    if not models or not all(isinstance(model, nn.Module) for model in models):
-        raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
-    if len({id(model) for model in models}) < len(models):
-        raise ValueError("the same model is listed twice: members of an ensemble are models of their own")
-    if target is not None and len(models) > 1:
-        raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
-    if target is not None and any(target is model for model in models):
-        raise ValueError("the target is the model itself: give a copy (copy.deepcopy) to stay close to what it is now")
-    if target is not None and not isinstance(target, (nn.Module, Mapping)):
-        raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
+class Attached(AbstractContextManager["Attached"]):
+    """`with Attached(model, sites, term) as penalty`: `penalty()` is weight × `term` of the last forward's activations.
 
+    `sites`: names, globs or types (see `select`). `term` is called with {site: activation}, in execution order, and
+    returns a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of every so many
+    is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch; None:
+    all. An activation that the model overwrites later (a ReLU in place) is seen as it was before. Under torch.compile
+    attach before the model is first called. After the block the model is as it was, also after an error; inside it
+    another thread that wants to compare the model gets an error.
+    """
 
-def check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
-    if not measure.differentiable or measure.needs:
-        others = ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
-        if measure.reads_weights:
-            others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4] or others
-        why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
-        raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
-    if towards and measure.closer == "up" and measure.bounds[1] is None:
-        raise ValueError(
-            f"{measure.name} has no largest value, so that no model is ever close to a target; take mean_cca"
-        )
-    if measure.reads_weights:
-        if alone:
-            raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
-    elif rows is not None and rows < least_rows(measure):
-        least = least_rows(measure)
-        raise ValueError(f"{measure.name} of {rows} rows is constant: it needs at least {least}")
+    def __init__(
+        self, model: nn.Module, sites: Any, term: Term, *, rows: int | None = None, every: int = 1, weight: float = 1.0
+    ) -> None:
+        self._set_up([model], rows, every, weight)
+        self._term = term
+        self._hooks.append(ActivationHooks(model, sites, rows=rows))
 
-
-def layers_of(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
-    """The layers that a measure of weights compares, by name: the chosen ones that have what it reads."""
-    names = Names.of(unwrap(model))
-    kind: type[nn.Module] = nn.Module
-    if issubclass(measure.reads, LinearMaps):
-        kind = nn.Linear
-        others = {name: names.by_name[name] for name in weighted_layers(model) if name != "."}
-        if wrong := [name for name, layer in others.items() if not isinstance(layer, nn.Linear)]:
-            raise SiteError(
-                f"{measure.name} as a penalty takes chains of Linear layers; {wrong[0]!r} is a "
-                f"{type(others[wrong[0]]).__name__}: take weight_cosine, or a measure of activations"
+    def _set_up(self, models: Sequence[nn.Module], rows: int | None, every: int, weight: float) -> None:
+        """Check and keep what every kind of penalty has; each adds its own hooks."""
+        if rows is not None:
+            whole_number(rows, "rows", least=1, why="how many inputs of a batch to take, or None for all")
+        whole_number(every, "every", least=1, why="1 for every step, 5 for the first of every five")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"weight={weight!r}: a number from 0 on; which way it pushes is stated by the penalty, not by a sign"
             )
-        with torch.no_grad():
-            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # refuses those that do not fit
-    elif issubclass(measure.reads, Atoms):
-        kind = AtomConv2d
-    chosen = list(names.unique() if sites is None else select(model, sites))
-    found = {
-        name: layer
-        for name in chosen
-        if isinstance(layer := names.by_name[name], kind)
-        and (kind is not nn.Module or getattr(getattr(layer, "weight", None), "ndim", 0) > 1)
-    }
-    if not found or (sites is not None and len(found) < len(chosen)):
-        wrong = [name for name in chosen if name not in found] if sites is not None else []
-        raise SiteError(
-            f"{measure.name} needs layers of type {kind.__name__}; "
-            + (f"site {wrong[0]!r} is not one" if wrong else f"there are none in this {type(model).__name__}")
+        self.rows, self.every, self.weight = rows, every, weight
+        self.step = 0  # calls of penalty() so far
+        self._models = models
+        self._hooks: list[ActivationHooks] = []
+        self._attached = False
+        self._first: Tensor | None = None  # of the parameters, while attached: it takes a while to find at every step
+        self._bad: Tensor | None = None  # (LOOKS,) of the last due steps: NaN where the value was not finite, else 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call of `penalty()` computes the term."""
+        return self.is_due(self.step)
+
+    def is_due(self, step: int) -> bool:
+        return self._attached and self.weight > 0 and step % self.every == 0
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a due step can be recorded into a CUDA graph: `term` must not wait for the device."""
+        return True
+
+    def go_to(self, step: int) -> None:
+        """Set the number of calls so far."""
+        self.step = step
+        for hooks in self._hooks:
+            hooks.forget()
+            hooks.due = self.due
+
+    def begin_again(self) -> None:
+        """Go back to before the first call."""
+        if self._bad is not None:
+            self._bad.zero_()  # not a new one: recorded steps write to this
+        self.go_to(0)
+
+    def settings(self) -> dict[str, Any]:
+        """The options, which a checkpoint compares."""
+        sites = [hooks.asked for hooks in self._hooks]
+        return {"weight": self.weight, "rows": self.rows, "every": self.every, "sites": sites}
+
+    def state_dict(self) -> dict[str, int]:
+        """The steps so far, which decide when the next one is due."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume after so many steps, attached already or not."""
+        self.go_to(whole_number(state["step"], "step", least=0, why="the calls of penalty() so far"))
+
+    def __enter__(self) -> Self:
+        if self._attached:
+            raise RuntimeError("this penalty is attached already")
+        self._hold = borrowed([hooks.model for hooks in self._hooks], refusal=IN_USE)
+        self._hold.__enter__()
+        self._attached, self._bad = True, None
+        every = (parameter for model in self._models for parameter in model.parameters())
+        self._first = next((parameter for parameter in every if parameter.is_floating_point()), None)
+        for hooks in self._hooks:
+            hooks.open()
+            hooks.due = self.due
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._attached, self._first = False, None
+        for hooks in self._hooks:
+            hooks.close()
+        self._hold.__exit__(None, None, None)
+        del self._hold  # which could not be copied
+        if kind is None:
+            self._look((self.step - 1) // self.every)
+
+    def __call__(self) -> Tensor:
+        if not self._attached:
+            raise RuntimeError("this penalty is not attached to the model: use it inside its with block")
+        if not self.due:
+            value = torch.zeros((), device=None if self._first is None else self._first.device)
+        else:
+            shown = [hooks.take() for hooks in self._hooks]
+            self._check_gradients([each for model in shown for each in model])
+            value = self.weight * self._value(shown)
+            self._note(value, shown)
+        self.go_to(self.step + 1)
+        return value
+
+    def _value(self, shown: Sequence[Sequence[SiteValue]]) -> Tensor:
+        """The term of what the models showed in the last forward."""
+        value = self._term(*({each.site: each.value for each in model if not each.is_input} for model in shown))
+        if not isinstance(value, Tensor) or value.dim():
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the term of a penalty is a single number, a tensor of no dimensions; got {got}")
+        return value
+
+    def _check_gradients(self, shown: Sequence[SiteValue]) -> None:
+        """Raise where the penalty would be a constant, from which nothing learns."""
+        flows = any(part.requires_grad for each in shown for part in _tensors(each.value))
+        if shown and torch.is_grad_enabled() and not flows:
+            named = ", ".join(repr(each.label) for each in shown[:5])
+            raise SiteError(
+                f"no gradient flows from {named}: all parameters before them are frozen (requires_grad), so that the "
+                "penalty changes nothing; name later sites, or measure under torch.no_grad()"
+            )
+
+    # Values that are NaN or infinite
+
+    def _note(self, value: Tensor, shown: Sequence[Sequence[SiteValue]]) -> None:
+        """Note whether the value is NaN or infinite, without waiting for a GPU at every step."""
+        due = self.step // self.every
+        if self._bad is None:
+            with torch.inference_mode(False):  # it may be written to outside of it
+                self._bad = torch.zeros(LOOKS, dtype=value.dtype, device=value.device)
+        # One operation, in place as recorded steps are: 0 × NaN and 0 × ∞ are NaN, and stay so.
+        self._bad[due % LOOKS].add_(value.detach(), alpha=0)
+        if not value.is_cuda or (due + 1) % LOOKS == 0:
+            self._look(due, shown)
+
+    def _look(self, due: int, shown: Sequence[Sequence[SiteValue]] = ()) -> None:
+        """Raise if a value since the last look, up to this due step, was NaN or infinite."""
+        wrong = [] if self._bad is None else self._bad.isnan().nonzero().tolist()
+        if not wrong:
+            return
+        assert self._bad is not None
+        self._bad.zero_()  # said once
+        step = (due // LOOKS * LOOKS + wrong[0][0]) * self.every + 1
+        sites = [
+            each.label
+            for model in shown
+            for each in model
+            if not all(bool(part.isfinite().all()) for part in _tensors(each.value))
+        ]
+        where = f"; not finite at {', '.join(map(repr, sites[:5]))}" if sites else self._where()
+        raise ValueError(
+            f"the penalty of step {step} is NaN or infinite{where}: take a smaller weight than {self.weight:g}, "
+            "a lower rate, or look for such values in the inputs"
         )
-    return found
+
+    def _where(self) -> str:
+        """More about such a value where the activations of the model are finite."""
+        return ""
 
 
-def columns_of(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors that the measure reads, one for each layer, in float64; gradients flow."""
-    if issubclass(measure.reads, LinearMaps):
-        chain = _linear_layers(model)
-        products = chain_products([layer.weight.mT.double() for layer in chain])
-        at = {id(layer): product for layer, product in zip(chain, products, strict=True)}
-        return {name: at[id(layer)] for name, layer in layers.items()}
-    if issubclass(measure.reads, Atoms):
-        return {name: layer.atoms.flatten(1)[None].double() for name, layer in layers.items()}
-    return {name: layer.weight.double() for name, layer in layers.items()}
-
-
-def value_of(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    """The value of a measure of weights between two columns."""
-    if issubclass(measure.reads, LinearMaps):
-        return measure(linear_maps(x, y, measure.reads))
-    if issubclass(measure.reads, Atoms):
-        return measure(Atoms(x, y)).squeeze()
-    return measure(TensorPair(x, y))
-
-
-def _linear_layers(model: nn.Module) -> list[nn.Linear]:
-    return [layer for layer in Names.of(unwrap(model)).unique().values() if isinstance(layer, nn.Linear)]
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    """A tensor, or whatever tensors a sink made."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 class Penalty(Attached):
@@ -156,39 +240,39 @@ class Penalty(Attached):
         target: Target | None = None,
     ) -> None:
         models = [model] if isinstance(model, nn.Module) else list(model)
-        check_models(models, target)
-        self._take_on(models, rows, every, weight)
-        self.measure, self.target, self.rule = find(measure), target, rule
-        check_measure(self.measure, rows, alone=len(models) == 1 and target is None, towards=target is not None)
+        _check_models(models, target)
+        self._set_up(models, rows, every, weight)
+        self.measure, self.target, self.rule, self.reduce = find(measure), target, rule, reduce
+        alone = len(models) == 1 and target is None
+        _check_measure(self.measure, rows, alone=alone, towards=target is not None)
         check_rule(rule)
         one_of(reduce, "reduce", ("sum", "mean"))
-        self.pairs = likeness.check_pairs(pairs, alone=len(models) == 1 and target is None)
+        self.pairs = similarity.check_pairs(pairs, alone=alone)
         self._listed = not isinstance(self.pairs, str)
-        self.reduce = reduce
         self._sites = sites
-        self._last: tuple[tuple[str, ...], Sequence[Pair], PenaltyValues] | None = None
-        self._chosen: tuple[Any, list[tuple[str, int]], Sequence[Pair]] | None = None  # of the last step
-        self._still: dict[tuple[str, ...], Tensor] = {}
+        self._last: tuple[Sequence[str], Sequence[Pair], PairValues] | None = None
+        self._constant: dict[tuple[str, ...], Tensor] = {}  # how often each of these columns was constant
         if self.measure.reads_weights:
-            self._layers = [layers_of(each, self.measure, self._named(k)) for k, each in enumerate(models)]
+            both = enumerate(models)
+            self._layers = [similarity.layers_to_compare(each, self.measure, self._sites_of(k)) for k, each in both]
             if issubclass(self.measure.reads, Atoms) and "linear" not in self.measure.invariant:
                 # A cosine of atoms between models whose coefficients differ would pull at numbers without meaning.
-                both = [*models, *([target] if isinstance(target, nn.Module) else [])]
-                check_shared([(f"model {k}", unwrap(each)) for k, each in enumerate(both)])
-        else:
-            for k, each in enumerate(models):
-                calls = k == 0 and isinstance(target, nn.Module)
-                inputs = self.pairs == "stage"
-                self._taps.append(Taps(each, self._named(k), rows=rows, sink=self._sink, inputs=inputs, calls=calls))
+                every_model = [*models, *([target] if isinstance(target, nn.Module) else [])]
+                check_shared([(f"model {k}", unwrap(each)) for k, each in enumerate(every_model)])
+            return
+        for k, each in enumerate(models):
+            inputs, calls = self.pairs == "stage", k == 0 and isinstance(target, nn.Module)
+            chosen = self._sites_of(k)
+            self._hooks.append(ActivationHooks(each, chosen, rows=rows, sink=self._sink, inputs=inputs, calls=calls))
 
     @property
     def _sink(self) -> Any:
         """A function that turns whole activations into their Gram matrix inside the hook, where that is enough."""
-        if self.rows is not None or not aligns(self.measure) or self.rule != "flatten":
+        if self.rows is not None or not reads_grams(self.measure) or self.rule != "flatten":
             return None
-        return partial(as_gram, centre=self.measure.reads is not UncentredAlignment)
+        return partial(similarity.as_gram, centre=self.measure.reads is not UncentredAlignment)
 
-    def _named(self, k: int) -> Any:
+    def _sites_of(self, k: int) -> Any:
         """The sites of the k-th model: listed pairs name those of the first model first."""
         if self._sites is not None or not self._listed:
             return self._sites
@@ -196,20 +280,19 @@ class Penalty(Attached):
         ends = (0, 1) if sides == 1 or 0 < k < sides - 1 else (0,) if k == 0 else (1,)
         return list(dict.fromkeys(pair[end] for pair in self.pairs or () for end in ends))
 
-    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
-        first = self._first if self.measure.reads_weights else shown[0][0].value
-        first = first[0] if isinstance(first, tuple) else first  # what a sink made of an activation
+    def _value(self, shown: Sequence[Sequence[SiteValue]]) -> Tensor:
+        first = self._first if self.measure.reads_weights else _tensors(shown[0][0].value)[0]
         with without_autocast("cpu" if first is None else first.device.type):
             if self.measure.reads_weights:
-                columns, pairs, found = self._of_weights()
+                columns, pairs, values = self._of_weights()
             else:
-                columns, pairs = self._columns(shown)
+                columns, pairs = self._columns(shown if self.target is None else [*shown, self._of_target()])
                 directed, times = self.target is not None, self._times(len(pairs))
-                found = values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
-        self._remember(columns, pairs, found)
-        total = found.total
+                values = similarity.values(self.measure, columns, pairs, self.rule, directed=directed, times=times)
+        self._remember([column.label for column in columns], pairs, values)
+        total = values.each @ values.counts
         if self.target is not None and self.measure.same:
-            total = total - self.measure.same * found.counts.sum()
+            total = total - self.measure.same * values.counts.sum()
         return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
     def _times(self, pairs: int) -> float:
@@ -218,83 +301,68 @@ class Penalty(Attached):
         times = 1 / pairs if self.reduce == "mean" else 1 if self.target is not None or self._listed else 2
         return times if lessen else -times
 
-    def _columns(self, shown: Sequence[Sequence[Shown]]) -> tuple[list[Shown], Sequence[Pair]]:
-        """The columns and their pairs, computed anew only if other sites are shown or share a value than before."""
-        sides = shown if self.target is None else [*shown, self._of_target()]
-        every = [each for side in sides for each in side]
-        first: dict[int, int] = {}
-        shares = [(each.site, each.is_input, first.setdefault(id(each.value), k)) for k, each in enumerate(every)]
-        key = [len(side) for side in sides], shares
-        if self._chosen is None or self._chosen[0] != key:
-            columns, pairs = self._choose(sides)
-            place = {(id(each.value), each.site, each.is_input): k for k, each in enumerate(every)}
-            places = [(column.label, place[id(column.value), column.site, column.is_input]) for column in columns]
-            self._chosen = key, places, pairs
-        return [replace(every[k], label=label) for label, k in self._chosen[1]], self._chosen[2]
-
-    def _choose(self, sides: Sequence[Sequence[Shown]]) -> tuple[list[Shown], list[Pair]]:
-        if len(sides) > 1:
-            return likeness.used(*likeness.across(sides, self._sides, self.pairs))
+    def _columns(self, sides: Sequence[Sequence[SiteValue]]) -> tuple[list[SiteValue], list[Pair]]:
+        """What is compared, of all models, and its pairs."""
         if self.pairs == "stage":
-            starts = [stage[0] for stage in likeness.stages(sides[0])]
-            entered = {start.site.label for start in starts if start.is_input}
-            self._taps[0].read_inputs_of(entered, lacking={start.site.label for start in starts} - entered)
-        return likeness.used(*likeness.of_one(sides[0], self.pairs))
+            self._hooks[0].keep_inputs_of([stage[0] for stage in similarity.stages(sides[0])])
+        if len(sides) == 1:
+            return similarity.numbered(similarity.pairs_within(sides[0], self.pairs))
+        names = ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(sides))]
+        return similarity.numbered(similarity.pairs_across(sides, names, self.pairs))
 
-    @property
-    def _sides(self) -> list[str]:
-        """The names of the models in labels."""
-        return ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(self._models))]
-
-    def _of_target(self) -> list[Shown]:
-        sink = self._sink
+    def _of_target(self) -> list[SiteValue]:
+        hooks, sink = self._hooks[0], self._sink
         if isinstance(self.target, nn.Module):
-            with as_found(self.target), self._taps[0].as_called():
-                args, kwargs = self._taps[0].called or ((), {})
-                with watch(self.target, self._named(1)) as seen:
-                    try:
-                        seen.run(*args, **kwargs)
-                    except RuntimeError as error:
-                        explain_types(error, self.target, [args, kwargs], "inputs")
-                        raise
-                found = list(zip(seen.sites, seen.values(), strict=True))
+            with hooks.as_called(self.target) as (args, kwargs), watch(self.target, self._sites_of(1)) as seen:
+                try:
+                    seen.run(*args, **kwargs)
+                except RuntimeError as error:
+                    explain_types(error, self.target, [args, kwargs], "inputs")
+                    raise
+            found = list(zip(seen.sites, seen.values(), strict=True))
         else:
-            found = [_given(label, each, self._taps[0].count) for label, each in (self.target or {}).items()]
+            found = []
+            for label, each in (self.target or {}).items():
+                if not isinstance(each, Tensor) or not each.dim() or len(each) != hooks.count:
+                    got = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+                    raise ValueError(
+                        f"the target's activation at {label!r} is {got} for a batch of {hooks.count} inputs"
+                    )
+                found.append((Site(label, label, 1, tuple(each.shape[1:]), each.dim() < 4), each.detach()))
         kept = [(site, value[: self.rows]) for site, value in found]
-        return [Shown(site, False, value if sink is None else sink(value), site.label) for site, value in kept]
+        return [SiteValue(site, False, value if sink is None else sink(value), site.label) for site, value in kept]
 
-    def _of_weights(self) -> tuple[list[Shown], Sequence[Pair], PenaltyValues]:
-        both = zip(self._models, self._layers, strict=True)
-        parts: list[Mapping[str, Tensor]] = [columns_of(model, self.measure, layers) for model, layers in both]
+    def _of_weights(self) -> tuple[list[SiteValue], Sequence[Pair], PairValues]:
+        parts: list[Mapping[str, Tensor]] = [
+            similarity.weights_to_compare(model, self.measure, layers)
+            for model, layers in zip(self._models, self._layers, strict=True)
+        ]
         if isinstance(self.target, nn.Module):
             with torch.no_grad():
-                layers = layers_of(self.target, self.measure, self._named(1))
-                parts.append(columns_of(self.target, self.measure, layers))
+                layers = similarity.layers_to_compare(self.target, self.measure, self._sites_of(1))
+                parts.append(similarity.weights_to_compare(self.target, self.measure, layers))
         elif self.target is not None:
             parts.append(self.target)
-        shown = [
-            [
-                Shown(Site(label, label, 1, tuple(value.shape), True), False, value, label)
-                for label, value in part.items()
-            ]
+        sides = [
+            [SiteValue(Site(name, name, 1, tuple(w.shape), True), False, w, name) for name, w in part.items()]
             for part in parts
         ]
-        columns, pairs = likeness.used(*likeness.across(shown, self._sides, self.pairs))
-        each = [value_of(self.measure, columns[a].value, columns[b].value.to(columns[a].value)) for a, b in pairs]
-        stacked = torch.stack(each)
-        if torch.is_grad_enabled() and not stacked.requires_grad:
+        columns, pairs = self._columns(sides)
+        both = [(columns[a].value, columns[b].value) for a, b in pairs]
+        each = torch.stack([similarity.value_of_weights(self.measure, x, y.to(x)) for x, y in both])
+        if torch.is_grad_enabled() and not each.requires_grad:
             raise ValueError("no gradient flows from the weights that are compared: they are frozen (requires_grad)")
-        still = torch.zeros(len(columns), dtype=torch.bool, device=stacked.device)
-        return columns, pairs, PenaltyValues(stacked, torch.full_like(stacked, self._times(len(pairs))), still)
+        constant = torch.zeros(len(columns), dtype=torch.bool, device=each.device)
+        return columns, pairs, PairValues(each, torch.full_like(each, self._times(len(pairs))), constant)
 
     @property
     def recordable(self) -> bool:
         """Whether the measure reads only Gram matrices; those that decompose matrices wait for the device."""
-        return aligns(self.measure)
+        return reads_grams(self.measure)
 
     def begin_again(self) -> None:
         super().begin_again()
-        for counts in self._still.values():
+        for counts in self._constant.values():
             counts.zero_()
 
     def settings(self) -> dict[str, Any]:
@@ -305,13 +373,15 @@ class Penalty(Attached):
         layers = {"layers": [list(each) for each in self._layers]} if self.measure.reads_weights else {}
         return {**super().settings(), **own, "rule": rule, "target": target, **layers}
 
-    def _remember(self, columns: list[Shown], pairs: Sequence[Pair], found: PenaltyValues) -> None:
-        labels = tuple(column.label for column in columns)
-        self._last = labels, pairs, replace(found, each=found.each.detach())
-        if labels not in self._still:
+    # What it found
+
+    def _remember(self, labels: Sequence[str], pairs: Sequence[Pair], values: PairValues) -> None:
+        self._last = labels, pairs, values._replace(each=values.each.detach())
+        key = tuple(labels)
+        if key not in self._constant:
             with torch.inference_mode(False):  # it may be written to outside of it
-                self._still[labels] = torch.zeros_like(found.still, dtype=torch.long)
-        self._still[labels] += found.still  # in place, so that a recorded step counts as well
+                self._constant[key] = torch.zeros_like(values.constant, dtype=torch.long)
+        self._constant[key] += values.constant  # in place, so that a recorded step counts as well
 
     def _where(self) -> str:
         rows = [row for row in self.last if row["value"] is not None]
@@ -326,37 +396,62 @@ class Penalty(Attached):
         """The pairs of the last due step with their values; None for a pair with a constant layer."""
         if self._last is None:
             return []
-        labels, pairs, found = self._last
+        labels, pairs, values = self._last
         return [
-            {"site_a": labels[a], "site_b": labels[b], "value": value}
-            for (a, b), value in zip(pairs, found.numbers, strict=True)
+            {"site_a": labels[a], "site_b": labels[b], "value": value if count else None}
+            for (a, b), value, count in zip(pairs, values.each.tolist(), values.counts.tolist(), strict=True)
         ]
 
     @property
     def constant(self) -> dict[str, int]:
         """The layers that were constant over the rows, so that their pairs counted 0, and in how many due steps."""
         counts: Counter[str] = Counter()
-        for labels, found in self._still.items():
-            counts.update(dict(zip(labels, found.tolist(), strict=True)))
+        for labels, times in self._constant.items():
+            counts.update(dict(zip(labels, times.tolist(), strict=True)))
         return {label: count for label, count in counts.items() if count}
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         super().__exit__(kind, *details)
-        if kind is None and (found := self.constant):
-            listed = ", ".join(f"{label!r} in {count}" for label, count in list(found.items())[:5])
+        if kind is None and (constant := self.constant):
+            listed = ", ".join(f"{label!r} in {count}" for label, count in list(constant.items())[:5])
             warnings.warn(
                 f"layers that were constant over the rows, so that their pairs counted 0: {listed} due steps"
-                + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+                + (f" and {len(constant) - 5} more" if len(constant) > 5 else "")
                 + "; if they died in training, take a smaller weight",
                 stacklevel=2,
             )
 
 
-def _given(label: str, activation: Any, count: int) -> tuple[Site, Tensor]:
-    if not isinstance(activation, Tensor) or not activation.dim() or len(activation) != count:
-        got = tuple(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
-        raise ValueError(f"the target's activation at {label!r} is {got} for a batch of {count} inputs")
-    return Site(label, label, 1, tuple(activation.shape[1:]), activation.dim() < 4), activation.detach()
+def _check_models(models: Sequence[nn.Module], target: Target | None) -> None:
+    if not models or not all(isinstance(model, nn.Module) for model in models):
+        raise TypeError("Penalty needs a torch.nn.Module, or a list of them")
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("the same model is listed twice: members of an ensemble are models of their own")
+    if target is None:
+        return
+    if len(models) > 1:
+        raise ValueError(f"target= is for one model, got {len(models)}: make a penalty for each")
+    if target is models[0]:
+        raise ValueError("the target is the model itself: give a copy (copy.deepcopy) to stay close to what it is now")
+    if not isinstance(target, (nn.Module, Mapping)):
+        raise TypeError(f"target is a model or {{site: activation}}, got {type(target).__name__}")
+
+
+def _check_measure(measure: Measure, rows: int | None, *, alone: bool, towards: bool) -> None:
+    if not measure.differentiable or measure.needs:
+        others = ["linear_cka", "debiased_cka", "mean_cca", "procrustes_distance"]
+        if measure.reads_weights:
+            others = [m.name for m in MEASURES.values() if m.differentiable and m.reads is measure.reads][:4] or others
+        why = "is not differentiable" if not measure.differentiable else f"needs {', '.join(measure.needs)}"
+        raise ValueError(f"{measure.name} {why}, so it cannot be trained with; take {', '.join(others)}")
+    if towards and measure.closer == "up" and measure.bounds[1] is None:
+        raise ValueError(
+            f"{measure.name} has no largest value, so that no model is ever close to a target; take mean_cca"
+        )
+    if measure.reads_weights and alone:
+        raise ValueError(f"{measure.name} compares the weights of models: give several, or target=")
+    if not measure.reads_weights and rows is not None and rows < least_rows(measure):
+        raise ValueError(f"{measure.name} of {rows} rows is constant: it needs at least {least_rows(measure)}")
 
 
 def decorrelation(z: Tensor, *, normalised: bool = False) -> Tensor:

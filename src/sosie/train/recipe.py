@@ -119,16 +119,14 @@ class Recipe:
         self, parameters: Iterable[Tensor], *, fused: bool | None = None, capturable: bool = False
     ) -> Optimizer:
         """`capturable`: its step can be recorded into a CUDA graph, the rate being a tensor that schedules write to."""
-        trained = list(parameters)
-        rate = torch.tensor(self.rate, device=trained[0].device) if capturable else self.rate
+        learnt = list(parameters)
+        rate = torch.tensor(self.rate, device=learnt[0].device) if capturable else self.rate
         made: Optimizer
         if self.optimiser == "adam":
-            made = torch.optim.AdamW(trained, rate, weight_decay=self.decay, fused=fused, capturable=capturable)
+            made = torch.optim.AdamW(learnt, rate, weight_decay=self.decay, fused=fused, capturable=capturable)
         else:
             nesterov = self.momentum > 0
-            made = torch.optim.SGD(
-                trained, rate, self.momentum, weight_decay=self.decay, nesterov=nesterov, fused=fused
-            )
+            made = torch.optim.SGD(learnt, rate, self.momentum, weight_decay=self.decay, nesterov=nesterov, fused=fused)
         for group in made.param_groups:
             group["initial_lr"] = self.rate  # a number: schedules would wait for a GPU to read a tensor
         return made
@@ -192,7 +190,7 @@ def floats(x: Tensor, prepare: Prepare | None = None) -> Tensor:
     return x if prepare is None else prepare(x)
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
+def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that require gradients."""
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not learnt:

@@ -13,8 +13,9 @@ from torch.nn import functional
 from ..capture import as_found, watch
 from ..models import DynamicViT
 from ..models.vit import mean_of_others, token_cka
+from .hooks import ActivationHooks, SiteValue
+from .penalties import Attached
 from .recipe import Prepare, floats
-from .taps import Attached, Shown, Taps
 
 
 def ratio_loss(decisions: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
@@ -82,12 +83,12 @@ class TokenPenalty(Attached):
             raise ValueError("the teacher is the model itself: give the plain network, or a copy (copy.deepcopy)")
         if not all(math.isfinite(each) and each >= 0 for each in (ratio, answers, tokens)):
             raise ValueError(f"ratio={ratio}, answers={answers}, tokens={tokens}: weights are numbers from 0 on")
-        self._take_on([model], None, 1, weight)
+        self._set_up([model], None, 1, weight)
         self.teacher, self.ratio = teacher, ratio
         self.answers, self.tokens = (answers, tokens) if teacher is not None else (0.0, 0.0)
         self.last: dict[str, Tensor] = {}
         self._model = model
-        self._taps.append(Taps(model, ["gates", "norm", "head"], calls=teacher is not None))
+        self._hooks.append(ActivationHooks(model, ["gates", "norm", "head"], calls=teacher is not None))
 
     @property
     def recordable(self) -> bool:
@@ -99,7 +100,7 @@ class TokenPenalty(Attached):
         own = {"ratio": self.ratio, "answers": self.answers, "tokens": self.tokens, "teacher": teacher}
         return {**super().settings(), **own}
 
-    def _value(self, shown: Sequence[Sequence[Shown]]) -> Tensor:
+    def _value(self, shown: Sequence[Sequence[SiteValue]]) -> Tensor:
         if not self._model.training:
             raise ValueError("the model is in evaluation mode, where tokens are removed: call model.train() first")
         seen = {each.site.label: each.value for each in shown[0]}
@@ -119,8 +120,7 @@ class TokenPenalty(Attached):
     def _of_teacher(self) -> tuple[Tensor, Any]:
         """The teacher's logits and, where they count, its tokens after the final norm, without the class token."""
         assert self.teacher is not None
-        args, kwargs = self._taps[0].called or ((), {})
-        with as_found(self.teacher), self._taps[0].as_called():
+        with self._hooks[0].as_called(self.teacher) as (args, kwargs):
             if not self.tokens:
                 return self.teacher(*args, **kwargs), None
             with watch(self.teacher, ["norm"]) as seen:

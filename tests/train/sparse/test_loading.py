@@ -65,10 +65,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     masks = random_masks(model, 0.8)
     state = model.state_dict()
     refused(small(), {k: v for k, v in state.items() if "mask" not in k}, "has no masks")
-    refused(small(), {**state, "9.weight_mask": state["0.weight_mask"]}, "layers it does not have: '9'")
-    refused(small(), {**state, "1.weight_mask": state["0.weight_mask"]}, "layers it does not have: '1'")
+    refused(small(), {**state, "9.weight_mask": state["0.weight_mask"]}, "'9' is no layer with a weight")
+    refused(small(), {**state, "1.weight_mask": state["0.weight_mask"]}, "'1' is no layer with a weight")
     wrong = {**state, "3.weight_mask": torch.ones(2, 2, dtype=torch.bool)}
-    refused(small(), wrong, r"3 \(weight \(8, 8, 3, 3\), mask \(2, 2\)\)")
+    refused(small(), wrong, r"'3' has a weight \(8, 8, 3, 3\), and the mask is \(2, 2\)")
     refused(small(), {k: v for k, v in state.items() if k != "6.bias"}, r"1 missing in the file: 6\.bias")
     grown = {**state, "0.weight": torch.ones_like(state["0.weight"])}
     refused(small(), grown, f"{int((~masks['0']).sum())} weights of '0' are not 0 where they are masked")
@@ -96,5 +96,5 @@ def test_tied_weights_are_read_back_from_a_file_that_has_them_once(tmp_path: Pat
     x = torch.randn(4, 5)
     assert torch.equal(fresh(x), model(x))
     state = model.state_dict()
-    refused(Tied(), {**state, "b.weight_mask": state["a.weight_mask"]}, r"b \(shares the weight of a")
+    refused(Tied(), {**state, "b.weight_mask": state["a.weight_mask"]}, "'b' shares the weight of 'a'")
     refused(Tied(), {k: v for k, v in state.items() if k not in ("a.weight", "b.weight")}, "2 missing in the file")

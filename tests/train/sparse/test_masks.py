@@ -209,7 +209,7 @@ def test_bad_random_masks_are_refused(options: dict[str, Any], words: str) -> No
 def test_what_cannot_be_masked_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to mask in ReLU"):
         random_masks(nn.ReLU(), 0.5)
-    with pytest.raises(ValueError, match="call the model once"):
+    with pytest.raises(RuntimeError, match="Call `forward` to initialize"):  # torch's own words
         random_masks(nn.Sequential(nn.LazyLinear(3)), 0.5)
     parametrised = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     with pytest.raises(ValueError, match="remove a parametrisation"):
@@ -241,3 +241,20 @@ def test_modules_that_share_a_weight_cannot_have_a_mask_each() -> None:
         model[name].register_buffer("weight_mask", torch.rand(5, 5) < density)
     with pytest.raises(ValueError, match="'a' and 'b' share one weight and have a mask each"):
         Masks.of(model)
+
+
+def test_all_layers_are_multiplied_in_one_call_by_the_masks_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, calls = torch._foreach_mul_, []
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: (calls.append(given), multiply(*given))[1])
+    model = small()
+    masks = random_masks(model, 0.5, seed=0)
+    calls.clear()
+    masks.apply()
+    assert [len(tensors) for tensors, _ in calls] == [len(masks)]
+    masks["0"].logical_not_()  # in place, as load_state_dict does
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        with torch.no_grad():
+            masks.weight("0").fill_(2)
+        masks.apply()
+        assert torch.equal(masks.weight("0"), 2 * masks["0"].to(dtype))

@@ -1,12 +1,11 @@
 """Federated learning in one process: clients, methods, a simulation, and ensembles of similar clients."""
 
 from .clients import Clients, Parts, split_classes, split_tasks
-from .simulation import METHODS, Ensemble, Federated, Method, Phase, ensemble_accuracy, open_method, simulate
+from .simulation import METHODS, Federated, Method, Phase, ensemble_accuracy, open_method, simulate
 
 __all__ = [
     "METHODS",
     "Clients",
-    "Ensemble",
     "Federated",
     "Method",
     "Parts",

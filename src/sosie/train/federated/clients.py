@@ -24,20 +24,32 @@ class Clients:
 
     images: Tensor  # (N, channels, height, width), uint8 or floating point
     labels: Tensor  # (N,)
-    train: Tensor  # (clients, n): numbers of images
+    train: Tensor  # (clients, n): numbers of images; a list with one tensor per client is stacked
     test: Tensor  # (clients, t)
     tasks: Tensor  # (clients,): which data a client has
 
     def __post_init__(self) -> None:
-        for what in ("train", "test"):
-            object.__setattr__(self, what, _table(what, getattr(self, what), len(self.images)))
-        if len(self.images) != len(self.labels):
-            raise ValueError(f"need one label per image, got {len(self.images)} images and {len(self.labels)} labels")
-        object.__setattr__(self, "labels", self.labels.long() if not self.labels.is_floating_point() else self.labels)
-        if self.labels.ndim != 1 or self.labels.is_floating_point():
-            raise ValueError(f"labels are whole numbers (N,), got {self.labels.dtype} {tuple(self.labels.shape)}")
-        if int(self.labels.min()) < 0:
-            raise ValueError(f"labels are numbered from 0, got {int(self.labels.min())}")
+        for name in ("train", "test"):
+            table = getattr(self, name)
+            if not isinstance(table, Tensor):  # one tensor per client
+                if len(sizes := {len(own) for own in table}) != 1:
+                    raise ValueError(
+                        f"{name}: clients have {sorted(sizes)} images; they are trained together and need equally "
+                        "many: drop some images"
+                    )
+                table = torch.stack([torch.as_tensor(own) for own in table])
+                object.__setattr__(self, name, table)
+            if table.ndim != 2 or not table.numel() or table.is_floating_point():
+                got = f"{table.dtype} {tuple(table.shape)}"
+                raise ValueError(f"{name}: need the numbers of images as (clients, n), got {got}")
+            if int(table.min()) < 0 or int(table.max()) >= len(self.images):
+                named = f"images {int(table.min())} to {int(table.max())} are named"
+                raise ValueError(f"{name}: {named}, the pool has {len(self.images)}")
+        labels = self.labels
+        if labels.shape != (len(self.images),) or labels.is_floating_point() or int(labels.min()) < 0:
+            got = f"{labels.dtype} {tuple(labels.shape)} from {labels.min().item()} on"
+            raise ValueError(f"need one label per image, whole numbers from 0 on; got {len(self.images)} images, {got}")
+        object.__setattr__(self, "labels", labels.long())
         if not len(self.train) == len(self.test) == len(self.tasks):
             raise ValueError(
                 f"training images of {len(self.train)} clients, test images of {len(self.test)}, tasks of "
@@ -52,8 +64,11 @@ class Clients:
         return len(self.train)
 
     def __repr__(self) -> str:
-        each = f"{self.train.shape[1]} images to train on and {self.test.shape[1]} to test on each"
-        return f"<Clients: {len(self)} with {each}, {len(self.tasks.unique())} tasks>"
+        return f"<Clients: {len(self)} with {self._each}, {len(self.tasks.unique())} tasks>"
+
+    @property
+    def _each(self) -> str:
+        return f"{self.train.shape[1]} images to train on and {self.test.shape[1]} to test on each"
 
     @property
     def classes(self) -> int:
@@ -67,15 +82,12 @@ class Clients:
 
     def joined(self, other: Clients) -> Clients:
         """Both, ours first; the other's classes and tasks are numbered after ours."""
-        if self.images.shape[1:] != other.images.shape[1:] or self.images.dtype != other.images.dtype:
-            mine, theirs = (f"{tuple(c.images.shape[1:])} {c.images.dtype}" for c in (self, other))
-            raise ValueError(f"need images alike, got {mine} and {theirs}")
-        for what in ("train", "test"):
-            n, m = getattr(self, what).shape[1], getattr(other, what).shape[1]
-            if n != m:
-                raise ValueError(
-                    f"clients with {n} and with {m} {what} images: give all as many (`per_class` of a split)"
-                )
+        kinds = [f"{c.images.dtype} {tuple(c.images.shape[1:])}, {c._each}" for c in (self, other)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"need images alike and equally many for each client, got {kinds[0]}; and {kinds[1]} (`per_class` of a "
+                "split decides how many)"
+            )
         return Clients(
             torch.cat([self.images, other.images]),
             torch.cat([self.labels, other.labels + self.classes]),
@@ -143,8 +155,6 @@ def _dealt(
     test_per_class: int | None,
     generator: torch.Generator,
 ) -> Parts:
-    if not dealt:
-        raise ValueError("no clients: at least one is needed")
     train = _divided(labels.cpu(), dealt, per_class, generator, "training")
     test = _divided(test_labels.cpu(), dealt, test_per_class, generator, "test")
     sets = [tuple(own.tolist()) for own in dealt]
@@ -173,21 +183,3 @@ def _divided(
     }
     left = {c: iter(pile) for c, pile in piles.items()}
     return torch.stack([torch.cat([next(left[int(c)]) for c in own]) for own in dealt])
-
-
-def _table(what: str, given: Tensor | Sequence[Tensor], pool: int) -> Tensor:
-    """Numbers of images as one tensor (clients, n)."""
-    if not len(given):
-        raise ValueError(f"{what}: there are no clients")
-    sizes = [len(own) for own in given]
-    if odd := [k for k, size in enumerate(sizes) if size != sizes[0]]:
-        raise ValueError(
-            f"{what}: client 0 has {sizes[0]} images, client {odd[0]} has {sizes[odd[0]]}; clients are trained "
-            "together and need equally many: drop some images"
-        )
-    table = given if isinstance(given, Tensor) else torch.stack([torch.as_tensor(own) for own in given])
-    if table.ndim != 2 or not table.numel() or table.is_floating_point():
-        raise ValueError(f"{what}: need the numbers of images as (clients, n), got {table.dtype} {tuple(table.shape)}")
-    if int(table.min()) < 0 or int(table.max()) >= pool:
-        raise ValueError(f"{what}: images {int(table.min())} to {int(table.max())} are named, the pool has {pool}")
-    return table

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...models import atom_layers
 from ...models.atoms import some_atom_layers
 from ...stats import AtomTable
+from .simulation import parameter_name
 
 # flwr reports its use to its makers unless this is 0 when it is imported; who has set it has decided already.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -125,7 +126,7 @@ class AtomStrategy(FedAvg):
             dropped,
             AtomTable.of(atoms, torch.float64) if atoms and self.report_atoms else None,
         )
-        _tell(server_round, "training", dropped)
+        _warn(server_round, "training", dropped)
         if not taken:
             log.warning("round %d: no client counted, the coefficients stay those of the round before", server_round)
             return self._sent, None
@@ -135,7 +136,7 @@ class AtomStrategy(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the metrics, by the number of examples, of clients that sent the same."""
         taken, dropped = self._take(replies)
-        _tell(server_round, "evaluation", dropped)
+        _warn(server_round, "evaluation", dropped)
         if not taken:
             return None
         return self.evaluate_metrics_aggr_fn([reply.content for reply in taken.values()], self.weighted_by_key)
@@ -196,7 +197,7 @@ def _read_arrays(
         raise ValueError(f"sent {len(content.array_records)} sets of arrays, one is needed")
     arrays = next(iter(content.array_records.values()))
     layers = [name.rpartition(".")[0] for name in before]
-    wanted = {*before, *(_join(layer, ATOMS) for layer in layers if with_atoms)}
+    wanted = {*before, *(parameter_name(layer, ATOMS) for layer in layers if with_atoms)}
     _check_names(wanted, set(arrays), "it sent")
     coefficients = {name: _numbers(name, arrays[name], array.dtype) for name, array in before.items()}
     for name, array in before.items():
@@ -204,7 +205,7 @@ def _read_arrays(
             raise ValueError(f"{name} has shape {coefficients[name].shape}, not {array.shape}")
     atoms = {}
     for layer in layers if with_atoms else ():
-        name, count = _join(layer, ATOMS), before[_join(layer, COEFFICIENTS)].shape[-1]
+        name, count = parameter_name(layer, ATOMS), before[parameter_name(layer, COEFFICIENTS)].shape[-1]
         found = _numbers(name, arrays[name], np.dtype(np.float64))  # early on, clients differ in few digits
         if found.ndim != 3 or len(found) != count:
             raise ValueError(f"{name} has shape {found.shape}, not ({count}, height, width)")
@@ -259,13 +260,15 @@ def _atom_layout(reply: _Reply) -> Hashable:
     return tuple((layer, tuple(atoms.shape)) for layer, atoms in reply.atoms.items())
 
 
-def _tell(server_round: int, what: str, dropped: Why) -> None:
+def _warn(server_round: int, what: str, dropped: Why) -> None:
     for node, why in dropped.items():
         log.warning("round %d: %s goes on without client %d: %s", server_round, what, node, why)
 
 
 def _parts(model: nn.Module, part: str) -> dict[str, Tensor]:
-    return {_join(name, part): getattr(layer, part).detach() for name, layer in some_atom_layers(model).items()}
+    return {
+        parameter_name(name, part): getattr(layer, part).detach() for name, layer in some_atom_layers(model).items()
+    }
 
 
 def _personal(model: nn.Module) -> dict[str, Tensor]:
@@ -296,7 +299,3 @@ def _check_names(wanted: set[str], found: set[str], who: str) -> None:
         raise ValueError(f"{who} no {missing[0]}" + (f" ({len(missing)} names are missing)" if missing[1:] else ""))
     if extra := sorted(found - wanted):
         raise ValueError(f"{who} {extra[0]}, which is not wanted")
-
-
-def _join(layer: str, part: str) -> str:
-    return f"{layer}.{part}" if layer else part

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
 from ..heads import Heads, features, find_head, refit_head
+from ..many_networks import Stack, State, build, network, orders, seeded, state_of, without_numbers
 from ..recipe import Prepare, Recipe, floats
-from ..together import Stack, State, build, network, orders, seeded, state_of, without_numbers
 from .clients import Clients
 
 # Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
@@ -143,7 +143,7 @@ def names_of(part: Part, model: nn.Module, head: Sequence[str]) -> set[str]:
         raise ValueError(
             f"only a model made of atoms has a part {part!r}: alexnet(atoms=9), or with_atoms(model, 9), makes one"
         )
-    chosen = {_inside(layer, "coefficients") for layer in layers} & every
+    chosen = {parameter_name(layer, "coefficients") for layer in layers} & every
     return chosen if part == "coefficients" else every - chosen
 
 
@@ -170,8 +170,6 @@ class Federated:
 
     def model(self, client: int) -> nn.Module:
         """A client's model, in evaluation mode."""
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
         return network(self.template, self.state, client)
 
     def atoms(self, *, require_shared: bool = True) -> AtomTable:
@@ -180,14 +178,14 @@ class Federated:
         if not layers:
             raise ValueError("the clients' models have no layer of atoms")
         for layer in layers if require_shared else ():
-            coefficients = self.state[_inside(layer, "coefficients")]
+            coefficients = self.state[parameter_name(layer, "coefficients")]
             if coefficients.stride(0) and not bool((coefficients == coefficients[:1]).all()):
                 raise ValueError(
                     f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
                     "with simulate(…, \"fedavg(last='own')\"), freeze the coefficients, or ask for require_shared=False"
                 )
         # Early in training cosines are 1 up to the last digits of float32.
-        stacked = {layer: self.state[_inside(layer, "atoms")].cpu() for layer in layers}
+        stacked = {layer: self.state[parameter_name(layer, "atoms")].cpu() for layer in layers}
         return AtomTable.stacked(stacked, dtype=torch.float64)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -228,7 +226,7 @@ def _under(folder: str, tensors: dict[str, Tensor]) -> State:
     return {key.removeprefix(f"{folder}/"): t for key, t in tensors.items() if key.startswith(f"{folder}/")}
 
 
-def _inside(layer: str, name: str) -> str:
+def parameter_name(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
@@ -237,37 +235,35 @@ def _inside(layer: str, name: str) -> str:
 Receive = Callable[[int, int, State], Mapping[str, Tensor]]  # (round, client, upload) → the upload as it arrives
 
 
-def arrived(
+def receive_uploads(
     turn: int, who: Sequence[int], sent: State, kept: State, receive: Receive | None
 ) -> tuple[State, list[int], dict[int, str]]:
     """The usable uploads, the places of their clients in `who`, and why others are dropped.
 
     A client whose own part (in `kept`) is not finite has diverged, and is dropped too.
     """
-    reasons = _not_finite(who, kept)
-    if receive is None:
-        reasons |= _not_finite(who, sent)
-    else:
-        uploads: dict[str, list[Tensor]] = {name: [] for name in sent}
+    misfits: dict[int, str] = {}
+    if receive is not None:
+        uploads = []
         for k, client in enumerate(who):
-            upload = receive(turn, client, {name: stacked[k].clone() for name, stacked in sent.items()})
-            if (wrong := _wrong_form(upload, sent)) is not None:
-                reasons[client], upload = wrong, {name: stacked[k] for name, stacked in sent.items()}
-            for name in sent:
-                # As the server will have it: a large number of double precision is infinite there.
-                uploads[name].append(upload[name].detach().to(sent[name]))
-        sent = {name: torch.stack(tensors) for name, tensors in uploads.items()}
-        reasons = _not_finite(who, sent) | reasons
-    good = [k for k, client in enumerate(who) if client not in reasons]
+            own = {name: stacked[k] for name, stacked in sent.items()}
+            upload = receive(turn, client, {name: t.clone() for name, t in own.items()})
+            if (wrong := _misfit(upload, own)) is not None:
+                misfits[client], upload = wrong, own
+            # As the server will have it: a large number of double precision is infinite there.
+            uploads.append({name: upload[name].detach().to(t) for name, t in own.items()})
+        sent = {name: torch.stack([upload[name] for upload in uploads]) for name in sent}
+    dropped = {**_not_finite(who, kept), **_not_finite(who, sent), **misfits}
+    good = [k for k, client in enumerate(who) if client not in dropped]
     if len(good) < len(who):
         sent = {name: stacked[good] for name, stacked in sent.items()} if good else {}
-    return sent, good, reasons
+    return sent, good, dropped
 
 
 def mean(stacked: Tensor) -> Tensor:
     """The mean over clients; whole numbers (counts of batches) are rounded."""
-    found = stacked.mean(0, dtype=torch.float64)  # in float32, the mean of equal numbers need not be that number
-    return (found if stacked.is_floating_point() else found.round()).to(stacked.dtype)
+    exact = stacked.mean(0, dtype=torch.float64)  # in float32, the mean of equal numbers need not be that number
+    return (exact if stacked.is_floating_point() else exact.round()).to(stacked.dtype)
 
 
 def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
@@ -283,20 +279,19 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     }
 
 
-def _wrong_form(upload: Any, sent: State) -> str | None:
-    """An error message if the names or shapes of an upload are wrong, else None."""
+def _misfit(upload: Any, own: State) -> str | None:
+    """What is wrong with the names, shapes and kinds of the tensors of an upload, if anything."""
     if not isinstance(upload, Mapping):
         return f"the upload is a {type(upload).__name__}, not tensors by name"
-    if missing := [name for name in sent if name not in upload]:
+    if missing := [name for name in own if name not in upload]:
         return f"{missing[0]} is missing"
-    if more := [name for name in upload if name not in sent]:
+    if more := [name for name in upload if name not in own]:
         return f"the server does not share {more[0]}"
     for name, tensor in upload.items():
-        wanted = tuple(sent[name].shape[1:])
         if not isinstance(tensor, Tensor):
             return f"{name} is a {type(tensor).__name__}, not a tensor"
-        if tuple(tensor.shape) != wanted:
-            return f"{name} is {tuple(tensor.shape)}, the server has {wanted}"
+        if tensor.shape != own[name].shape:
+            return f"{name} is {tuple(tensor.shape)}, the server has {tuple(own[name].shape)}"
         if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
             return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be averaged"
     return None
@@ -398,8 +393,8 @@ class Server:
     ) -> None:
         self.method, self.clients, self.recipe, self.at_once, self.seed = method, clients, recipe, at_once, seed
         self.template = without_numbers(model)
-        spoken = {method.shared, method.personal, *(phase.trains for phase in (*method.phases, method.last))}
-        self.parts = {part: names_of(part, model, head) for part in spoken}
+        parts = {method.shared, method.personal, *(phase.trains for phase in (*method.phases, method.last))}
+        self.parts = {part: names_of(part, model, head) for part in parts}
         self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         start = state_of(model)
         self.shared = {name: t.clone() for name, t in start.items() if name in self.parts[method.shared]}
@@ -420,7 +415,7 @@ class Server:
                 visiting = self.train(phase, who, visiting, (turn, number))
         sent = {name: visiting[name] for name in self.shared if name in visiting}
         kept = {name: (kept if twice else visiting)[name] for name in self.personal}
-        uploads, good, dropped = arrived(turn, who.tolist(), sent, kept, receive)
+        uploads, good, dropped = receive_uploads(turn, who.tolist(), sent, kept, receive)
         if good:
             self.shared |= {name: mean(stacked) for name, stacked in uploads.items()}
             for name, stacked in kept.items():
@@ -432,13 +427,14 @@ class Server:
         """Every client's model after a last training of its own, and the entry for the history."""
         who = torch.arange(len(self.clients), device=self.clients.train.device)
         trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
-        _, good, dropped = arrived(turn, who.tolist(), {}, trained, None)
+        dropped = _not_finite(who.tolist(), trained)
         before = self.state()
         state = {name: trained.get(name, stacked) for name, stacked in before.items()}
         for client in dropped:
             for name, stacked in trained.items():
                 stacked[client] = before[name][client]
-        return state, {"round": turn, "last": True, "clients": [int(who[k]) for k in good], "dropped": dropped}
+        good = [client for client in who.tolist() if client not in dropped]
+        return state, {"round": turn, "last": True, "clients": good, "dropped": dropped}
 
     def state(self) -> State:
         """Every client's model, (clients, …); what is shared is in memory once."""
@@ -507,7 +503,7 @@ def _own_atoms(model: nn.Module, personal: State, seed: int) -> State:
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for layer in atom_layers(model):
-        name = _inside(layer, "atoms")
+        name = parameter_name(layer, "atoms")
         if name not in personal:
             raise ValueError(f"same_atoms=False: {name} is shared by all clients under this method")
         first = personal[name]
@@ -543,13 +539,6 @@ def _check(model: nn.Module, clients: Clients, recipe: Recipe, share: float) -> 
 HEAD_RECIPE = Recipe(epochs=100, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 
 
-class Ensemble(NamedTuple):
-    """Accuracy of each client's model, and of the mean answer of it and its members: (clients,) each."""
-
-    own: Tensor
-    ensemble: Tensor
-
-
 def ensemble_accuracy(
     found: Federated,
     clients: Clients,
@@ -559,9 +548,10 @@ def ensemble_accuracy(
     seed: int = 0,
     prepare: Prepare | None = None,
     at_once: int = 2000,
-) -> Ensemble:
-    """Let every client use the models of others, `members` (clients, k): numbers of clients.
+) -> tuple[Tensor, Tensor]:
+    """The accuracy of each client's own model, and of it with the models of others: two tensors (clients,).
 
+    `members` (clients, k) are the numbers of the clients whose models each one uses.
     A member's last linear layer is trained further, by `recipe`, on the client's own images; its body is left as it is
     (features are computed once, `at_once` images in a pass); then the softmax answers of the client's model, which is
     not changed, and of its k members are averaged. As a control, try members at random, or each client as its own
@@ -595,14 +585,14 @@ def ensemble_accuracy(
             answers.append(model.get_submodule(found.head[0])(seen[:t]))
         entered |= dict(zip(pairs.tolist(), seen[t:].unflatten(0, (len(pairs), n + t)), strict=True))
     stacked = torch.stack([entered[pair] for pair in range(len(teachers))])
-    weight = found.state[_inside(found.head[0], "weight")][teachers]
+    weight = found.state[parameter_name(found.head[0], "weight")][teachers]
     bias = weight.new_zeros(weight.shape[:2])
     if head.bias is not None:
-        bias = found.state[_inside(found.head[0], "bias")][teachers]
+        bias = found.state[parameter_name(found.head[0], "bias")][teachers]
     seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]  # a client's members see one order
     labels = clients.labels[clients.train[pupils]]
     heads = refit_head(stacked[:, :n], labels, weight.shape[1], recipe=recipe, start=Heads(weight, bias), seed=seeds)
     own, theirs = torch.stack(answers), heads(stacked[:, n:]).softmax(2).unflatten(0, members.shape).sum(1)
     truth = clients.labels[clients.test]
     both = (own.softmax(2) + theirs).argmax(2)
-    return Ensemble((own.argmax(2) == truth).float().mean(1), (both == truth).float().mean(1))
+    return (own.argmax(2) == truth).float().mean(1), (both == truth).float().mean(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from ..checks import whole_number
 from ..data.draws import derived
 from ..process_state import Shared, switched
 from ..progress import Progress
-from .loop import Training, fit
-from .recipe import Recipe, check_data, check_types, floats, trained
-from .taps import Attached
+from .loop import Training, epoch_orders, fit
+from .penalties import Attached
+from .recipe import Recipe, check_data, check_types, floats, trainable
 
 # Many networks of one architecture as one function of stacked parameters
 
@@ -91,12 +90,12 @@ class Stack:
             randomness="different" if self.draws else "error",
         )
         try:
-            found = answer(trained, held, shared, x)
+            answers = answer(trained, held, shared, x)
         except RuntimeError as error:
             rule = "" if self.draws else "must not draw random numbers, and "
             error.add_note(f"networks trained together {rule}must answer by tensors alone")
             raise
-        return found.float() if self.mixed else found
+        return answers.float() if self.mixed else answers
 
     def learn(
         self, x: Tensor, y: Tensor, stepper: torch.optim.Optimizer, pull: tuple[float, State] | None = None
@@ -121,8 +120,17 @@ class Stack:
     @torch.no_grad()
     def answers(self, x: Tensor, batch: int = 500) -> Tensor:
         """The answers in evaluation mode, `batch` inputs per network at a time."""
-        with evaluating(self.template):
+        with self.evaluating():
             return torch.cat([self(part) for part in x.split(batch, dim=1)], dim=1)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode; the template is in training mode otherwise."""
+        self.template.eval()
+        try:
+            yield
+        finally:
+            self.template.train()
 
     def state(self) -> State:
         """Every network's own parameters and buffers, (networks, …), without those they share."""
@@ -136,8 +144,8 @@ def without_numbers(model: nn.Module) -> nn.Module:
 
 def stacked_state(models: Sequence[nn.Module]) -> State:
     """Parameters and buffers of networks of one architecture, (networks, …)."""
-    each = [state_of(model) for model in models]
-    return {name: torch.stack([state[name] for state in each]) for name in each[0]}
+    states = [state_of(model) for model in models]
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def state_of(model: nn.Module) -> State:
@@ -156,19 +164,9 @@ def network(template: nn.Module, state: Mapping[str, Tensor], k: int) -> nn.Modu
 
 def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: torch.device) -> Iterator[Tensor]:
     """The indices of the images of each step, (networks, batch): for each network those of `fit` with its seed."""
-    own = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same order on every device
+    each = [epoch_orders(count, seed) for seed in seeds]
     for _ in range(epochs):
-        epoch = torch.stack([torch.randperm(count, generator=generator) for generator in own])
-        yield from epoch.to(device).split(batch, dim=1)
-
-
-@contextmanager
-def evaluating(template: nn.Module) -> Iterator[None]:
-    template.eval()
-    try:
-        yield
-    finally:
-        template.train()
+        yield from torch.stack([next(order) for order in each]).to(device).split(batch, dim=1)
 
 
 @contextmanager
@@ -202,8 +200,6 @@ class Checkpoint:
 
     def model(self, k: int) -> nn.Module:
         """Network k as a module of its own, in evaluation mode."""
-        if not -len(self) <= k < len(self):
-            raise IndexError(f"network {k} of {len(self)}")
         return network(self.template, self.state, k)
 
     def models(self) -> list[nn.Module]:
@@ -256,7 +252,6 @@ def fit_together(
     with Progress(task, recipe.epochs * an_epoch * len(groups), "steps") as bar:
         for group in groups:
             models = [build(make, seed, device) for seed in group]
-            _check_alike(models)
             check_types(models[0], images, recipe)
             stack = Stack(without_numbers(models[0]), stacked_state(models), draws=False)
             stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
@@ -267,7 +262,7 @@ def fit_together(
                 x, y = floats(images[index]), labels[index]
                 if attack is not None:
                     starts = torch.stack([derived(seed, step - 1) for seed in group])[:, None]
-                    with evaluating(stack.template):
+                    with stack.evaluating():
                         x = attack(lambda z: stack(recipe.prepared(z)), x, y, seed=starts, index=index)  # noqa: B023
                 stack.learn(recipe.prepared(x), y, stepper)
                 plan.step()
@@ -280,22 +275,6 @@ def fit_together(
         Checkpoint(epoch, own_seeds, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, template)
         for epoch, parts in reached.items()
     ]
-
-
-def _check_alike(models: Sequence[nn.Module]) -> None:
-    """Raise for networks that cannot be one function of stacked parameters."""
-    for name, module in models[0].named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
-            raise ValueError(f"{name!r} ({type(module).__name__}) draws random numbers: train such networks with fit")
-    first = models[0].state_dict()
-    for k, model in enumerate(models[1:], 1):
-        for name, value in model.state_dict().items():
-            there = tuple(first[name].shape) if name in first else "not there"
-            if there != tuple(value.shape):
-                raise ValueError(
-                    f"need networks of one architecture: {name} of network 0 is {there}, of network {k} "
-                    f"{tuple(value.shape)}"
-                )
 
 
 # Networks of any architecture on one GPU: their steps are recorded as CUDA graphs and replayed side by side
@@ -319,7 +298,7 @@ class StepGraphs:
         self.training, self.seed, self.penalty = training, seed, training.penalty
         self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
         self._stream = torch.cuda.Stream(device)
-        self._random = torch.Generator().manual_seed(seed)  # on the CPU: the same order as `fit` takes
+        self._orders = epoch_orders(count, seed)
         self._batch = batch
         self._order = torch.arange(count, device=device)
         self._draws = torch.zeros(count, 3, dtype=torch.long, device=device)
@@ -394,8 +373,8 @@ class StepGraphs:
         """Draw the order and the augmentation of the images in this epoch, as `fit` does."""
         count, augment = len(self._order), self.training.recipe.augment
         with torch.cuda.stream(self._stream):
-            order = torch.randperm(count, generator=self._random)
-            self._order.copy_(order.pin_memory(), non_blocking=True)  # else the host would wait for the epoch before
+            order = next(self._orders).pin_memory()
+            self._order.copy_(order, non_blocking=True)  # else the host would wait for the epoch before
             if augment is not None:
                 self._draws.copy_(augment.draws(count, self.seed, epoch, self._order.device))
 
@@ -462,7 +441,7 @@ def fit_side_by_side(
     check_data(images, labels)
     recipe.refuse("fit_side_by_side", "average", "attack", "compiled")
 
-    def tell(k: int, epoch: int) -> None:
+    def notify(k: int, epoch: int) -> None:
         if after_epoch is not None:
             after_epoch(k, epoch)
         models[k].train()
@@ -471,7 +450,7 @@ def fit_side_by_side(
         for k, model in enumerate(models):
             fit(
                 model, images, labels, recipe=recipe, seed=seeds[k], penalty=own_penalties[k], masks=own_masks[k],
-                after_epoch=functools.partial(tell, k), task=f"{task}, {k + 1} of {count}",
+                after_epoch=functools.partial(notify, k), task=f"{task}, {k + 1} of {count}",
             )  # fmt: skip
         return list(models)
     for model in models:
@@ -482,11 +461,11 @@ def fit_side_by_side(
         for start in range(0, count, at_once):
             group: dict[int, StepGraphs] = {}
             for k in range(start, min(start + at_once, count)):
-                stepper = recipe.make_optimiser(trained(models[k]), fused=True, capturable=True)
+                stepper = recipe.make_optimiser(trainable(models[k]), fused=True, capturable=True)
                 given: dict[str, Any] = {"stepper": stepper, "penalty": own_penalties[k], "masks": own_masks[k]}
                 group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **given), rates, seeds[k])
             for k, each in group.items():
-                tell(k, 0)
+                notify(k, 0)
                 each.record()
             for epoch in range(1, recipe.epochs + 1):
                 for each in group.values():
@@ -497,7 +476,7 @@ def fit_side_by_side(
                 if after_epoch is not None or epoch % LOOKS == 0 or epoch == recipe.epochs:
                     for k, each in group.items():
                         each.look(k, an_epoch)
-                        tell(k, epoch)
+                        notify(k, epoch)
                 bar.advance()
             for each in group.values():
                 each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
@@ -506,14 +485,12 @@ def fit_side_by_side(
 
 def _check_apart(models: Sequence[nn.Module]) -> None:
     """Raise for networks that share a part, which each would train at the same time."""
-    if len({id(model) for model in models}) < len(models):
-        raise ValueError("one model is given twice: networks trained side by side are models of their own")
     owner: dict[int, int] = {}
     for k, model in enumerate(models):
-        for name, number in itertools.chain(model.named_parameters(), model.named_buffers()):
-            if owner.setdefault(id(number), k) != k:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if owner.setdefault(id(tensor), k) != k:
                 raise ValueError(
-                    f"networks {owner[id(number)]} and {k} share {name!r}: those trained side by side have nothing in "
+                    f"networks {owner[id(tensor)]} and {k} share {name!r}: those trained side by side have nothing in "
                     "common; copy.deepcopy makes a part their own"
                 )
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sosie.linalg import double_centred, u_centred
-from sosie.train import likeness as layer_grams
-from sosie.train.likeness import inner_products, sized_grams
+from sosie.train import similarity as layer_grams
+from sosie.train.similarity import inner_products, sized_grams
 
 KINDS = pytest.mark.parametrize(
     ("centre", "unbiased"), [(True, False), (True, True), (False, False)], ids=["centred", "unbiased", "as they are"]

@@ -1,31 +1,43 @@
-"""How alike layers are, with gradients: which two make a pair, their Gram matrices, and what a measure makes of them.
+"""How similar layers are, with gradients: which two make a pair, their Gram matrices, and the value of each pair.
 
-A column is what a site showed: one layer of one model, or what goes into a stage of it.
+A column is what a forward showed at a site: the output of one layer of one model, or the input of a stage of it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..capture import Rule, SiteError, nearest, to_rows
+from ..capture import Rule, SiteError, nearest, select, to_rows, unwrap, weighted_layers
+from ..capture.sites import Names
 from ..engine.pairs import view_of
-from ..linalg import centred_rows, double_centred, sized_gram, u_centred, widened
+from ..linalg import centred_rows, chain_products, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure
+from ..models import AtomConv2d
 from ..process_state import without_autocast
-from ..stats import Alignment, DebiasedAlignment, Differences, Sample, UncentredAlignment
+from ..stats import (
+    Alignment,
+    Atoms,
+    DebiasedAlignment,
+    Differences,
+    LinearMaps,
+    Sample,
+    TensorPair,
+    UncentredAlignment,
+    linear_maps,
+)
 from ..stats.row_grams import from_products, nothing_left
-from .taps import Shown
+from .hooks import SiteValue
 
 Pairs = str | Sequence[tuple[str, str]] | None
-KINDS = ("stage", "all", "same")
+ColumnPair = tuple[SiteValue, SiteValue]
 Pair = tuple[int, int]  # places among the columns
 
 
@@ -34,7 +46,7 @@ def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
     if pairs is None:
         return "stage" if alone else "same"
     if isinstance(pairs, str):
-        if pairs not in KINDS:
+        if pairs not in ("stage", "all", "same"):
             raise ValueError(f"pairs={pairs!r}: 'stage', 'all', 'same' or a list of (site, site)")
         if alone == (pairs == "same"):
             raise ValueError(
@@ -49,102 +61,94 @@ def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
     return listed  # type: ignore[return-value]
 
 
-def stages(shown: Sequence[Shown]) -> list[list[Shown]]:
+def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     """Sites that run one after the other under one parent with outputs of one shape, each run after its input.
 
     `layer1.0`, `layer1.1`, … of a residual network; the blocks of a transformer; in a plain chain of layers, as VGG's,
     all layers of one resolution and width. A layer that differs from its neighbours is a stage of its own.
     """
-    found: list[list[Shown]] = []
-    entered: dict[str, Shown] = {}
+    made: list[list[SiteValue]] = []
+    inputs = {each.site.label: each for each in shown if each.is_input}
     before: tuple[Any, ...] | None = None
-    for each in shown:
-        if each.is_input:
-            entered[each.site.label] = each
-            continue
+    for each in _outputs(shown):
         key = (each.site.module_name.rpartition(".")[0], each.site.shape)
         if key != before:
-            found.append([entered[each.site.label]] if each.site.label in entered else [])
-        found[-1].append(each)
+            made.append([inputs[each.site.label]] if each.site.label in inputs else [])
+        made[-1].append(each)
         before = key
-    return found
+    return made
 
 
-def of_one(shown: Sequence[Shown], pairs: Pairs) -> tuple[list[Shown], list[Pair]]:
-    """The columns of one model, and each two that are compared, once."""
+def pairs_within(shown: Sequence[SiteValue], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of one model that are compared, each once."""
+    outputs = _outputs(shown)
     if pairs == "stage":
-        columns: list[Shown] = []
-        chosen: list[Pair] = []
-        for stage in stages(shown):
-            chosen += combinations(range(len(columns), len(columns) + len(stage)), 2)
-            columns += stage
+        chosen = [pair for stage in stages(shown) for pair in combinations(stage, 2)]
+    elif pairs == "all":
+        chosen = list(combinations(outputs, 2))
     else:
-        columns = [each for each in shown if not each.is_input]
-        chosen = list(combinations(range(len(columns)), 2)) if pairs == "all" else _listed(columns, columns, pairs)
+        chosen = _named_pairs(outputs, outputs, pairs)
     if not chosen:
         raise SiteError(
-            f"the sites give one layer only ({columns[0].label!r}): a penalty within a model needs at least two, so "
+            f"the sites give one layer only ({outputs[0].label!r}): a penalty within a model needs at least two, so "
             "name more, or leave sites out"
         )
-    return columns, chosen
+    return chosen
 
 
-def across(models: Sequence[Sequence[Shown]], names: Sequence[str], pairs: Pairs) -> tuple[list[Shown], list[Pair]]:
-    """The columns of several models, labelled "site of name", and each two of different models that are compared, once.
-
-    A model without a name has the labels of its sites.
-    """
-    sides: list[list[Shown]] = []
-    for model, name in zip(models, names, strict=True):
-        outputs = [each for each in model if not each.is_input]
-        sides.append([replace(each, label=f"{each.label} of {name}") if name else each for each in outputs])
-    columns = [column for side in sides for column in side]
-    starts = [sum(map(len, sides[:k])) for k in range(len(sides))]
-    both = list(combinations(range(len(sides)), 2))
-    if pairs != "same":
-        chosen = [(starts[a] + i, starts[b] + j) for a, b in both for i, j in _listed(sides[a], sides[b], pairs)]
-        return columns, chosen
-    places = [
-        {each.site.label: start + k for k, each in enumerate(side)} for side, start in zip(sides, starts, strict=True)
+def pairs_across(models: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of different models that are compared, each once, labelled "site of name", or by the site alone."""
+    sides = [
+        [replace(each, label=f"{each.label} of {name}") if name else each for each in _outputs(model)]
+        for model, name in zip(models, names, strict=True)
     ]
-    for name, there in zip(names[1:], places[1:], strict=True):
-        if missing := [label for label in places[0] if label not in there]:
+    if pairs != "same":
+        return [pair for a, b in combinations(sides, 2) for pair in _named_pairs(a, b, pairs)]
+    by_label = [{each.site.label: each for each in side} for side in sides]
+    for name, there in zip(names[1:], by_label[1:], strict=True):
+        if missing := [label for label in by_label[0] if label not in there]:
             raise SiteError(
                 f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; say which belongs to which: "
                 "pairs=[(site, site), …]"
             )
-    return columns, [(places[a][label], places[b][label]) for label in places[0] for a, b in both]
+    return [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
 
 
-def used(columns: Sequence[Shown], pairs: Sequence[Pair]) -> tuple[list[Shown], list[Pair]]:
-    """Drop the columns that are in no pair; the input of a stage becomes the column of the layer that computed it."""
-    index: dict[int, int] = {}
-    kept: list[Shown] = []
-    at: dict[int, int] = {}
-    for k in sorted({k for pair in pairs for k in pair}):
-        column = columns[k]
-        same = at.setdefault(id(column.value), len(kept))
-        if same == len(kept) or not (column.is_input or kept[same].is_input):
-            same = len(kept)  # also of a layer that passes on what it got: it keeps its name
-            kept.append(column)
-        index[k] = same
-    return kept, [(index[a], index[b]) for a, b in pairs]
+def _outputs(shown: Sequence[SiteValue]) -> list[SiteValue]:
+    return [each for each in shown if not each.is_input]
 
 
-def _listed(a: Sequence[Shown], b: Sequence[Shown], pairs: Any) -> list[Pair]:
-    """Places among the columns of each side; a pair of one and the same column is refused."""
-    found = []
+def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> list[ColumnPair]:
+    """The columns of each side that the pairs name; a pair of one and the same column is refused."""
+    chosen = []
     for pair in pairs:
         ends = []
         for label, side in zip(pair, (a, b), strict=True):
-            known = [column.site.label for column in side]
+            known = {column.site.label: column for column in side}
             if label not in known:
                 raise SiteError(f"pairs names {label!r}, which is not among the sites{nearest(label, known)}")
-            ends.append(known.index(label))
-        if a is b and ends[0] == ends[1]:
+            ends.append(known[label])
+        if ends[0] is ends[1]:
             raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
-        found.append((ends[0], ends[1]))
-    return found
+        chosen.append((ends[0], ends[1]))
+    return chosen
+
+
+def numbered(pairs: Sequence[ColumnPair]) -> tuple[list[SiteValue], list[Pair]]:
+    """The columns of these pairs, and the pairs as places among them.
+
+    The input of a stage is one column with the output of the layer before, where that passed it on as it was.
+    """
+    columns: list[SiteValue] = []
+    place_of: dict[SiteValue, int] = {}
+    first_with: dict[int, int] = {}  # the place of the first column with this value
+    for column in dict.fromkeys(column for pair in pairs for column in pair):
+        place = first_with.setdefault(id(column.value), len(columns))
+        if place == len(columns) or not (column.is_input or columns[place].is_input):
+            place = len(columns)  # also of a layer that passes on what it got: it keeps its name
+            columns.append(column)
+        place_of[column] = place
+    return columns, [(place_of[a], place_of[b]) for a, b in pairs]
 
 
 # Gram matrices of many layers at once, and their inner products, for gradients to flow through
@@ -280,45 +284,32 @@ SMALL_LAYER = 2**18  # entries of the largest layer up to which a CPU is faster 
 CONSTANT = 8  # roundings of the first row within which rows count as equal
 
 
-@dataclass(frozen=True)
-class PenaltyValues:
+class PairValues(NamedTuple):
     """The values of pairs of columns."""
 
     each: Tensor  # (P,)
     counts: Tensor  # (P,) how often each counts; 0 where a column of the pair is constant
-    still: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
-
-    @property
-    def total(self) -> Tensor:
-        return self.each @ self.counts
-
-    @property
-    def numbers(self) -> list[float | None]:
-        """None for a pair with a constant column."""
-        both = zip(self.each.tolist(), self.counts.tolist(), strict=True)
-        return [value if count else None for value, count in both]
+    constant: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
 
 
-def aligns(measure: Measure) -> bool:
+def reads_grams(measure: Measure) -> bool:
     """Whether the measure reads nothing but inner products of Gram matrices."""
     return issubclass(measure.reads, Alignment)
 
 
 def least_rows(measure: Measure) -> int:
     """The number of rows below which the value is a constant."""
-    if aligns(measure):
-        return 4 if measure.reads is DebiasedAlignment else 2 if measure.reads is UncentredAlignment else 3
-    return 3
+    return 4 if measure.reads is DebiasedAlignment else 2 if measure.reads is UncentredAlignment else 3
 
 
 def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
     """Gram matrix of the flattened activation, and the size of its first row; no copy is made."""
-    rows = flat(activation)
+    rows = _flat(activation)
     with without_autocast(rows.device.type):
         return sized_gram(rows, centre=centre)
 
 
-def flat(activation: Tensor) -> Tensor:
+def _flat(activation: Tensor) -> Tensor:
     """(n, features), the features in memory order, which Gram matrices do not depend on."""
     if activation.dim() == 1:
         return activation[:, None]
@@ -327,41 +318,31 @@ def flat(activation: Tensor) -> Tensor:
     return activation.flatten(1)
 
 
-def rows_of(column: Shown, rule: Rule, *, any_order: bool) -> Tensor:
-    activation = column.value
-    if any_order and rule == "flatten":
-        return flat(activation)
-    return to_rows(activation, rule, site=column.site, inputs=len(activation))
-
-
 def values(
-    measure: Measure, columns: Sequence[Shown], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
-) -> PenaltyValues:
-    """The value of each pair, counted `times`; one that is not symmetric is the mean of both directions, unless
-    `directed`.
+    measure: Measure, columns: Sequence[SiteValue], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
+) -> PairValues:
+    """The value of each pair, counted `times`.
+
+    A measure that is not symmetric gives the mean of both directions, unless `directed`.
     """
-    if aligns(measure):
-        return _all_at_once(measure, columns, pairs, rule, times)
-    rows = [rows_of(column, rule, any_order=False) for column in columns]
-    _check_rows(measure, columns, rows, pairs)
-    # A GPU is slow at decomposing small matrices, and the host waits for it anyway.
-    home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else rows[0].device
-    found = _one_by_one(measure, columns, [part.double().to(home) for part in rows], pairs, directed)
+    if reads_grams(measure):
+        products, constant = _products(measure, columns, rule)
+        places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
+        # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
+        xx, yy, xy = products.flatten()[places]
+        # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
+        either = constant[sides]
+        each = measure(measure.reads(xx + either[0], yy + either[1], xy))
+        return PairValues(each, counts.masked_fill(either.any(0), 0.0), constant)
+    rows = [to_rows(column.value, rule, site=column.site, inputs=len(column.value)) for column in columns]
+    _check_counts(measure, columns, rows)
+    _check_widths(measure, columns, rows, pairs)
     device = rows[0].device
-    return PenaltyValues(found.each.to(device), times * found.counts.to(device), found.still.to(device))
-
-
-def _all_at_once(
-    measure: Measure, columns: Sequence[Shown], pairs: Sequence[Pair], rule: Rule, times: float
-) -> PenaltyValues:
-    products, still = _products(measure, columns, rule)
-    places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
-    constant = still[sides]
-    # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
-    xx, yy, xy = products.flatten()[places]
-    # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
-    each = measure(measure.reads(xx + constant[0], yy + constant[1], xy))
-    return PenaltyValues(each, counts.masked_fill(constant.any(0), 0.0), still)
+    # A GPU is slow at decomposing small matrices, and the host waits for it anyway.
+    home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else device
+    wide = [part.double().to(home) for part in rows]
+    each, counts, constant = (part.to(device) for part in _one_by_one(measure, columns, wide, pairs, directed))
+    return PairValues(each, times * counts, constant)
 
 
 @functools.lru_cache(maxsize=64)
@@ -376,32 +357,34 @@ def _places(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.d
         return places.to(device), sides.to(device), counts.to(device)
 
 
-def _products(measure: Measure, columns: Sequence[Shown], rule: Rule) -> tuple[Tensor, Tensor]:
+def _products(measure: Measure, columns: Sequence[SiteValue], rule: Rule) -> tuple[Tensor, Tensor]:
     """The inner products of the Gram matrices of all columns, and which columns are constant."""
     kind = measure.reads
     centre, unbiased = kind is not UncentredAlignment, kind is DebiasedAlignment
-    if isinstance(columns[0].value, tuple):
+    if isinstance(columns[0].value, tuple):  # Gram matrices that were made in the hooks
         stacks, sizes = (list(part) for part in zip(*(column.value for column in columns), strict=True))
         _check_counts(measure, columns, [stack[0] for stack in stacks])
-        digits = _common([stack.dtype for stack in stacks])
+        dtypes = {stack.dtype for stack in stacks}
     else:
-        rows = [rows_of(column, rule, any_order=True) for column in columns]
+        rows = [
+            _flat(column.value)
+            if rule == "flatten"
+            else to_rows(column.value, rule, site=column.site, inputs=len(column.value))
+            for column in columns
+        ]
         _check_counts(measure, columns, rows)
         if len(rows[0]) > sum(each.shape[1] for each in rows):
             return _by_covariances(rows, kind)
         stacks, sizes = sized_grams(rows, centre=centre)
-        digits = _common([each.dtype for each in rows])
+        dtypes = {each.dtype for each in rows}
+    digits = functools.reduce(torch.promote_types, dtypes, torch.float32)
     products, traces = inner_products(stacks, centre=centre, unbiased=unbiased)
-    still = _still(traces, sizes[0] if len(sizes) == 1 else torch.cat(sizes), digits, kind)
+    constant = _is_constant(traces, sizes[0] if len(sizes) == 1 else torch.cat(sizes), digits, kind)
     if unbiased:
         whole = torch.cat(stacks).detach().double().square().sum((1, 2))
         left = products.detach().diagonal()
-        still = still | (left <= nothing_left(digits) * whole)
-    return products, still
-
-
-def _common(digits: Sequence[torch.dtype]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, set(digits), torch.float32)
+        constant = constant | (left <= nothing_left(digits) * whole)
+    return products, constant
 
 
 def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tensor, Tensor]:
@@ -410,26 +393,26 @@ def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tens
     wide = [centred_rows(each) if kind is not UncentredAlignment else widened(each) for each in rows]
     joined = torch.cat(wide, dim=1)
     squares = (joined.T @ joined).double().square()
-    owns = _owners(tuple(each.shape[1] for each in rows), joined.device)
-    products = owns.T @ squares @ owns
+    layer_of = _layer_of_neurons(tuple(each.shape[1] for each in rows), joined.device)
+    products = layer_of.T @ squares @ layer_of
     traces = torch.stack([each.detach().double().square().sum() for each in wide])
-    still = _still(traces, sizes, joined.dtype, kind)
+    constant = _is_constant(traces, sizes, joined.dtype, kind)
     if kind is DebiasedAlignment:
         own = products.diagonal()
         view = from_products((own[:, None], own[None, :], products), wide, wide, kind)
-        return view.xy, still | (view.xx.detach()[:, 0] == 0)
-    return products, still
+        return view.xy, constant | (view.xx.detach()[:, 0] == 0)
+    return products, constant
 
 
 @functools.lru_cache(maxsize=64)
-def _owners(widths: tuple[int, ...], device: torch.device) -> Tensor:
+def _layer_of_neurons(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """(neurons, layers): 1 where a neuron belongs to a layer."""
     with torch.inference_mode(False):
         own = torch.eye(len(widths), dtype=torch.float64)
         return own.repeat_interleave(torch.tensor(widths), dim=0).to(device)
 
 
-def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
+def _is_constant(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
     """Whether rows differ by no more than rounding (uncentred: are all 0); not where they are NaN or infinite."""
     if kind is UncentredAlignment:
         return traces == 0
@@ -437,16 +420,14 @@ def _still(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignm
 
 
 def _one_by_one(
-    measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor], pairs: Sequence[Pair], directed: bool
-) -> PenaltyValues:
+    measure: Measure, columns: Sequence[SiteValue], rows: Sequence[Tensor], pairs: Sequence[Pair], directed: bool
+) -> PairValues:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
-    still = apart <= CONSTANT * torch.finfo(torch.float32).eps * size
-    alive = [not each for each in still.tolist()]
-    found, nothing = [], rows[0].new_zeros(())
+    constant = apart <= CONSTANT * torch.finfo(torch.float32).eps * size
 
-    def of(i: int, j: int) -> Tensor:
+    def value(i: int, j: int) -> Tensor:
         try:
             if measure.reads_outputs:
                 kind = "regression" if issubclass(measure.reads, Differences) else "logits"
@@ -455,18 +436,19 @@ def _one_by_one(
         except ValueError as error:
             raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
 
-    for i, j in pairs:
-        if not (alive[i] and alive[j]):
-            found.append(nothing)
-        elif measure.symmetric or directed:
-            found.append(of(i, j))
-        else:
-            found.append((of(i, j) + of(j, i)) / 2)
-    each = torch.stack(found)
-    return PenaltyValues(each, each.new_tensor([alive[i] and alive[j] for i, j in pairs]), still)
+    varies = [not each for each in constant.tolist()]
+    counts = [varies[i] and varies[j] for i, j in pairs]
+    both_ways = not (measure.symmetric or directed)
+    each = torch.stack(
+        [
+            rows[0].new_zeros(()) if not counted else (value(i, j) + value(j, i)) / 2 if both_ways else value(i, j)
+            for (i, j), counted in zip(pairs, counts, strict=True)
+        ]
+    )
+    return PairValues(each, each.new_tensor(counts), constant)
 
 
-def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor]) -> None:
+def _check_counts(measure: Measure, columns: Sequence[SiteValue], rows: Sequence[Tensor]) -> None:
     for column, each in zip(columns, rows, strict=True):
         if len(each) != len(rows[0]):
             raise ValueError(
@@ -477,8 +459,9 @@ def _check_counts(measure: Measure, columns: Sequence[Shown], rows: Sequence[Ten
         raise ValueError(f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}")
 
 
-def _check_rows(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
-    _check_counts(measure, columns, rows)
+def _check_widths(
+    measure: Measure, columns: Sequence[SiteValue], rows: Sequence[Tensor], pairs: Sequence[Pair]
+) -> None:
     count = len(rows[0])
     for i, j in pairs:
         p, q = rows[i].shape[1], rows[j].shape[1]
@@ -494,3 +477,62 @@ def _check_rows(measure: Measure, columns: Sequence[Shown], rows: Sequence[Tenso
                 f"{count - 1} neurons or more; {columns[widest].label!r} has {rows[widest].shape[1]}: pool with "
                 "rule='mean' or take rule='positions', with more rows; or take linear_cka"
             )
+
+
+# Measures of weights: the layers they compare, the tensors they read, and their values
+
+
+def layers_to_compare(model: nn.Module, measure: Measure, sites: Any) -> dict[str, nn.Module]:
+    """The layers that a measure of weights compares, by name: the chosen ones that have what it reads."""
+    names = Names.of(unwrap(model))
+    kind: type[nn.Module] = nn.Module
+    if issubclass(measure.reads, LinearMaps):
+        kind = nn.Linear
+        others = {name: names.by_name[name] for name in weighted_layers(model) if name != "."}
+        if wrong := [name for name, layer in others.items() if not isinstance(layer, nn.Linear)]:
+            raise SiteError(
+                f"{measure.name} as a penalty takes chains of Linear layers; {wrong[0]!r} is a "
+                f"{type(others[wrong[0]]).__name__}: take weight_cosine, or a measure of activations"
+            )
+        with torch.no_grad():
+            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # refuses those that do not fit
+    elif issubclass(measure.reads, Atoms):
+        kind = AtomConv2d
+    chosen = list(names.unique() if sites is None else select(model, sites))
+    layers = {
+        name: layer
+        for name in chosen
+        if isinstance(layer := names.by_name[name], kind)
+        and (kind is not nn.Module or getattr(getattr(layer, "weight", None), "ndim", 0) > 1)
+    }
+    wrong = [name for name in chosen if name not in layers] if sites is not None else []
+    if wrong or not layers:
+        raise SiteError(
+            f"{measure.name} needs layers of type {kind.__name__}; "
+            + (f"site {wrong[0]!r} is not one" if wrong else f"there are none in this {type(model).__name__}")
+        )
+    return layers
+
+
+def weights_to_compare(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that a measure of weights reads, one for each layer, in float64; gradients flow."""
+    if issubclass(measure.reads, LinearMaps):
+        chain = _linear_layers(model)
+        products = chain_products([layer.weight.mT.double() for layer in chain])
+        product_of = {id(layer): product for layer, product in zip(chain, products, strict=True)}
+        return {name: product_of[id(layer)] for name, layer in layers.items()}
+    if issubclass(measure.reads, Atoms):
+        return {name: layer.atoms.flatten(1)[None].double() for name, layer in layers.items()}
+    return {name: layer.weight.double() for name, layer in layers.items()}
+
+
+def value_of_weights(measure: Measure, x: Tensor, y: Tensor) -> Tensor:
+    if issubclass(measure.reads, LinearMaps):
+        return measure(linear_maps(x, y, measure.reads))
+    if issubclass(measure.reads, Atoms):
+        return measure(Atoms(x, y)).squeeze()
+    return measure(TensorPair(x, y))
+
+
+def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in Names.of(unwrap(model)).unique().values() if isinstance(layer, nn.Linear)]
