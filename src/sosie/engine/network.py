@@ -31,6 +31,7 @@ from ..capture import (
     kept_attributes,
     mixing_note,
     model_arguments,
+    named_arguments,
     needs_axes,
     of_input,
     open_activations,
@@ -39,6 +40,7 @@ from ..capture import (
     select,
     to_rows,
     tried_of,
+    unread_mask,
     watch,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
@@ -151,6 +153,15 @@ class Network:
             chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._own_device()
         )
 
+    def masks(self, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Masks:
+        """Which tokens are padding, by the arguments of a call and the batch they came from."""
+        named = named_arguments(self.model, args, kwargs)
+        # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
+        return Masks.of(
+            *((named, batch) if self.inputs else (batch, named)),
+            unread=lambda: None if callable(self.rows) else unread_mask(self.model, named),
+        )
+
     def outputs(self, chunk: Chunk) -> Tensor:
         """What the model answers to the inputs of a chunk, as a dense tensor."""
         with self._named_in_errors(chunk):
@@ -171,8 +182,7 @@ class Network:
         try:
             with self._named_in_errors(chunk):
                 args, kwargs = self.arguments(chunk)
-                # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
-                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                self._masks = self.masks(chunk.batch, args, kwargs)
                 self._counts, self.tokens = {}, None if self.prepare is None else kwargs.get("input_ids")
                 watched.run(*args, **kwargs)
         finally:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ..capture import (
     Chunk,
     Keep,
-    Masks,
     Site,
     answer_in,
     count_inputs,
@@ -229,7 +228,7 @@ class GradientNetwork(Network):
             with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
                 with torch.no_grad():
                     args, kwargs = self.arguments(chunk)
-                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                self._masks = self.masks(chunk.batch, args, kwargs)
                 with torch.enable_grad():
                     answer = self.model(*args, **kwargs)
                     seen.values()  # raises if a site did not fire
