@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..process_state import kept_random_state
+from ..process_state import kept_random_state, other_random_state, random_state
 from .batches import Chunk
 from .restore import kept_attributes
 from .structure import count_inputs, cut, join
@@ -50,15 +51,23 @@ def mixing_note(
     if count < FEWEST:
         return f"{unknown}: the first batch has {count} of them, and it takes {FEWEST} to tell"
 
-    def run(given: Any) -> dict[str, Tensor]:
-        with kept_random_state(), kept_attributes(model):
-            return read(Chunk(given, 0, count))
+    drew = False
+
+    def run(given: Any, state: Callable[[], AbstractContextManager[None]] = kept_random_state) -> dict[str, Tensor]:
+        nonlocal drew
+        with state(), kept_attributes(model):
+            before = random_state()
+            numbers = read(Chunk(given, 0, count))
+            drew = drew or random_state() != before
+        return numbers
 
     try:
         few = cut(batch, start, stop)
         usual = usual or run(few)
         changed = differ(model, usual, run(join([cut(few, at, at + 1)] * count)), (at, at))
         itself = differ(model, usual, run(few), (at, at)) if changed else []
+        # Some models draw numbers that they do not use.
+        drawn = differ(model, usual, run(few, other_random_state), (at, at)) if drew and not changed else []
     except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
         return f"{unknown}: it could not be run on {count} of them ({error})"
     mixed = [site for site in changed if site not in itself]
@@ -71,6 +80,11 @@ def mixing_note(
         return (
             f"{name}: two forwards of the same inputs differ at {itself[0]!r}: it draws random numbers, or keeps "
             "something that could not be put back, so that its values may differ from run to run"
+        )
+    if drawn:
+        return (
+            f"{name} draws random numbers in evaluation mode, at first at {drawn[0]!r} (dropout that stays on, say): its "
+            "values depend on them, and differ with another random state"
         )
     return None
 
