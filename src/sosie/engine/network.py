@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -358,6 +359,10 @@ class SavedActivations:
 
     def counts(self) -> dict[str, Tensor]:
         return {}  # every input gives as many rows, as `per_input` says
+
+    def row_bytes(self) -> dict[str, int]:
+        """What one input takes at each site, in double precision."""
+        return {site.label: 8 * math.prod(site.shape) for site in self._sites}
 
     def activations(self, start: int, stop: int) -> dict[str, Tensor]:
         """The activations of some inputs as they were saved, by site."""
