@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import sosie
+from sosie.cli.main import app
 from sosie.models import atom_layers, open_model, share_coefficients, with_atoms
-from sosie.zoo import Fingerprint, NotComparable, Probe, fingerprint
+from sosie.zoo import Fingerprint, NotComparable, Probe, Zoo, fingerprint
 from sosie.zoo import kinds as gram_vectors
 
 
@@ -205,3 +207,18 @@ def test_a_lazy_model_says_what_it_lacks(kind: str, why: str) -> None:
     model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(8))
     with pytest.raises(ValueError, match=why):
         fingerprint(model, torch.randn(20, 16), kinds=kind)
+
+
+def test_random_weights_and_mixed_inputs_are_said_in_the_fingerprint_and_the_list(tmp_path):
+    mixes = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU())
+    images = torch.rand(16, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    assert fingerprint("small_cnn(seed=3)", torch.rand(16, 1, 28, 28)).about["notes"][0] == "random weights (seed 3)"
+    zoo = Zoo(tmp_path / "zoo", data=images)
+    zoo.add(mixes, name="mixes")
+    zoo.add(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), name="apart")
+    notes = {row["name"]: row["notes"] for row in zoo.list()}
+    assert notes["apart"] == []
+    assert "mixes the inputs of a batch, at first at '1'" in notes["mixes"][0]
+    found = CliRunner().invoke(app, ["zoo", "list", str(tmp_path / "zoo")])
+    assert "- mixes: Sequential mixes the inputs of a batch" in found.output
+    assert "- apart:" not in found.output

@@ -121,6 +121,9 @@ def list_(
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
     elif len(found):
         print_table(found.rows(), LISTED)
+        for row in found:
+            for note in row["notes"]:
+                typer.echo(f"- {_safe(row['name'])}: {_safe(note)}")
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
     filters = check_filters(tag or None, architecture, task)
     if not failed and len(zoo) and (why := zoo.store.why_none(filters)):

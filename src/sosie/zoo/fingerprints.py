@@ -20,7 +20,7 @@ from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..engine.provenance import AsyncCopy
 from ..files import DamagedFile, check_schema, read_tensors, write_tensors
-from ..models import NamedModel, open_model, with_name
+from ..models import NamedModel, open_model, weights_of, with_name
 from ..results import Array
 from ..stats import check_seed
 from .kinds import (
@@ -195,11 +195,12 @@ def fingerprint(
     labels: dict[str, tuple[str, ...]] = {}
     absent: dict[str, str] = {}
     left_out: dict[str, dict[str, str]] = {}
-    notes: list[str] = []
+    notes = [weights] if (weights := weights_of(model)).startswith("random weights") else []
     exact = digest = parameters = None
     if "cka" in wanted:
         grams = gram_vectors(source, probe)
         digest, parameters = grams.model, _count(module)  # while a GPU is busy with the pass
+        notes += [grams.mixing] if grams.mixing else []
         # Before it is waited for which of them mean anything; if they are many, only those that are taken.
         ahead = _brought_over(grams.vectors, size, seed) if len(grams.sites) <= MOST_SITES else None
         kept, left_out["cka"] = grams.sift()

@@ -128,6 +128,7 @@ class GramVectors:
     _lengths: AsyncCopy  # (sites, 4), see `_vectors`
     _digits: tuple[float, ...]
     _no_rows: dict[str, str]
+    mixing: str | None  # whether inputs of a batch are mixed, in words; None: they are not
 
     def sift(self) -> tuple[list[int], dict[str, str]]:
         """Which sites have a vector that means anything, and for the others the reason."""
@@ -164,11 +165,12 @@ def gram_vectors(source: Network, probe: Probe) -> GramVectors:
         made = source.read(Chunk(probe.batch, 0, probe.n), sink)
         sites, no_rows = tuple(source.per_input()), source.left_out
         model = source.begun_digest()  # now, while a GPU is still busy with the pass
+        mixing = source.mixing(probe.batch)
     step = max(1, TOGETHER // probe.n**2)
     parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
     digits = tuple(each[2] for each in made)
-    return GramVectors(source.name, sites, vectors, model, AsyncCopy(lengths), digits, no_rows)
+    return GramVectors(source.name, sites, vectors, model, AsyncCopy(lengths), digits, no_rows, mixing)
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from .index import build
 from .kinds import PROBES, Probe
 from .questions import find_clusters, lay_out, vectors_of
 from .search import as_query, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_name, check_tags
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_name, check_tags, notes_of
 from .tasks import NO_PROBE, UNCHANGED, Failure, Outcome, Task, is_fingerprint_file, make, make_all, reason_of
 from .upkeep import compact, find_problems, mend, problem
 
@@ -124,6 +124,7 @@ class Report:
 WAIT = 10.0  # seconds for another writer
 COLUMNS = (
     *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
+    "notes",
 )
 
 
@@ -286,6 +287,7 @@ class Zoo:
         for row in rows:
             row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
             row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
+            row["notes"] = notes_of(row["notes"])
         return Listing.of(rows, COLUMNS)
 
     def failed(self) -> Listing:
