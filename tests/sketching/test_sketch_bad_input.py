@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,12 @@ def test_labels_of_some_batches_are_none(size: int | None) -> None:
     assert found.labels is None
     later = sketch(built(Residual), [(x[:6], y[:6] * 0), (x[6:], y[6:])], sites=["stem"], size=size)
     assert later.labels.shape[1] == 3
+
+
+def test_weights_that_cannot_be_differentiated_are_named_and_stay_as_they_are() -> None:
+    with torch.inference_mode():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"made in torch\.inference_mode.*deepcopy"):
+        sketch(model, torch.randn(8, 4))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert sketch(copy.deepcopy(model), torch.randn(8, 4)).n == 8

@@ -220,5 +220,5 @@ def test_random_weights_and_mixed_inputs_are_said_in_the_fingerprint_and_the_lis
     assert notes["apart"] == []
     assert "mixes the inputs of a batch, at first at '1'" in notes["mixes"][0]
     found = CliRunner().invoke(app, ["zoo", "list", str(tmp_path / "zoo")])
-    assert "- mixes: Sequential mixes the inputs of a batch" in found.output
-    assert "- apart:" not in found.output
+    assert "- Sequential mixes the inputs of a batch" in found.output
+    assert ": mixes\n" in found.output

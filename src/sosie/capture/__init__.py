@@ -1,7 +1,15 @@
 """Capture: from a model and data to activations, and from activations to rows."""
 
 from ..checks import nearest
-from .arguments import labels_of, model_arguments, named_arguments, types_of, unread_mask, without_labels
+from .arguments import (
+    explain_types,
+    labels_of,
+    model_arguments,
+    named_arguments,
+    types_of,
+    unread_mask,
+    without_labels,
+)
 from .batches import ALL, Batches, Chunk, NoData, Share, recut
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .mixing import TRIED, by_input, differ, mixing_note, of_input, tried_of

@@ -319,7 +319,9 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
 def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
     """Raise a clearer error where torch objects to the type of an input; otherwise return, to raise the original."""
     own = types_of(model)
-    odd = sorted({_type_name(x.dtype) for x in tensors_in(given) if x.dtype not in own})
+    whole = "long" in str(error).lower()  # else ids, which are whole numbers, are not what it objects to
+    floating = [x for x in tensors_in(given) if whole or x.is_floating_point()]
+    odd = sorted({_type_name(x.dtype) for x in floating if x.dtype not in own})
     if own and odd and "type" in str(error):
         here = sorted(map(_type_name, own))
         raise ValueError(

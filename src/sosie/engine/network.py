@@ -29,6 +29,7 @@ from ..capture import (
     count_inputs,
     cut,
     differ,
+    explain_types,
     kept_attributes,
     mixing_note,
     model_arguments,
@@ -44,6 +45,7 @@ from ..capture import (
     types_of,
     unread_mask,
     watch,
+    without_labels,
 )
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
@@ -198,7 +200,12 @@ class Network:
     @contextmanager
     def _named_in_errors(self, chunk: Chunk) -> Iterator[None]:
         try:
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                if self.prepare is None and self.inputs is None:
+                    explain_types(error, self.model, without_labels(chunk.batch), "inputs")
+                raise
         except Exception as error:
             error.add_note(f"while running {self.name} on inputs {chunk.start} to {chunk.start + chunk.count - 1}")
             raise

@@ -163,6 +163,11 @@ class GradientNetwork(Network):
     def opened(self) -> Iterator[GradientNetwork]:
         with ExitStack() as stack:
             stack.enter_context(self.borrowed())
+            if any(parameter.is_inference() for parameter in self.model.parameters()):
+                raise ValueError(
+                    f"the weights of {self.name} were made in torch.inference_mode, so that nothing can be "
+                    "differentiated: outside of it, copy.deepcopy(model) gives a model without that"
+                )
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)  # only sites get gradients; put back at the end
             for request in select(self.model, self.sites).values():
