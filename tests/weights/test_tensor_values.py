@@ -186,11 +186,13 @@ def test_weights_that_a_layer_computes_are_compared_as_it_computes_them():
         cosine = float((weight * other).sum() / (weight.norm() * other.norm()))
         assert found.matrix("weight_cosine")[k, k] == pytest.approx(cosine, abs=1e-6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    flat = [torch.cat([torch.cat([w.flatten(), b.detach().double()]) for w, b in zip(each, [m.bias for m in net], strict=True)])
-            for each, net in ((effective, model), ([m.weight.detach().double() for m in plain], plain))]  # fmt: skip
-    assert found.matrix("weight_cosine")[5, 5] == pytest.approx(
-        float(flat[0] @ flat[1] / flat[0].norm() / flat[1].norm())
+    biases = torch.cat([layer.bias.detach().double() for layer in plain])
+    flat, other = (
+        torch.cat([*map(torch.flatten, weights), biases])
+        for weights in (effective, [layer.weight.detach().double() for layer in plain])
     )
+    cosine = float(flat @ other / (flat.norm() * other.norm()))
+    assert found.matrix("weight_cosine")[5, 5] == pytest.approx(cosine, abs=1e-6)
     pruned = net()
     prune.l1_unstructured(pruned[0], "weight", 0.5)
     found = [

@@ -103,9 +103,9 @@ def model_arguments(
 def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     """The padding mask among the parts of a batch (ids, mask, …), for a model that takes one; None: there is none.
 
-    The first part may be embeddings (inputs, tokens, features), too. Labels of tokens are as large as the ids, so that a
-    part which may be either is an error. A mask has 1 at tokens and 0 at the padding before or after them: labels of 0
-    and 1 are in no such order.
+    The first part may be embeddings (inputs, tokens, features), too. Labels of tokens are as large as the ids, so that
+    a part which may be either is an error. A mask has 1 at tokens and 0 at the padding before or after them: labels of
+    0 and 1 are in no such order.
     """
     if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
         return None
@@ -150,8 +150,8 @@ def _check_own_mask(model: nn.Module, masks: Sequence[Tensor]) -> None:
     own = [] if is_script(model) else [name for name in inspect.signature(model.forward).parameters if _is_mask(name)]
     if own and any(not bool(mask.all()) for mask in masks):
         raise BadBatch(
-            f"the forward of {type(model).__name__} takes {own[0]!r}, and a part of the batch, with 1 and then 0 or 0 and "
-            "then 1 in every row, may be that or labels: give dicts that name the arguments and 'labels'"
+            f"the forward of {type(model).__name__} takes {own[0]!r}, and a part of the batch, with 1 and then 0 or "
+            "0 and then 1 in every row, may be that or labels: give dicts that name the arguments and 'labels'"
         )
 
 
@@ -168,7 +168,7 @@ def named_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def unread_mask(model: nn.Module, named: Mapping[str, Any]) -> tuple[str, int] | None:
-    """An argument that may tell padding but is not called `attention_mask`, and its number of tokens; None: there is none.
+    """An argument that may tell padding but is not called `attention_mask`, and its number of tokens; None without one.
 
     Whether such a mask has 1 at tokens or at padding cannot be known.
     """

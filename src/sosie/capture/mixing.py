@@ -83,8 +83,8 @@ def mixing_note(
         )
     if drawn:
         return (
-            f"{name} draws random numbers in evaluation mode, at first at {drawn[0]!r} (dropout that stays on, say): its "
-            "values depend on them, and differ with another random state"
+            f"{name} draws random numbers in evaluation mode, at first at {drawn[0]!r} (dropout that stays on, say): "
+            "its values depend on them, and differ with another random state"
         )
     return None
 

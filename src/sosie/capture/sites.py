@@ -68,7 +68,8 @@ def named_parameters(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tenso
 def _computed_weights(module: nn.Module) -> Iterator[tuple[str, list[str], Tensor]]:
     """Weights that a layer makes of other parameters: their name, those of the others, and the numbers."""
     with torch.no_grad():
-        for own, chain in module._modules.get(_REPARAMETRIZED, nn.ModuleDict()).named_children():
+        chains = module._modules.get(_REPARAMETRIZED)
+        for own, chain in [] if chains is None else chains.named_children():
             parts = [f"{_REPARAMETRIZED}.{own}.{part}" for part, _ in chain.named_parameters()]
             yield own, parts, copy.deepcopy(chain).eval()()  # some change their state while they train
         for hook in module._forward_pre_hooks.values():

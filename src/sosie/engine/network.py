@@ -55,9 +55,9 @@ from .provenance import Digest, describe_inputs, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
 RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
-# Share of their size by which the rows of one input may differ on another machine, by the type of the weights. Measured
-# for networks of 11 to 56 layers, in float32 the threads, the number of inputs and the kernels of a CPU change 2e-6, and
-# TF32, which a GPU may take, 3e-3; in bfloat16 the kernels of a CPU change up to 0.021.
+# Share of their size by which the rows of one input may differ on another machine, by the type of the weights. As
+# measured for networks of 11 to 56 layers, in float32 the threads, the number of inputs and the kernels of a CPU change
+# 2e-6, and TF32, which a GPU may take, 3e-3; in bfloat16 the kernels of a CPU change up to 0.021.
 TOLERATED = {torch.float64: 1e-9, torch.float32: 0.01}
 TOLERATED_COARSE = 0.05
 OUTPUT = "output"  # the site of what a model answers

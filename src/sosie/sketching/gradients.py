@@ -203,9 +203,11 @@ class GradientNetwork(Network):
             activation.register_hook(lambda gradient: self._receive_gradient(site, kept, gradient))
         return super()._receive(site, kept)
 
-    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor | None) -> None:
         assert self._backward is not None
         assert self._chunk is not None
+        if gradient is None:  # as after quantised layers
+            raise ValueError(f"no gradient comes back to {site.label}: what follows it cannot be differentiated")
         self._keep.check(site.label, kept)
         mask = self._masks.at(site, gradient)
         self._reached.add(site.label)
