@@ -71,7 +71,7 @@ def test_outputs_that_cannot_be_compared() -> None:
 
 def test_probabilities_of_several_labels_are_not_taken_for_logits() -> None:
     several = torch.sigmoid(logits(net(0)))
-    with pytest.raises(ValueError, match="between 0 and 1 whose rows do not sum to 1 .*kind='logits'"):
+    with pytest.raises(ValueError, match=r"between 0 and 1 whose rows do not sum to 1 .*kind='logits'"):
         sosie.compare_outputs(several, several)
     assert sosie.compare_outputs(several, several, kind="logits").matrix("agreement")[0, 0] == 1
     assert sosie.compare_outputs(several, several, kind="regression").matrix("output_rmse")[0, 0] == 0

@@ -170,8 +170,8 @@ def _kind_of(outputs: Tensor, name: str) -> str:
         return "probabilities"
     if outputs.numel() >= NO_CHANCE and bool(((outputs >= 0) & (outputs <= 1)).all()):
         raise ValueError(
-            f"{name}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels that "
-            "do not exclude each other: say kind='logits', or kind='regression' to compare the numbers"
+            f"{name}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
+            "that do not exclude each other: say kind='logits', or kind='regression' to compare the numbers"
         )
     return "logits"
 
