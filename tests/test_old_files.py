@@ -253,6 +253,8 @@ def zoo(files: Path) -> Said:
     assert opened.check().ok
     answers = {path.stem: sosie.load(path) for path in (files / "answers").iterdir()}
     held = {"list": said(opened.list()), "failed": said(opened.failed()), "plain": said(opened.list(tag="plain"))}
+    for row in (*held["list"], *held["plain"]):
+        del row["notes"]  # which lists have since
     held |= {name: [found.asked, said(found), found.notes] for name, found in answers.items()}
     return {EXACT: held, NEAR: _asked(opened, files), SINGLE: _with_another(opened)}
 

@@ -164,6 +164,28 @@ def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
                 torch.cuda.set_rng_state_all(of_cuda)
 
 
+def random_state() -> list[Any]:
+    """The same states, to be compared: whether something has drawn random numbers meanwhile."""
+    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    of_torch = [each.numpy().tobytes() for each in (torch.get_rng_state(), *of_cuda)]
+    _, keys, position, *_ = np.random.get_state()
+    return [*of_torch, np.asarray(keys).tobytes(), position, random.getstate()]
+
+
+@contextmanager
+def other_random_state() -> Iterator[None]:
+    """Random numbers that are not those which would come next; afterwards the states as before."""
+    with kept_random_state():
+        if _is_alone():
+            seed = torch.initial_seed() % 2**31 + 1
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+        yield
+
+
 def _is_alone() -> bool:
     """Whether no other thread lives that may draw random numbers."""
     return all(_draws_nothing(each) for each in threading.enumerate() if each is not threading.current_thread())

@@ -168,6 +168,31 @@ def test_a_mask_of_attention_scores_is_refused_rather_than_passed_by(shape):
     assert model_arguments((ids, torch.ones(shape)), model=TakesNone())[1] == {}
 
 
+def test_labels_of_zeros_and_ones_are_not_taken_for_a_mask():
+    ids, labels = torch.arange(8).view(2, 4), torch.tensor([[0, 1, 0, 1], [1, 0, 0, 1]])
+    with pytest.raises(BadBatch, match=r"zeros among its ones, as labels of tokens have\. Give dicts"):
+        model_arguments((ids, labels), model=TakesMask())
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])  # padding after the tokens, and before them
+    assert model_arguments((ids, mask), model=TakesMask())[1]["attention_mask"].equal(mask)
+    with pytest.raises(BadBatch, match="2 have nothing but 0 and 1"):
+        model_arguments((ids, labels, mask), model=TakesMask())
+    named = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    assert model_arguments(named, model=TakesMask())[1]["attention_mask"].equal(mask)
+    assert model_arguments((named, labels), model=TakesMask())[1]["attention_mask"].equal(mask)
+
+
+def test_a_mask_beside_the_ids_is_not_dropped_where_the_forward_has_another_name_for_it():
+    class Own(torch.nn.Module):
+        def forward(self, tokens, padding_mask=None):
+            return tokens
+
+    ids, mask = torch.arange(6).view(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    with pytest.raises(BadBatch, match="the forward of Own takes 'padding_mask'"):
+        model_arguments((ids, mask), model=Own())
+    assert model_arguments((ids, torch.tensor([[4, 1, 0], [1, 1, 1]])), model=Own())[1] == {}
+    assert model_arguments((ids, mask[:, 0]), model=Own())[1] == {}
+
+
 def test_labels_come_third_where_a_mask_is_second():
     ids, mask, labels = torch.arange(6).view(2, 3), torch.ones(2, 3, dtype=torch.long), torch.tensor([4, 5])
     assert labels_of((ids, mask, labels)).equal(labels)

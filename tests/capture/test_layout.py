@@ -245,6 +245,27 @@ def test_what_no_layer_has_made_has_no_known_layout():
     assert found == {"0": ((3, 4, 4), None), "1": ((4, 4, 4), False)}
 
 
+@pytest.mark.parametrize(
+    ("before", "norm"),
+    [
+        (nn.Linear(6, 8), nn.BatchNorm1d(5)),
+        (nn.Linear(6, 8), nn.GroupNorm(1, 5)),
+        (nn.Linear(6, 8), nn.InstanceNorm1d(5, affine=True)),
+        (nn.Conv1d(5, 7, 1), nn.LayerNorm(6)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_norm_that_contradicts_the_layer_before_it_leaves_the_layout_open(before, norm):
+    found = last_of(nn.Sequential(before, norm, nn.ReLU()), torch.randn(4, 5, 6))
+    assert found == {"0": isinstance(before, nn.Linear), "1": None, "2": None}
+
+
+def test_a_norm_that_agrees_with_the_layer_before_it_says_the_same():
+    maps = nn.Sequential(nn.Linear(6, 8), Permute(0, 2, 1), nn.BatchNorm1d(8), Permute(0, 2, 1), nn.LayerNorm(8))
+    assert list(last_of(maps, torch.randn(4, 5, 6)).values()) == [True, False, False, True, True]
+    assert last_of(nn.Sequential(nn.BatchNorm1d(5)), torch.randn(4, 5, 6)) == {"0": False}
+
+
 def test_rules_that_need_the_layout_ask_for_it():
     with torch.no_grad(), watch(nn.Sequential(Same(), nn.Conv2d(3, 4, 1)), "0") as seen:
         seen.run(torch.randn(2, 3, 4, 4))

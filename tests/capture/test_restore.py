@@ -209,6 +209,7 @@ class Stateful(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.array, self.space, self.ordered = np.zeros(3), SimpleNamespace(count=0), {"a": 1, "b": 2}
         self.own, self.random = Own(), torch.Generator().manual_seed(0)
+        self.of_numpy, self.of_python = (np.random.default_rng(0), np.random.RandomState(0)), random.Random(0)
 
     def forward(self, x):
         self.change(self)
@@ -237,17 +238,21 @@ def _reorder(model: Stateful) -> None:
         lambda m: setattr(m.space, "count", 1),
         lambda m: m.own.seen.append(1),
         lambda m: torch.rand(1, generator=m.random),
+        lambda m: m.of_numpy[0].random(),
+        lambda m: m.of_numpy[1].rand(),
+        lambda m: m.of_python.random(),
         _reorder,
     ],
     ids=["column", "single", "repeated", "resized", "other storage", "frozen", "array", "namespace", "own", "generator",
-         "order"],
+         "NumPy", "older NumPy", "Python", "order"],
 )  # fmt: skip
 def test_forwards_that_are_only_tried_leave_no_state(change) -> None:
     def state(model: Stateful):
         numbers = [buffer.resolve_conj().tolist() for buffer in model.buffers()]
         return (
             *(numbers, model.frozen.tolist(), model.array.tolist(), vars(model.space), list(model.ordered)),
-            *(list(model.own.seen), model.random.get_state().tolist()),
+            *(list(model.own.seen), model.random.get_state().tolist(), model.of_python.getstate()),
+            *(model.of_numpy[0].bit_generator.state, repr(model.of_numpy[1].get_state())),
         )
 
     model = Stateful(change)

@@ -576,3 +576,24 @@ def test_a_lazy_model_is_refused_and_still_lazy_afterwards(door) -> None:
     model(x)
     door(model, model, x)
     assert str(model[1]).startswith("BatchNorm1d(6,")
+
+
+def test_inputs_of_another_type_than_the_weights_are_named() -> None:
+    for call in (sosie.compare, sosie.compare_outputs):
+        with pytest.raises(ValueError, match=r"inputs of float32 for a model of float16.*inputs\.to\(torch\.float16\)"):
+            call(mlp().half(), mlp(1), inputs())
+    with pytest.raises(ValueError, match="inputs of int64 for a model of float32"):
+        sosie.compare(mlp(), mlp(1), torch.ones(40, 8, dtype=torch.long))
+
+
+def test_ids_are_not_blamed_for_types_inside_a_model() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 3).half()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.words(ids))
+
+    with pytest.raises(RuntimeError, match="dtype"):
+        sosie.compare(Mixed(), Mixed(), torch.zeros(40, 5, dtype=torch.long))

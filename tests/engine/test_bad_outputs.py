@@ -69,6 +69,14 @@ def test_outputs_that_cannot_be_compared() -> None:
         sosie.compare_outputs({"one": logits(net(0))}, net(1), X[:100])
 
 
+def test_probabilities_of_several_labels_are_not_taken_for_logits() -> None:
+    several = torch.sigmoid(logits(net(0)))
+    with pytest.raises(ValueError, match=r"between 0 and 1 whose rows do not sum to 1 .*kind='logits'"):
+        sosie.compare_outputs(several, several)
+    assert sosie.compare_outputs(several, several, kind="logits").matrix("agreement")[0, 0] == 1
+    assert sosie.compare_outputs(several, several, kind="regression").matrix("output_rmse")[0, 0] == 0
+
+
 def test_empty_data_and_empty_predictions() -> None:
     for data in ([], torch.zeros(0, 8)):
         with pytest.raises(NoData, match="no inputs"):

@@ -672,3 +672,26 @@ def test_sites_are_those_of_every_model_unless_they_are_named_apart() -> None:
     assert (apart.sites_a, apart.sites_b) == (["0", "2"], ["0"])
     several = sosie.compare([mlp(0), mlp(1), mlp(2)], x, sites="2")
     assert {(*c.sites_a, *c.sites_b) for c in several} == {("2", "2")}
+
+
+def test_long_rows_of_a_compressed_file_are_read_within_the_memory_or_refused(tmp_path, monkeypatch):
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    few, many = np.zeros((70, 100_000)), rng.normal(size=(1500, 300))
+    few[:, :20] = rng.normal(size=(70, 20))
+    np.savez_compressed(tmp_path / "few.npz", a=few)
+    np.savez_compressed(tmp_path / "many.npz", a=many)
+    expected = sosie.compare(tmp_path / "many.npz", {"b": many[:, ::2].copy()}, memory=1000).matrix()
+    monkeypatch.setattr("sosie.engine.stream.SAVED_BYTES", 1_000_000)
+    tracemalloc.start()
+    with pytest.raises(MemoryError, match=r"few.*4 inputs .* take 3\.1 MiB at site 'a'.*budget of 1\.9 MiB.*memory="):
+        sosie.compare(tmp_path / "few.npz", {"b": few}, memory="2MB")
+    with pytest.raises(MemoryError, match=r"64 inputs .* take 48\.8 MiB"):
+        sosie.compare(tmp_path / "few.npz", {"b": few}, memory="4MB")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16_000_000  # of 56
+    found = sosie.compare(tmp_path / "many.npz", {"b": many[:, ::2].copy()}, memory=1000)  # 400 rows at a time
+    np.testing.assert_allclose(found.matrix(), expected, atol=1e-12)
+    assert sosie.compare(tmp_path / "few.npz", {"b": few}, memory="60MB").matrix().shape == (1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -99,9 +100,8 @@ def test_mixing_is_noticed_where_it_begins(which: str, n: int) -> None:
 
 ALONE = {
     "batch norm": nn.BatchNorm1d(4),
-    "noise": lambda x: x + torch.randn_like(x),
-    "noise of NumPy": lambda x: x + torch.from_numpy(np.random.rand(*x.shape)).to(x),
-    "dropout": nn.Sequential(nn.Dropout(0.5), Calls(lambda x: nn.functional.dropout(x, 0.5, training=True))),
+    "dropout": nn.Dropout(0.5),
+    "numbers that are not used": lambda x: x + 0 * torch.rand(1).item(),
     "nothing left": lambda x: x * 0,
     "not finite": lambda x: x / 0,
     "rounding": lambda x: x + 1e-4 * x.mean(0),
@@ -112,6 +112,25 @@ ALONE = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_keeps_inputs_apart_is_not_accused(which: str, dtype: torch.dtype) -> None:
     assert note(Between(ALONE[which]).to(dtype), rows().to(dtype)) is None
+
+
+RANDOM = {
+    "noise": lambda x: x + torch.randn_like(x),
+    "noise of NumPy": lambda x: x + torch.from_numpy(np.random.rand(*x.shape)).to(x),
+    "noise of Python": lambda x: x + random.random(),
+    "dropout": nn.Sequential(nn.Dropout(0.5), Calls(lambda x: nn.functional.dropout(x, 0.5, training=True))),
+}
+
+
+@pytest.mark.parametrize("which", RANDOM)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_numbers_in_evaluation_mode_are_told(which: str, dtype: torch.dtype) -> None:
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    found = note(Between(RANDOM[which]).to(dtype), rows().to(dtype))
+    assert "net draws random numbers in evaluation mode, at first at 'between" in found
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(after[0], states[0])
+    assert after[1:] == states[1:]
 
 
 def test_digits_count_in_double_precision() -> None:
@@ -133,6 +152,32 @@ def test_a_model_that_draws_from_a_generator_of_its_own() -> None:
     assert note(Between(OwnNoise()), rows()) is None  # its state is put back
     both = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), OwnNoise())
     assert "mixes the inputs of a batch, at first at 'between.0'" in note(Between(both), rows())
+
+
+class Keeps(nn.Module):
+    """Counts its calls in something that has no state to put back."""
+
+    def __init__(self, kept, step) -> None:
+        super().__init__()
+        self.kept, self.step = kept, step
+
+    def forward(self, x):
+        return x + self.step(self.kept) * x.flip(1)
+
+
+def grow(sparse: torch.Tensor) -> float:
+    sparse.mul_(2)
+    return sparse.to_dense().sum().item()
+
+
+@pytest.mark.parametrize(
+    ("kept", "step"),
+    [(itertools.count(), next), (iter(range(1000)), next), (torch.eye(3).to_sparse(), grow)],
+    ids=["count", "iterator", "sparse tensor"],
+)
+def test_state_that_cannot_be_put_back_is_told_where_it_counts(kept, step) -> None:
+    assert "two forwards of the same inputs differ at 'between'" in note(Between(Keeps(kept, step)), rows())
+    assert note(Between(Keeps(kept, lambda kept: 0 * step(kept))), rows()) is None
 
 
 @pytest.mark.parametrize("n", [1, 2])

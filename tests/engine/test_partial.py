@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,25 @@ def test_a_model_that_computes_something_else_is_refused_and_a_random_one_is_not
     path.unlink()
     for count in (100, 150):
         sosie.compare(mlp(0), mlp(1), inputs()[:count], resume=path, prepare_a=torch.rand_like)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "other"),
+    [(torch.float64, 1e-11, 1e-7), (torch.float32, 3e-3, 0.015), (torch.bfloat16, 0.022, 0.1)],
+    ids=str,
+)
+def test_rows_may_differ_by_what_another_machine_rounds(tmp_path: Path, dtype, rounding, other) -> None:
+    x, path = inputs().to(dtype), tmp_path / "part.safetensors"
+    models = [mlp(k).to(dtype) for k in range(2)]
+
+    def resume(rows: int, scale: float) -> Any:
+        scaled = lambda a: a.double().flatten(1) * (1 + scale)  # noqa: E731
+        return sosie.compare(*models, x[:rows], resume=path, rows=scaled, sites="leaves")
+
+    resume(100, 0)
+    with pytest.raises(ValueError, match="other rows"):
+        resume(150, other)
+    assert resume(150, rounding).provenance["inputs"] == 150
 
 
 @pytest.mark.parametrize("measure", ["mutual_knn", "debiased_cka"])

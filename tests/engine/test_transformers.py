@@ -297,6 +297,69 @@ def test_what_may_be_a_mask_or_labels_is_an_error() -> None:
     np.testing.assert_allclose(sosie.compare(bert(), bert(1), pairs, rows="mean").matrix(), expected, atol=1e-12)
 
 
+def test_a_mask_that_inputs_gives_in_a_tuple_is_read() -> None:
+    batch = token_batch()
+    pairs = TensorDataset(batch["input_ids"], batch["attention_mask"])
+    for rows in ("mean", "positions", "cls", "last"):
+        expected = sosie.compare(bert(), bert(1), batch, rows=rows).matrix()
+        found = sosie.compare(bert(), bert(1), pairs, rows=rows, inputs=lambda parts: (parts[0], parts[1])).matrix()
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    with pytest.raises(ValueError, match="padded tokens"):
+        sosie.compare(bert(), bert(1), pairs, inputs=lambda parts: (parts[0], parts[1]))
+    options = {"rows": "mean", "size": None, "kernels": "features"}
+    one, other = (
+        sosie.sketch(bert(), batch, **options),
+        sosie.sketch(bert(), pairs, inputs=lambda parts: (parts[0], parts[1]), **options),
+    )
+    torch.testing.assert_close(one.site("encoder.layer.2").features.rows, other.site("encoder.layer.2").features.rows)
+
+
+class OwnMask(torch.nn.Module):
+    """Words that are mixed, with a mask that has another name than in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.mix(self.words(ids) * mask[..., None]).tanh()
+
+
+class Hands(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.model(*args)
+
+
+def test_a_mask_of_unknown_meaning_is_asked_about() -> None:
+    batch = token_batch()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    models = OwnMask(), OwnMask()
+    with pytest.raises(NoRows, match=r"'mask' of the call may tell which of its tokens are padding.*'attention_mask'"):
+        sosie.compare(*models, {"ids": ids, "mask": mask}, rows="mean", sites="mix")
+    own = {"ids": ids, "attention_mask": mask}
+    c = sosie.compare(
+        *models, own, rows="mean", sites="mix", inputs=lambda b: (b["ids"], b["attention_mask"]), exact=True,
+        measures="linear_cka",
+    )  # fmt: skip
+    with torch.no_grad():
+        hidden = [model.mix(model.words(ids) * mask[..., None]).double() for model in models]
+    means = [(each * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) for each in hidden]
+    assert c.matrix()[0, 0] == pytest.approx(sosie.measure("linear_cka", *means), abs=1e-6)
+    everything = sosie.compare(*models, {"ids": ids, "mask": mask}, rows=lambda x: x.flatten(1), sites="mix")
+    assert everything.sites_a == ["mix"]
+    ones = sosie.compare(*models, {"ids": ids, "mask": torch.ones_like(mask)}, rows="mean", sites="mix")
+    assert ones.sites_a == ["mix"]
+    with pytest.raises(NoRows, match="'argument 2' of the call"):
+        sosie.compare(
+            Hands(bert()), Hands(bert(1)), TensorDataset(ids, mask), rows="mean", sites="model.encoder.layer.0",
+            inputs=lambda parts: tuple(parts),
+        )  # fmt: skip
+
+
 # Sites without rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,32 @@ def test_labels_of_some_batches_are_none(size: int | None) -> None:
     assert found.labels is None
     later = sketch(built(Residual), [(x[:6], y[:6] * 0), (x[6:], y[6:])], sites=["stem"], size=size)
     assert later.labels.shape[1] == 3
+
+
+def test_weights_that_cannot_be_differentiated_are_named_and_stay_as_they_are() -> None:
+    with torch.inference_mode():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"made in torch\.inference_mode.*deepcopy"):
+        sketch(model, torch.randn(8, 4))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert sketch(copy.deepcopy(model), torch.randn(8, 4)).n == 8
+
+
+def test_layers_that_give_no_gradient_are_named() -> None:
+    class NoGradient(torch.autograd.Function):
+        """As a dynamically quantised layer."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> None:
+            return None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return NoGradient.apply(x)
+
+    with pytest.raises(ValueError, match="no gradient comes back to 0: what follows it cannot be differentiated"):
+        sketch(torch.nn.Sequential(torch.nn.Linear(4, 3), Layer()), torch.randn(8, 4), sites="0")

@@ -162,3 +162,15 @@ class TestPadding:
         fit = TaskLoss(epochs=1, cka=-1, loss=lambda outputs, _: outputs.mean())
         with pytest.raises(ValueError, match="padding would count"):
             sosie.stitch(bert(0), self.site, bert(1), self.site, [token_batch()], fit=fit)
+
+
+def test_networks_may_differ_in_precision() -> None:
+    x, a, b = rows().float(), mlp(0), mlp(1)
+    plain = sosie.stitch(a, "1", b, "1", x)
+    coarse = mlp(0).bfloat16()
+    for other, prepare, off in ((mlp(0).double(), Tensor.double, 1e-5), (coarse, Tensor.bfloat16, 0.1)):
+        found = sosie.stitch(other, "1", b, "1", x, prepare_a=prepare)
+        answers = found.model(x)
+        assert answers.dtype == torch.float32
+        torch.testing.assert_close(answers, plain.model(x), rtol=off, atol=off)
+    assert coarse[0].weight.dtype == torch.bfloat16

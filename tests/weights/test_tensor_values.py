@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from permuted_nets import mlp, seeded, vgg_like
 from test_matching_weights import shuffled
 from torch import nn
+from torch.nn.utils import prune
 
+from sosie import compare_weights
 from sosie.measures import MEASURES
 from sosie.stats import TensorPair
 from sosie.weights import task_vector, tensor_sites, tensor_values
@@ -155,3 +158,60 @@ def test_unlike_architectures_have_no_value_for_all() -> None:
     _, _, values = tensor_values(mlp(), vgg_like())
     assert np.isnan(values["weight_cosine"].value).all()
     assert any("A has other parameters" in caveat.text for caveat in values["weight_cosine"].caveats)
+
+
+def test_weights_that_a_layer_computes_are_compared_as_it_computes_them():
+    def net() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+
+    model, plain = net().train(), net()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    nn.utils.spectral_norm(model[1])
+    nn.utils.parametrizations.orthogonal(model[3])
+    nn.utils.parametrizations.spectral_norm(model[4])
+    with warnings.catch_warnings(action="ignore"):
+        nn.utils.weight_norm(model[2])
+    with torch.no_grad():
+        model[2].weight_g.mul_(3)
+        model(torch.randn(2, 6))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.eval()(torch.randn(2, 6))
+    effective = [layer.weight.detach().double() for layer in model]
+    model.train()
+    found = compare_weights(model, plain, measures=["weight_distance", "weight_cosine"])
+    assert list(found.sites_a) == list(found.sites_b) == ["0", "1", "2", "3", "4", "all"]
+    for k, weight in enumerate(effective):
+        other = plain[k].weight.detach().double()
+        cosine = float((weight * other).sum() / (weight.norm() * other.norm()))
+        assert found.matrix("weight_cosine")[k, k] == pytest.approx(cosine, abs=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    biases = torch.cat([layer.bias.detach().double() for layer in plain])
+    flat, other = (
+        torch.cat([*map(torch.flatten, weights), biases])
+        for weights in (effective, [layer.weight.detach().double() for layer in plain])
+    )
+    cosine = float(flat @ other / (flat.norm() * other.norm()))
+    assert found.matrix("weight_cosine")[5, 5] == pytest.approx(cosine, abs=1e-6)
+    pruned = net()
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    found = [
+        tensor_values(each, plain, ["weight_cosine"])[2]["weight_cosine"].value
+        for each in (pruned, pruned.state_dict())
+    ]
+    assert found[0][0, 0] < 0.99
+    np.testing.assert_allclose(found[0], found[1])
+
+
+def test_all_parameters_are_paired_by_name_whatever_their_order():
+    class Other(nn.Module):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            for name in names:
+                setattr(self, name, nn.Linear(4, 4, bias=False))
+
+    a, b = Other("first", "last"), Other("last", "first")
+    b.load_state_dict(a.state_dict())
+    assert compare_weights(a, b, measures="weight_cosine", sites_a="all", sites_b="all").matrix()[
+        0, 0
+    ] == pytest.approx(1)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import sosie
+from sosie.cli.main import app
 from sosie.models import atom_layers, open_model, share_coefficients, with_atoms
-from sosie.zoo import Fingerprint, NotComparable, Probe, fingerprint
+from sosie.zoo import Fingerprint, NotComparable, Probe, Zoo, fingerprint
 from sosie.zoo import fingerprints as gram_vectors
 
 
@@ -205,3 +207,14 @@ def test_a_lazy_model_says_what_it_lacks(kind: str, why: str) -> None:
     model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(8))
     with pytest.raises(ValueError, match=why):
         fingerprint(model, torch.randn(20, 16), kinds=kind)
+
+
+def test_random_weights_are_said_in_the_fingerprint_and_the_list(tmp_path):
+    images = torch.rand(16, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert fingerprint("small_cnn(seed=3)", images).about["notes"][0] == "random weights (seed 3)"
+    zoo = Zoo(tmp_path / "zoo", data=images)
+    zoo.add("small_cnn(seed=3)", name="random")
+    zoo.add(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), name="own")
+    assert {row["name"]: row["notes"] for row in zoo.list()} == {"random": ["random weights (seed 3)"], "own": []}
+    found = CliRunner().invoke(app, ["zoo", "list", str(tmp_path / "zoo")])
+    assert "- random weights (seed 3): random\n" in found.output

@@ -10,12 +10,16 @@ from .batches import (
     Share,
     count_inputs,
     cut,
+    explain_types,
     input_rows,
     join,
     labels_of,
     model_arguments,
+    named_arguments,
     number_array,
     recut,
+    types_of,
+    unread_mask,
     without_labels,
 )
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers

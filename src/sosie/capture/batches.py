@@ -462,6 +462,7 @@ def _total(data: Any) -> int | None:
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
+_NUMBERED = "argument "  # before the number of an argument without a name
 
 
 @dataclass(frozen=True)
@@ -546,8 +547,9 @@ def model_arguments(
 def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     """The padding mask among the parts of a batch (ids, mask, …), for a model that takes one; None: there is none.
 
-    The first part may be embeddings (inputs, tokens, features), too. Labels of a language model are as large as the
-    ids, so that a part which may be either is an error.
+    The first part may be embeddings (inputs, tokens, features), too. Labels of tokens are as large as the ids, so that
+    a part which may be either is an error. A mask has 1 at tokens and 0 at the padding before or after them: labels of
+    0 and 1 are in no such order.
     """
     if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
         return None
@@ -556,7 +558,10 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     parts = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor)]
     others = [part for part in parts if part.shape == ids.shape[:2]]
     of_scores = [part for part in parts if part.shape != ids.shape and _masks_scores(part, *ids.shape[:2])]
-    if not (others or of_scores) or not _takes_mask(unwrap(model)):
+    if not (others or of_scores):
+        return None
+    if not _takes_mask(unwrap(model)):
+        _check_own_mask(unwrap(model), [part for part in others if _pads(part)])
         return None
     if not others:
         raise BadBatch(
@@ -564,26 +569,73 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
             f"{tuple(of_scores[0].shape)}, as a mask of attention scores has; padding is read from (inputs, tokens), 1 "
             "at tokens: give that one"
         )
-    masks = [part for part in others if bool(((part == 0) | (part == 1)).all())]
-    if len(masks) == 1:
-        return masks[0]
-    fit = "none has" if not masks else f"{len(masks)} have"
+    binary = [part for part in others if bool(((part == 0) | (part == 1)).all())]
+    if len(binary) == 1 and _pads(binary[0]):
+        return binary[0]
+    if len(binary) == 1:
+        fit = "one has nothing but 0 and 1 in it, but zeros among its ones, as labels of tokens have"
+    else:
+        fit = f"{len(binary) or 'none'} {'have' if binary else 'has'} nothing but 0 and 1 in it, as a mask has"
     raise BadBatch(
         f"{type(unwrap(model)).__name__} takes an {MASK}, and {len(others)} of the parts of a batch beside the ids may "
-        f"be it by their shape, {tuple(ids.shape[:2])}; {fit} nothing but 0 and 1 in it, as a mask has. Give dicts: "
+        f"be it by their shape, {tuple(ids.shape[:2])}; {fit}. Give dicts: "
         f"{{'input_ids': …, {MASK!r}: …}}, and 'labels' where there are any"
     )
 
 
+def _pads(part: Tensor) -> bool:
+    """Whether every row is 1 at tokens and 0 at the padding before or after them."""
+    ones = part == 1
+    return bool(((part == 0) | ones).all()) and bool(((ones[:, 1:] != ones[:, :-1]).sum(1) <= 1).all())
+
+
+def _check_own_mask(model: nn.Module, masks: Sequence[Tensor]) -> None:
+    """Raise if a forward takes a mask by another name and a part of the batch may be it: it would not be passed on."""
+    own = [name for name in _parameters(model) if _is_mask(name)]
+    if own and any(not bool(mask.all()) for mask in masks):
+        raise BadBatch(
+            f"the forward of {type(model).__name__} takes {own[0]!r}, and a part of the batch, with 1 and then 0 or "
+            "0 and then 1 in every row, may be that or labels: give dicts that name the arguments and 'labels'"
+        )
+
+
+def _is_mask(name: str) -> bool:
+    return name == "mask" or name.endswith("_mask")
+
+
+def named_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; positional ones by those of the forward's parameters, or by their number."""
+    own = _parameters(unwrap(model)).values()
+    names = [each.name for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    names += [f"{_NUMBERED}{k + 1}" for k in range(len(names), len(args))]
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def unread_mask(model: nn.Module, named: Mapping[str, Any]) -> tuple[str, int] | None:
+    """An argument that may tell padding but is not called `attention_mask`, and its number of tokens; None without one.
+
+    Whether such a mask has 1 at tokens or at padding cannot be known.
+    """
+    for name, part in named.items():
+        if not isinstance(part, Tensor) or part.ndim != 2 or not (_is_mask(name) or name.startswith(_NUMBERED)):
+            continue
+        mixed = bool(((part == 0) | (part == 1)).all()) and bool((part != part[:1, :1]).any())
+        if mixed and (_is_mask(name) or any(MASK in _parameters(module) for module in unwrap(model).modules())):
+            return name, part.shape[1]
+    return None
+
+
 def _takes_mask(model: nn.Module) -> bool:
     """Whether a forward has an `attention_mask`, or hands all keywords on to a module whose forward has."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return False
-    parameters = inspect.signature(model.forward).parameters
+    parameters = _parameters(model)
     if MASK in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
         return MASK in parameters
-    inner = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
-    return any(MASK in inspect.signature(module.forward).parameters for module in inner)
+    return any(MASK in _parameters(module) for module in model.modules())
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Those of the forward; TorchScript says none."""
+    return {} if isinstance(model, torch.jit.ScriptModule) else inspect.signature(model.forward).parameters
 
 
 def _masks_scores(part: Tensor, inputs: int, tokens: int) -> bool:
@@ -703,7 +755,9 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
 def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
     """Raise a clearer error where torch objects to the type of an input; otherwise return, to raise the original."""
     own = types_of(model)
-    odd = sorted({_type_name(x.dtype) for x in tensors_in(given) if x.dtype not in own})
+    whole = "long" in str(error).lower()  # else ids, which are whole numbers, are not what it objects to
+    floating = [x for x in tensors_in(given) if whole or x.is_floating_point()]
+    odd = sorted({_type_name(x.dtype) for x in floating if x.dtype not in own})
     if own and odd and "type" in str(error):
         here = sorted(map(_type_name, own))
         raise ValueError(

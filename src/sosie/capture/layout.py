@@ -23,8 +23,8 @@ class FeatureAxes(TorchDispatchMode):
     """Follows through a forward which axes of each tensor hold features.
 
     A layer's weights say which axis of its output does: the second for convolutions and for norms of maps, the last
-    for the rest. Every other operation keeps, moves, splits or joins axes. Where operations disagree, or none says
-    anything, nothing is known.
+    for the rest. Every other operation keeps, moves, splits or joins axes. Where operations disagree, as a norm of
+    tokens after a layer of features does, or none says anything, nothing is known.
     """
 
     supports_higher_order_operators = True  # they are run like any other; torch refuses them otherwise
@@ -81,13 +81,13 @@ class FeatureAxes(TorchDispatchMode):
     def _axes(self, call: _Call, output: Tensor) -> list[_Axis] | None:
         """The axes of an operation's output; None where nothing is known of them."""
         shape, name = list(output.shape), call.name
-        if _SECOND.fullmatch(name):
-            first = self._known.get(call.tensors[0])
-            keeps = first is not None and "conv" not in name and len(first) > 1 and first[1].holds_any
-            return _resized(first, shape) if keeps else _one(shape, 1)
+        if _CONVOLUTION.fullmatch(name):
+            return _one(shape, 1)
+        if _NORM.fullmatch(name):
+            return self._normed(call, shape, 1)
         if name == "native_layer_norm":
             several = len(call["normalized_shape"]) > 1
-            return self._same_rank(call, shape) if several else _one(shape, -1)
+            return self._same_rank(call, shape) if several else self._normed(call, shape, len(shape) - 1)
         if _LAST.fullmatch(name):
             return _one(shape, -1)
         if name in _PRODUCTS:
@@ -101,6 +101,14 @@ class FeatureAxes(TorchDispatchMode):
         if name in _MOVES:
             return None if axes is None else _moved(call, axes, shape)
         return self._same_rank(call, shape)
+
+    def _normed(self, call: _Call, shape: list[int], at: int) -> list[_Axis] | None:
+        """A norm of one axis says that this one holds features; if layers before it said that another does, neither."""
+        before = self._known.get(call.tensors[0])
+        if before is not None and not before[at].holds_any:
+            return None
+        # A norm of instances has the inputs flattened into its channels, and stays as it was.
+        return _one(shape, at) if before is None or before[at].whole or at > 1 else _resized(before, shape)
 
     def _product(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
         x, y = call.tensors[-2:]
@@ -186,7 +194,8 @@ def _is_composite(func: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
 
 
-_SECOND = re.compile(r"\w*(convolution|conv\dd|batch_norm|group_norm)\w*")
+_CONVOLUTION = re.compile(r"\w*(convolution|conv\dd)\w*")
+_NORM = re.compile(r"\w*(batch_norm|group_norm)\w*")  # of the second axis
 _LAST = re.compile(r"_?embedding\w*|linear\w*|_trilinear|\w*(rnn|lstm|gru)\w*")
 _POINTWISE = {"_prelu_kernel", "hardswish", "copy", "native_dropout"}  # not marked so
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}

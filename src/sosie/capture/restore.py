@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import is_dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,7 +214,8 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
 
     Put back: the attributes of its modules; the lists, dicts, sets, dataclasses, namespaces and objects of the model's
     own package among them, with those inside; and the numbers in buffers, in frozen parameters, in other tensors and
-    NumPy arrays there, and in random generators. Objects of other kinds are not looked into.
+    NumPy arrays there, and in random generators of torch, NumPy and Python. Objects of other kinds, as iterators and
+    sparse tensors, are not looked into; `mixing_note` tells where they make forwards differ.
     """
     found = _Holdings(model)
     try:
@@ -239,7 +242,7 @@ class _Holdings:
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []
         self._others: list[tuple[Any, list[Any]]] = []  # lists, deques and sets
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._generators: list[tuple[Callable[[Any], Any], Any]] = []  # how each is set, and its state
         self._tensors: list[Tensor] = []
         self._seen: set[int] = set()
         self._packages = {_package(type(module)) for module in modules_of(model)} - {"torch"}
@@ -285,8 +288,13 @@ class _Holdings:
                     self._keep(item)
         elif isinstance(value, np.ndarray) and value.nbytes <= _COPIED and not value.dtype.hasobject:
             self._arrays.append((value, value.copy()))
-        elif isinstance(value, torch.Generator):
-            self._generators.append((value, value.get_state()))
+        elif isinstance(value, (torch.Generator, np.random.RandomState)):
+            self._generators.append((value.set_state, value.get_state()))
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            self._generators.append((partial(setattr, bits, "state"), bits.state))
+        elif isinstance(value, random.Random):
+            self._generators.append((value.setstate, value.getstate()))
         elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)):
             own = isinstance(value, SimpleNamespace) or is_dataclass(value) or _package(type(value)) in self._packages
             if own and not callable(value):
@@ -307,8 +315,8 @@ class _Holdings:
         for array, before in self._arrays:
             if not np.array_equal(array, before, equal_nan=array.dtype.kind in "fc"):
                 array[...] = before
-        for generator, state in self._generators:
-            generator.set_state(state)
+        for set_state, state in self._generators:
+            set_state(state)
         for own, content, but in self._dicts:
             for key in [key for key in own if key not in content and key not in but]:
                 del own[key]

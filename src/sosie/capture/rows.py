@@ -204,9 +204,10 @@ class Masks:
     decoder: Tensor | None = None
     halves: bool = False  # whether a decoder is given inputs of its own
     images: bool = False  # whether images go in beside the tokens
+    unread: tuple[str, int] | None = None  # an argument that may be a mask, if there is no other, and its tokens
 
     @classmethod
-    def of(cls, *arguments: Any) -> Masks:
+    def of(cls, *arguments: Any, unread: Callable[[], tuple[str, int] | None] = lambda: None) -> Masks:
         """From the arguments of a call, or the batch they came from: the first that has a mask decides."""
         inner = [part[0] if is_parts(part) and part else part for part in arguments]
         given = [part for part in inner if isinstance(part, Mapping)]
@@ -217,12 +218,20 @@ class Masks:
         if halves:
             tokens = _ones(given, "") if tokens is None else tokens
             decoder = _ones(given, "decoder_") if decoder is None else decoder
-        return cls(tokens, decoder, halves, "pixel_values" in keys)
+        return cls(tokens, decoder, halves, "pixel_values" in keys, unread() if tokens is None and not halves else None)
 
     def at(self, site: Site, activation: Tensor) -> Tensor | None:
         """The mask of the tokens that a site sees; None where all of them count, or where it sees none."""
         if activation.ndim < 2:
             return None
+        if self.unread is not None and activation.ndim > 2 and self.unread[1] in activation.shape[1:]:
+            raise NoRows(
+                site.label,
+                f"has shape {_shape(activation)}, and {self.unread[0]!r} of the call may tell which of its tokens are "
+                "padding, or which are not",
+                f"Give a batch with the mask as {MASK!r}, 1 at tokens and 0 at padding, and an inputs= that passes it "
+                "on; or a function as rule, which counts everything",
+            )
         parts = site.module_name.split(".")
         if not self.halves:
             sees_images = self.images and any(part.startswith(("vision", "visual", "image")) for part in parts)

@@ -186,9 +186,10 @@ class BadActivations(ValueError):
 class ActivationFile:
     """Activations by site, all of the same inputs in the same order."""
 
-    def __init__(self, stored: Mapping[str, Stored], name: str) -> None:
+    def __init__(self, stored: Mapping[str, Stored], name: str, path: Path | None = None) -> None:
         _check(stored, name)
         self.name = name
+        self.path = path  # None: they are in memory
         self._stored = dict(stored)
         self.n = next(iter(stored.values())).shape[0]
         # Three dimensions are read as tokens, more as NCHW maps; a function as row rule reads them otherwise.
@@ -259,7 +260,7 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
         raise BadActivations(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    return ActivationFile(readers[suffix](path), str(path))
+    return ActivationFile(readers[suffix](path), str(path), path)
 
 
 def _in_memory(site: Any, array: Any) -> Stored:

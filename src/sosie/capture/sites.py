@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.hooks import RemovableHandle
 
 from ..checks import nearest
@@ -44,11 +47,45 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def named_parameters(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by name, of a model or a state dict."""
+    """Parameters by name, of a model or a state dict; weights that a layer computes, as it computes them.
+
+    Pruned weights, weight norm, spectral norm and other parametrisations are meant. A state dict tells only of pruning.
+    """
     if isinstance(model, nn.Module):
-        return {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
+        plain = unwrap(model)
+        computed = {
+            ".".join(filter(None, (name, part))): (".".join(filter(None, (name, own))), tensor)
+            for name, module in plain.named_modules()
+            for own, parts, tensor in _computed_weights(module)
+            for part in parts
+        }
+        return dict(computed.get(name, (name, parameter.detach())) for name, parameter in plain.named_parameters())
     statistics = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
-    return {name: tensor.detach() for name, tensor in model.items() if not name.endswith(statistics)}
+    pruned = {own for own in (name[:-5] for name in model if name.endswith("_orig")) if f"{own}_mask" in model}
+    found = {}
+    for name, tensor in model.items():
+        own = name.removesuffix("_orig")
+        if own in pruned:
+            found[own] = tensor.detach() * model[f"{own}_mask"]
+        elif not name.endswith(statistics) and name.removesuffix("_mask") not in pruned:
+            found[name] = tensor.detach()
+    return found
+
+
+def _computed_weights(module: nn.Module) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Weights that a layer makes of other parameters: their name, those of the others, and the numbers."""
+    with torch.no_grad():
+        chains = module._modules.get(_REPARAMETRIZED)
+        for own, chain in [] if chains is None else chains.named_children():
+            parts = [f"{_REPARAMETRIZED}.{own}.{part}" for part, _ in chain.named_parameters()]
+            yield own, parts, copy.deepcopy(chain).eval()()  # some change their state while they train
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):
+                yield hook._tensor_name, [f"{hook._tensor_name}_orig"], hook.apply_mask(module)
+            elif isinstance(hook, WeightNorm):
+                yield hook.name, [f"{hook.name}_g", f"{hook.name}_v"], hook.compute_weight(module)
+            elif isinstance(hook, SpectralNorm):
+                yield hook.name, [f"{hook.name}_orig"], hook.compute_weight(module, do_power_iteration=False)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def list_(
 ) -> None:
     """List the models."""
     from ..report import print_table
+    from ..report.words import listed
     from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
@@ -123,6 +124,9 @@ def list_(
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
     elif len(found):
         print_table(found.rows(), LISTED)
+        for note in dict.fromkeys(note for row in found for note in row["notes"]):
+            names = [_safe(row["name"]) for row in found if note in row["notes"]]
+            typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")
     typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
     filters = check_filters(tag, architecture, task)
     if not failed and len(zoo) and (why := zoo.store.why_none(filters)):

@@ -18,6 +18,7 @@ from ..stats import BLOCK
 from .collect import Pass, gather
 from .distributed import SingleProcess, together
 from .network import (
+    TRIED,
     Network,
     Source,
     for_each,
@@ -30,7 +31,7 @@ from .network import (
 from .partial import Checkpoint, Partial, finish_files
 from .plan import MEMORY, Request, draws_of, find_measures, make_plan, parse_size
 from .provenance import digest_of, provenance
-from .stream import Stream, chunk_on_cpu, rows_per_input
+from .stream import Stream, chunk_on_cpu, rows_per_input, saved_chunk
 
 DEFAULT = "debiased_cka"
 
@@ -147,6 +148,7 @@ def _compare(
 
         # What there is, learnt from the first few inputs
         stream = Stream.of(data, sources, request.max_rows)
+        saved_chunk(sources, request.memory, TRIED)
         looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
         sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
         mixing = {k: note for k in looks if (note := sources[k].mixing(stream.first)) is not None}
@@ -201,12 +203,14 @@ def _compare(
         run = Pass(sources, twins, sides, plan, request, per_input)
         checkpoint = Checkpoint(resume, partials[pairs[0]], sources)
         skip = ranks.once(checkpoint.restore)
+        block = request.block if "grams" in plan.statistics else None
         chunks = stream.chunks(
-            block=request.block if "grams" in plan.statistics else None,
+            block=block,
             skip=skip,
             largest=chunk_on_cpu(sources, sides),
             share=ranks.share,
             skipped=checkpoint.check_skipped if ranks.first else None,
+            saved_chunk=saved_chunk(sources, request.memory, block or TRIED),
         )
 
         def note_mixing() -> None:

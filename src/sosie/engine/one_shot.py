@@ -65,17 +65,17 @@ def measure(
             raise TypeError(f"{chosen.name} takes no inputs")
         return _of_weights(chosen, x, y)
     any_scale = "scale" in chosen.invariant
-    rows_x, rows_y = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
+    (rows_x, squares_x), (rows_y, squares_y) = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
     if len(rows_x) != len(rows_y):
         raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
     if inputs is not None and "inputs" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no inputs")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    given = None if inputs is None else _rows(inputs, "inputs", True).to(rows_x.device)
+    given = None if inputs is None else _rows(inputs, "inputs", True)[0].to(rows_x.device)
     sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
-    for label, rows in (("x", rows_x), ("y", rows_y)):
-        if not _varies(rows):
+    for label, rows, squares in (("x", rows_x, squares_x), ("y", rows_y, squares_y)):
+        if not _varies(rows, squares):
             raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
     with torch.no_grad():
         value = float(snap_to_bounds(chosen.from_sample(sample), chosen))
@@ -140,8 +140,8 @@ def _real_numbers(given: Any, label: str) -> tuple[Tensor, float]:
     return numbers, total
 
 
-def _rows(given: Any, label: str, any_scale: bool) -> Tensor:
-    """In float64; where the measure does not depend on it, of a scale that leaves room for products of four."""
+def _rows(given: Any, label: str, any_scale: bool) -> tuple[Tensor, float]:
+    """In float64, and the sum of their squares; of a scale that leaves room for products of four, if any will do."""
     given = given if isinstance(given, Tensor) else number_array(given, label)
     shape = tuple(given.shape)
     if len(shape) != 2:
@@ -152,19 +152,20 @@ def _rows(given: Any, label: str, any_scale: bool) -> Tensor:
     rows, total = _real_numbers(given, label)
     if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
         if any_scale:
-            return near_one(rows)
+            rows = near_one(rows)
+            return rows, float(total_squares(rows))
         raise ValueError(
             f"the largest number in {label} is {float(rows.abs().max()):.0e}: products of four such leave what float64 "
             f"holds; divide {label} by that"
         )
-    return rows
+    return rows, total
 
 
-def _varies(rows: Tensor) -> bool:
-    """Whether rows differ by more than rounding."""
+def _varies(rows: Tensor, squares: float) -> bool:
+    """Whether rows differ by more than rounding, given the sum of all squares."""
     # Σ‖x − mean‖² is at least half of any one squared distance, which settles it for all but nearly equal rows.
     apart = (rows[: len(rows) // 2 + 1 : len(rows) // 2] - rows[-1]).square().sum(1).max()
-    if bool(apart / 2 > CONSTANT["float64"] * total_squares(rows)):
+    if bool(apart / 2 > CONSTANT["float64"] * squares):
         return True
     return bool(Sample.of(rows, rows).spread[0][0] > CONSTANT["float64"])
 

@@ -132,11 +132,11 @@ class Partial:
                 return f"the {what} are not the same"
         return None
 
-    def rows_differ_from(self, other: Partial) -> str | None:
+    def rows_differ_from(self, other: Partial, tolerated: Sequence[float]) -> str | None:
         """Whether the same first inputs gave other rows, in words; older files do not tell."""
         both = (self.side_a, self.side_b)
-        for side, mine, theirs in zip(both, self.first_rows, other.first_rows, strict=False):
-            site = next((site for site in mine if unlike(mine, theirs, site)), None)
+        for side, mine, theirs, most in zip(both, self.first_rows, other.first_rows, tolerated, strict=False):
+            site = next((site for site in mine if unlike(mine, theirs, site, most)), None)
             if site is not None:
                 return (
                     f"the first inputs give other rows at {site} of {side.name}: they are prepared in another way "
@@ -247,6 +247,7 @@ class Checkpoint:
         self.partial = partial
         self.digests = InputDigests()  # of the inputs that were read
         self._saved_sources = [source for source in sources if isinstance(source, SavedActivations)]
+        self._tolerated = [source.tolerated() for source in sources]  # differences between rows
         self._before: dict[int, int] = {}  # the digests of the inputs that the file holds
         self._held = 0  # how many these are
         self._other_rows: str | None = None  # how its rows differ, to be told once its inputs are known to be these
@@ -265,7 +266,7 @@ class Checkpoint:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={fresh.max_rows}")
         fresh.statistics, fresh.inputs, fresh.rows = dict(saved.statistics), saved.inputs, saved.rows
         self._before, self._held = saved.seen, saved.inputs
-        self._other_rows = fresh.rows_differ_from(saved)
+        self._other_rows = fresh.rows_differ_from(saved, self._tolerated)
         return saved.inputs
 
     def due(self) -> bool:

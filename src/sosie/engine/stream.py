@@ -16,8 +16,10 @@ from ..data import open_data
 from ..models import NamedModel
 from ..results import Side
 from .network import Network, SavedActivations, Source
+from .plan import size_text
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
+SAVED_BYTES = 2**28  # of them at one site, which are read at a time even if statistics are given less memory
 CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
 _INSTEAD = (
     "Choose sites of one resolution, or a rule with one row per input: rows='mean', for tokens also 'cls' or 'last'"
@@ -139,6 +141,25 @@ def chunk_on_cpu(sources: Sequence[Source], sides: Sequence[Side]) -> int | None
     if not all(source.on_cpu() for source in sources):
         return None
     return max(1, CACHE // (4 * max(width for side in sides for width in side.widths)))
+
+
+def saved_chunk(sources: Sequence[Source], memory: int, least: int) -> int:
+    """Inputs of saved activations to read at a time, at least so many: as many of the widest site as fit the memory.
+
+    A small file may hold long rows that are compressed well, so what does not fit is refused before it is read.
+    """
+    files = [source for source in sources if isinstance(source, SavedActivations) and source.saved.path is not None]
+    rows = {(source.name, site): size for source in files for site, size in source.row_bytes().items()}
+    if not rows:
+        return SAVED_CHUNK
+    (name, site), widest = max(rows.items(), key=lambda row: row[1])
+    least, memory = min(least, min(source.saved.n for source in files)), max(memory, SAVED_BYTES)
+    if least * widest > memory:
+        raise MemoryError(
+            f"{name}: {least} inputs are worked on at a time, which take {size_text(least * widest)} at site {site!r}, "
+            f"more than the budget of {size_text(memory)}. Raise memory=, leave the site out, or save it pooled"
+        )
+    return max(least, min(SAVED_CHUNK, memory // widest))
 
 
 def rows_per_input(sources: Sequence[Source]) -> int:

@@ -133,7 +133,7 @@ def total_squares(rows: Tensor) -> Tensor:
         return rows.double().square().sum()
     flat = rows.numpy().ravel(order="K")  # as they lie in memory, so that a transpose is not copied
     with np.errstate(all="ignore"):
-        return torch.tensor(np.einsum("i,i->", flat, flat), dtype=torch.float64)
+        return torch.tensor(flat @ flat, dtype=torch.float64)
 
 
 def _squares(rows: Tensor, which: str) -> Tensor:

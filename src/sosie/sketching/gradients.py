@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ..capture import (
     Chunk,
     Keep,
-    Masks,
     Site,
     answer_in,
     count_inputs,
@@ -164,6 +163,11 @@ class GradientNetwork(Network):
     def opened(self) -> Iterator[GradientNetwork]:
         with ExitStack() as stack:
             stack.enter_context(self.borrowed())
+            if any(parameter.is_inference() for parameter in self.model.parameters()):
+                raise ValueError(
+                    f"the weights of {self.name} were made in torch.inference_mode, so that nothing can be "
+                    "differentiated: outside of it, copy.deepcopy(model) gives a model without that"
+                )
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)  # only sites get gradients; put back at the end
             for request in select(self.model, self.sites).values():
@@ -199,9 +203,11 @@ class GradientNetwork(Network):
             activation.register_hook(lambda gradient: self._receive_gradient(site, kept, gradient))
         return super()._receive(site, kept)
 
-    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor) -> None:
+    def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor | None) -> None:
         assert self._backward is not None
         assert self._chunk is not None
+        if gradient is None:  # as after quantised layers
+            raise ValueError(f"no gradient comes back to {site.label}: what follows it cannot be differentiated")
         self._keep.check(site.label, kept)
         mask = self._masks.at(site, gradient)
         self._reached.add(site.label)
@@ -229,7 +235,7 @@ class GradientNetwork(Network):
             with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
                 with torch.no_grad():
                     args, kwargs = self.arguments(chunk)
-                self._masks = Masks.of(*((kwargs, chunk.batch) if self.inputs else (chunk.batch, kwargs)))
+                self._masks = self.masks(chunk.batch, args, kwargs)
                 with torch.enable_grad():
                     answer = self.model(*args, **kwargs)
                     seen.values()  # raises if a site did not fire

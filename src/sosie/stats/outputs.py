@@ -70,6 +70,7 @@ class Continuous(Differences):
 
 KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far half precision may put the sum of a row of probabilities from 1
+NO_CHANCE = 32  # so many logits do not all lie between 0 and 1 by chance
 MOST_CLASSES = 2**20  # a class number beyond this is taken for something else
 
 
@@ -213,6 +214,11 @@ def _kind_of(outputs: Tensor, name: str) -> str:
     sums = outputs.double().sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= SUMS_TO_ONE).all()):
         return "probabilities"
+    if outputs.numel() >= NO_CHANCE and bool(((outputs >= 0) & (outputs <= 1)).all()):
+        raise ValueError(
+            f"{name}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
+            "that do not exclude each other: say kind='logits', or kind='regression' to compare the numbers"
+        )
     return "logits"
 
 

@@ -475,22 +475,23 @@ class CutModel(Network):
         """The activation at the cut, and which of its tokens (inputs, tokens) are not padding; None: all of them."""
         args, kwargs = self.call(batch)
         activation = self.cut.representation(*args, **kwargs)
-        return activation, self._no_padding(activation, self.cut.site, batch, kwargs)
+        return activation, _no_padding(self.masks(batch, args, kwargs), activation, self.cut.site)
 
     def run(self, batch: Any, seen: Watch, sites: Sequence[Site]) -> tuple[Any, list[Tensor], list[Tensor | None]]:
         """The output for a batch, the activation at every watched site, and which of its tokens are not padding."""
         args, kwargs = self.call(batch)
         output = unwrap(self.model)(*args, **kwargs)
         activations = [seen[site.label] for site in sites]
-        masks = [self._no_padding(each, site, batch, kwargs) for each, site in zip(activations, sites, strict=True)]
-        return output, activations, masks
+        masks = self.masks(batch, args, kwargs)
+        padding = [_no_padding(masks, each, site) for each, site in zip(activations, sites, strict=True)]
+        return output, activations, padding
 
     def mixing_at(self, sites: Sequence[Site], batch: Any) -> str | None:
         """Whether the inputs of a batch are mixed up to these sites, in words; None: they are not."""
         with replace(self, sites=[site.label for site in sites]).opened() as network:
             return network.mixing(batch)
 
-    def _no_padding(self, activation: Tensor, site: Site, batch: Any, kwargs: dict[str, Any]) -> Tensor | None:
-        # As compare reads them: what `inputs` made of the batch comes first, else the batch's own mask.
-        mask = Masks.of(*((kwargs, batch) if self.inputs else (batch, kwargs))).at(site, activation)
-        return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)
+
+def _no_padding(masks: Masks, activation: Tensor, site: Site) -> Tensor | None:
+    mask = masks.at(site, activation)
+    return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)

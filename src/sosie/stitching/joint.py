@@ -96,7 +96,7 @@ class Joint(nn.Module):
         return self.source.space != self.target.space or self.source.tokens != self.target.tokens
 
     def forward(self, activation: Tensor) -> Tensor:
-        shaped = self.shaped(activation)
+        shaped = self.shaped(activation).to(self.weight.dtype)  # the networks may differ in it
         if not self.target.space or self.target.tokens:
             return F.linear(shaped, self.weight, self.bias)
         # Contiguous like the output of a network's own layer: some networks go on with `x.view(…)`.

@@ -20,7 +20,7 @@ from ..zoo import Fingerprint, NotComparable, Zoo
 from ..zoo.fingerprints import kind_of
 from ..zoo.questions import drawn, placed, similarities, squared_distances, stress_of, vectors_of
 from ..zoo.search import Query
-from ..zoo.store import UnknownModel
+from ..zoo.store import UnknownModel, notes_of
 from ..zoo.vectors import EXACT, Vectors
 
 FACTS = ("id", "name", "architecture", "task", "tags", "parent")
@@ -57,13 +57,8 @@ def model(zoo: Zoo, number: int) -> dict[str, Any]:
     return {
         **facts, "parameters": stored.parameters, "source": stored.source, "added": stored.added,
         "digest": stored.digest, "kinds": kinds, "absent": stored.absent,
-        "notes": _notes(stored.about.get("notes")), **related,
+        "notes": notes_of(stored.about.get("notes")), **related,
     }  # fmt: skip
-
-
-def _notes(said: Any) -> list[str]:
-    """A list of texts, whatever somebody's file has there."""
-    return [str(note)[:1000] for note in said[:100]] if isinstance(said, list) else []
 
 
 def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:

@@ -141,7 +141,8 @@ def _by_site(model: Model, sites: Sequence[str], label: str, base: Model | None)
             if isinstance(modules.get(name.rpartition(".")[0]), nn.modules.conv._ConvTransposeNd) and tensor.ndim > 1:
                 tensor = tensor.transpose(0, 1).contiguous()
         elif site == ALL:
-            tensor = torch.cat([each.double().flatten() for each in weights.values()])
+            # By name: the other model may have registered them in another order.
+            tensor = torch.cat([weights[name].double().flatten() for name in sorted(weights)])
         else:
             by_site[site] = "it holds no matrix of weights of its own"
             continue

@@ -28,7 +28,7 @@ from ..engine.network import Network
 from ..engine.provenance import AsyncCopy, Digest, digest_of
 from ..files import DamagedFile, check_schema, read_nested, read_tensors, write_nested, write_tensors
 from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
-from ..models import NamedModel, atom_layers, open_model, with_name
+from ..models import NamedModel, atom_layers, open_model, weights_of, with_name
 from ..process_state import products
 from ..results import Array
 from ..stats import Buckets, check_seed
@@ -256,7 +256,7 @@ def fingerprint(
     labels: dict[str, tuple[str, ...]] = {}
     absent: dict[str, str] = {}
     left_out: dict[str, dict[str, str]] = {}
-    notes: list[str] = []
+    notes = [weights] if (weights := weights_of(model)).startswith("random weights") else []
     exact = digest = None
     if "cka" in wanted:
         labels["cka"], short, whole, left_out["cka"], digest = cka_vectors(source, probe, size, seed, sites, notes)

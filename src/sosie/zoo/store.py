@@ -297,6 +297,7 @@ CREATE INDEX tag_models ON tags (tag, model);
 CREATE TABLE failed (name TEXT PRIMARY KEY, reason TEXT NOT NULL, source TEXT, at TEXT NOT NULL) WITHOUT ROWID;
 """
 TAGS = "(SELECT json_group_array(tag) FROM (SELECT tag FROM tags WHERE model = models.id ORDER BY tag)) AS tags"
+NOTES = "CASE WHEN json_valid(about) THEN json_quote(json_extract(about, '$.about.notes')) ELSE 'null' END AS notes"
 SHORT = f"id, name, architecture, task, parent, {TAGS}"  # what lists and pages show of a model
 GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, given as one JSON list
 CHOICES = {
@@ -446,11 +447,11 @@ class Store:
             connection.execute(f"PRAGMA busy_timeout = {round(1000 * self.wait)}")
 
     def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The answer to one question; of columns called labels, tags, kinds and about what their JSON says."""
+        """The answer to one question; of columns called labels, tags, kinds, notes and about what their JSON says."""
         with self.reading() as connection:
             rows = [dict(row) for row in connection.execute(text, values)]
         for row in rows:
-            for column in row.keys() & {"labels", "tags", "kinds", "about"}:
+            for column in row.keys() & {"labels", "tags", "kinds", "notes", "about"}:
                 row[column] = _parsed(row[column])
         return rows
 
@@ -509,7 +510,7 @@ class Store:
         """A dict for each model, in the order they were added."""
         condition, values = _condition(filters)
         text = f"""
-          SELECT id, name, architecture, parameters, task, source, parent, added, digest, {TAGS},
+          SELECT id, name, architecture, parameters, task, source, parent, added, digest, {TAGS}, {NOTES},
             (SELECT json_group_object(files.kind, blocks.rows) FROM blocks JOIN files ON files.id = blocks.file
              WHERE blocks.model = models.id) AS kinds
           FROM models WHERE {condition} ORDER BY id LIMIT ? OFFSET ?"""
@@ -794,6 +795,11 @@ def remove(connection: sqlite3.Connection, model: int, why: str) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def notes_of(said: Any) -> list[str]:
+    """A list of texts, whatever somebody's file has there."""
+    return [str(note)[:1000] for note in said[:100]] if isinstance(said, list) else []
 
 
 def _parsed(text: Any) -> Any:

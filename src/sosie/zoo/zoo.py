@@ -21,7 +21,7 @@ from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
 from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
 from .search import as_query, find_family, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder, notes_of
 from .tasks import (
     NO_PROBE,
     OPTIONS,
@@ -91,6 +91,7 @@ WAIT = 10.0  # seconds for another writer
 GROUP = 16  # fingerprints that are given as they are: written in one transaction
 COLUMNS = (
     *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
+    "notes",
 )
 
 
@@ -291,6 +292,7 @@ class Zoo:
         for row in rows:
             row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
             row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
+            row["notes"] = notes_of(row["notes"])
         return Listing.of(rows, COLUMNS)
 
     def failed(self) -> Listing:
