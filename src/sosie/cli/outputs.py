@@ -49,13 +49,15 @@ def outputs(
 ) -> None:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence."""
     from ..data import open_data
+    from ..data.shifts import open_shifts
     from ..engine import compare_outputs
 
     check_outputs(out, html)
+    opened = None if (names := split(shifts)) is None else open_shifts(names, seed)
     with working_together() as speaks:
         found = compare_outputs(
             models, None if data is None else open_data(data, batch=batch), measures=split(measures), kind=kind,
-            shifts=split(shifts), seed=seed, max_rows=max_rows, device=own_device(device),
+            shifts=opened, max_rows=max_rows, device=own_device(device),
         )  # fmt: skip
     if speaks:
         tell(found, out, html, full=full)

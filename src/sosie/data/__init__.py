@@ -4,4 +4,4 @@ from .attacks import ATTACKS, Attack, attack
 from .corruptions import CORRUPTIONS, Corruption, corrupt
 from .images import Batches, ImageData
 from .readers import ImageFolder
-from .specification import list_data, open_data, open_images
+from .specification import DataPart, list_data, open_data, open_images

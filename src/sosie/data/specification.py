@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of
+from ..checks import one_of, whole_number
 from ..factory import find_file, is_factory, listed_folders, load_factory, parse_call
 from .images import Batches, ImageData, check_limit
 from .readers import ImageFolder, open_folder, read_cifar, read_class_names, read_mnist, read_packed, read_svhn
@@ -29,6 +29,21 @@ _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.
 def list_data() -> list[str]:
     """The data sets known by name; each can be followed by :train or :test."""
     return ["demo", *NAMED]
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """One part of a larger set of data, of which other machines read the rest.
+
+    `data`: as everywhere, or None for a part of saved activations. `first_row`: the index of its first input in the
+    whole set; it decides which rows are sampled, and into which buckets of a sketch they go.
+    """
+
+    data: Any = None
+    first_row: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number(self.first_row, "first_row", least=0, most=2**40 - 1)
 
 
 def open_data(spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None) -> Batches | Iterable[Any]:

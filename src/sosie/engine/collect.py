@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,15 +14,14 @@ from torch import Tensor
 from ..capture import Chunk, input_rows
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..process_state import products
-from ..progress import Progress
-from ..results import Side
+from ..results import Comparison
 from ..stats import GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic
 from .distributed import SingleProcess
-from .network import SavedActivations, Sink, Source
+from .network import RowSample, SavedActivations, Sink, Source
 from .partial import Partial
-from .plan import Kind, Plan, Request
+from .plan import Kind, Request, make_plan
 from .provenance import AsyncCopy
-from .stream import check_positions
+from .stream import Stream, check_positions, rows_per_input
 
 Pair = tuple[int, int]
 FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
@@ -77,27 +78,67 @@ class Inspector:
 
 
 class Pass:
-    """Collects the planned statistics of each pair of sources; `twins[k]` is the first source like source k."""
+    """One pass over the data: sources that are open read chunk by chunk, and each pair's statistics grow.
+
+    `twins[k]` is the first source that gives the same rows as source k, and runs for both.
+    """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        twins: Sequence[int],
-        sides: Sequence[Side],
-        plan: Plan,
-        request: Request,
-        per_input: int = 1,
+        self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, any_rows: bool
     ) -> None:
-        self.sources, self.twins, self.sides = sources, twins, sides
-        self.plan, self.request, self.per_input = plan, request, per_input
-        self._sampler = RowSampler(plan.sample_rows, request.seed) if "sample" in plan.statistics else None
-        self._makers = [{kind: self._maker(kind) for kind in plan.statistics} for _ in sources]
+        """Look at the first few inputs and plan; with `any_rows` the plan does not depend on how many there will be."""
+        self.sources, self.twins, self.request = sources, twins, request
+        self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
+        looks = {k: source.look(stream.first) for k, source in self.unique.items()}
+        self.sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
+        self._mixing = {k: source.mixing(stream.first) for k, source in self.unique.items()}
+        self.per_input = rows_per_input(list(self.unique.values()))
+        self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
+        if self.per_input != 1 and self._reads_inputs:
+            raise ValueError("measures that regress the inputs out need one row per input, not rows='positions'")
+
+        # With several models the widest pair decides, so that all pairs rest on the same statistics.
+        pairs = list(itertools.combinations(range(len(sources)), 2))
+        rows = None if stream.expected is None or any_rows else stream.expected * self.per_input
+        *_, one, other = sorted((side.widths for side in self.sides), key=sum)
+        self.plan = make_plan(
+            request, (one, other), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
+        )
+        self.first_row = stream.first_row * self.per_input
+        self.partials = {
+            (i, j): Partial(
+                side_a=self.sides[i],
+                side_b=self.sides[j],
+                kinds=self.plan.kinds,
+                rows_rule=request.rule,
+                rows=self.first_row,
+                notes=self.plan.notes,
+                draws=request.draws,
+                seed=request.seed,
+                interval=request.interval,
+                mixing=self._mixing_of(i, j),
+                max_rows=request.max_rows,
+            )
+            for i, j in pairs
+        }
+
+        self._sampler = RowSampler(self.plan.sample_rows, request.seed) if "sample" in self.plan.statistics else None
+        self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
         self._wide: list[dict[str, bool]] = [{} for _ in sources]  # sites whose products only float64 holds
         self._sinks = [self._sink(k) for k in range(len(sources))]
-        self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._start = 0  # the row that the chunk begins with, counted over all chunks
+
+    def _mixing_of(self, i: int, j: int) -> tuple[str, ...]:
+        """The notes on sources of a pair that mix the inputs of a batch."""
+        notes = [self._mixing[k] for k in dict.fromkeys((self.twins[i], self.twins[j]))]
+        return tuple(note for note in notes if note is not None)
+
+    def sampled_rows(self, batch: Any) -> list[RowSample]:
+        """What each source makes of the first few inputs, in a few numbers."""
+        samples = {k: source.sampled_rows(batch) for k, source in self.unique.items()}
+        return [samples[twin] for twin in self.twins]
 
     def _maker(self, kind: Kind) -> Any:
         if kind == "grams":
@@ -107,33 +148,24 @@ class Pass:
         assert self._sampler is not None
         return SampleMaker(self._sampler, self.plan.widest)
 
-    def run(
-        self,
-        chunks: Iterable[Chunk],
-        partials: Mapping[Pair, Partial],
-        *,
-        expected: int | None,
-        each: Callable[[Chunk], None],
-        shown: bool = True,
-    ) -> None:
-        """Read every chunk, and call `each` after it; chunks between them may be left out for other processes."""
-        names = " and ".join(dict.fromkeys(source.name for source in self.sources))
-        first = next(iter(partials.values()))
-        with Progress(f"comparing {names}", expected, "inputs", shown=shown) as bar:
-            bar.advance(first.inputs)
-            for chunk in chunks:
-                # Others may have read the chunks that were left out.
-                self._start = first.rows + (chunk.start - first.inputs) * self.per_input
-                given = self._given_rows(chunk)
-                read = {k: self._read(k, chunk) for k in dict.fromkeys(self.twins)}
-                check_positions([self.sources[k] for k in read])
-                with products():
-                    self._join([read[k] for k in self.twins], partials, chunk, given)
-                bar.advance(chunk.count)
-                each(chunk)
-        self.look_at_all()
-        for partial in partials.values():
+    def read(self, chunk: Chunk) -> None:
+        """Let every source read a chunk, and add what it gives; other processes may have read those before it."""
+        first = self.partials[0, 1]
+        self._start = first.rows + (chunk.start - first.inputs) * self.per_input
+        given = self._given_rows(chunk)
+        sides = {k: self._read(k, chunk) for k in self.unique}
+        check_positions(list(self.unique.values()))
+        with products():
+            self._join([sides[k] for k in self.twins], chunk, given)
+
+    def settle(self) -> None:
+        """Finish what is under way: the statistics are about to be saved or read."""
+        self._inspector.finish()
+        for k in [k for k, note in self._mixing.items() if note is None]:
+            self._mixing[k] = self.unique[k].mixing_in_pass()
+        for pair, partial in self.partials.items():
             partial.settle()
+            partial.mixing = self._mixing_of(*pair)
 
     def _given_rows(self, chunk: Chunk) -> Tensor | None:
         """The sampled rows of what the networks are given, where a measure needs them."""
@@ -217,12 +249,10 @@ class Pass:
                 if source == name:
                     self._makers[k]["grams"].notice(site, offset)
 
-    def _join(
-        self, sides: list[dict[Kind, Any]], partials: Mapping[Pair, Partial], chunk: Chunk, given: Tensor | None
-    ) -> None:
+    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, given: Tensor | None) -> None:
         block, request = self.plan.block, self.request
         first_block = self._start // block  # on resuming, or for a later part of the data, blocks go on counting
-        for (i, j), partial in partials.items():
+        for (i, j), partial in self.partials.items():
             rows = 0
             for kind in self.plan.statistics:
                 a, b = sides[i][kind], sides[j][kind]
@@ -254,34 +284,32 @@ class Pass:
         """How far off the mean was at each site, at most."""
         return self._inspector.offsets
 
-    def look_at_all(self) -> None:
-        """Look at the numbers that are still on their way: statistics are about to be saved or read."""
-        self._inspector.finish()
+    def gather(self, ranks: SingleProcess) -> None:
+        """In the first of several processes, the statistics of all of them, added in their order."""
+        if not ranks.several:
+            return
+        for partial in self.partials.values():
+            # Which rows are sampled depends on their index, and that on all inputs before, which others have read.
+            rows = partial.rows - self.first_row
+            if "sample" in self.plan.statistics and rows != partial.inputs * self.per_input:
+                raise ValueError(
+                    f"{partial.inputs} inputs gave {rows} rows instead of {self.per_input} each: rows='positions' of "
+                    "texts of different lengths cannot be numbered by several processes. Compare in one (with "
+                    "sosie.engine.single_process()), or take rows='mean', 'cls' or 'last'"
+                )
 
-    def strained(self) -> dict[tuple[str, str], float]:
-        """Sites whose mean was so far off in some chunk that float32 products may have lost digits."""
-        return {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}
+        def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
+            theirs, offsets = sent
+            for pair, partial in self.partials.items():
+                partial.absorb(theirs[pair], self.first_row)
+            for key, offset in offsets.items():
+                self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
 
+        mine = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
+        ranks.collect((mine, self.offsets), absorb)
 
-def gather(ranks: SingleProcess, run: Pass, partials: Mapping[Pair, Partial], first_row: int) -> None:
-    """In the first of several processes, the statistics of all of them, added in their order."""
-    if not ranks.several:
-        return
-    for partial in partials.values():
-        # Which rows are sampled depends on their index, and that on all inputs before, which others have read.
-        if "sample" in run.plan.statistics and partial.rows - first_row != partial.inputs * run.per_input:
-            raise ValueError(
-                f"{partial.inputs} inputs gave {partial.rows - first_row} rows instead of {run.per_input} each: "
-                "rows='positions' of texts of different lengths cannot be numbered by several processes. Compare in "
-                "one (spread=False), or take rows='mean', 'cls' or 'last'"
-            )
-
-    def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
-        theirs, offsets = sent
-        for pair, partial in partials.items():
-            partial.absorb(theirs[pair], first_row)
-        for key, offset in offsets.items():
-            run.offsets[key] = max(run.offsets.get(key, 0.0), offset)
-
-    mine = ({}, {}) if ranks.first else ({pair: partial.on_cpu() for pair, partial in partials.items()}, run.offsets)
-    ranks.collect(mine, absorb)
+    def finish(self, provenance: dict[str, Any]) -> dict[Pair, Comparison]:
+        """The values of every pair."""
+        for partial in self.partials.values():
+            partial.strained = {key: off for key, off in self.offsets.items() if off > TOLERATED_OFFSET}
+        return {pair: partial.finish(provenance) for pair, partial in self.partials.items()}

@@ -55,14 +55,12 @@ def compare_outputs(
     *,
     labels: Any = None,
     kind: str = "auto",
-    shifts: str | Sequence[str] | None = None,
-    seed: int = 0,
+    shifts: str | Sequence[str] | Sequence[Shift] | None = None,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
     max_rows: int | None = None,
-    spread: bool = True,
 ) -> Comparison | Comparisons:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence; in one pass.
 
@@ -79,9 +77,10 @@ def compare_outputs(
     `shifts`: what happens to the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"),
     an attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all. They are the sites, an
     attack being two, on A and on B; each is compared with each, on the same inputs. Attacks lead away from the labels,
-    or without any from what the attacked model answers. What is random comes from `seed`. `spread`: as in `compare`.
+    or without any from what the attacked model answers. `sosie.data.shifts.open_shifts("fog", seed=1)` draws what is
+    random anew.
     """
-    with together(spread) as ranks:
+    with together() as ranks:
         names: Sequence[str | None] = ()
         if isinstance(model_a, Mapping) and len(model_a) > 1:
             names, model_a = list(map(str, model_a)), list(model_a.values())
@@ -96,7 +95,7 @@ def compare_outputs(
         number_duplicates(sources)
         if shifts is not None and (saved := [s.name for s in sources if isinstance(s, SavedOutputs)]):
             raise TypeError(f"shifts need models to show changed inputs to, but {saved[0]} is saved predictions")
-        stimuli = Stimuli() if shifts is None else Stimuli(open_shifts(shifts), seed, inputs)
+        stimuli = Stimuli() if shifts is None else Stimuli(open_shifts(shifts), inputs)
         run = OutputPass(sources, kind, chosen, Labels(labels), stimuli, ranks)
         sums = run.run(data, max_rows)
 
@@ -210,7 +209,6 @@ class Stimuli:
     """No shifts: one site, "output". Shifts: a site for each, and two for an attack, on A and on B."""
 
     shifts: tuple[Shift, ...] = ()
-    seed: int = 0
     inputs: Callable[[Any], Any] | None = None
 
     @property
@@ -234,15 +232,16 @@ class Stimuli:
         if not self.shifts:
             return {(OUTPUT, None): chunk}
         images = self.images(chunk.batch)
-        how: dict[str, Any] = {"seed": self.seed, "index": torch.arange(chunk.start, chunk.start + chunk.count)}
+        index = torch.arange(chunk.start, chunk.start + chunk.count)
         shown: dict[Key, Chunk] = {}
         for shift in self.shifts:
             if shift.attack is None or not shift.is_against_a_model:
-                shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, **how))
+                shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, index=index))
                 continue
             for k, network in attacked.items():
                 here = images.to(network.home)
-                shown[shift.label, k] = replace(chunk, batch=shift.attack(logits(k, chunk), here, labels, **how))
+                changed = shift.attack(logits(k, chunk), here, labels, seed=shift.seed, index=index)
+                shown[shift.label, k] = replace(chunk, batch=changed)
         return shown
 
     def images(self, batch: Any) -> Any:
@@ -395,9 +394,10 @@ class OutputPass:
         return [note for note in notes if note is not None]
 
     def about_shifts(self) -> dict[str, str]:
-        if not self.stimuli.shifts:
+        shifts = self.stimuli.shifts
+        if not shifts:
             return {}
-        said = {"shifts": ", ".join(shift.label for shift in self.stimuli.shifts), "seed": str(self.stimuli.seed)}
+        said = {"shifts": ", ".join(shift.label for shift in shifts), "seed": str(shifts[0].seed)}
         if self.stimuli.need_labels:
             said["attacks"] = f"away from {'the labels' if self._labelled else 'what the attacked model answers'}"
         return said

@@ -107,7 +107,7 @@ class Partial:
         if difference:
             raise ValueError(f"these statistics are not of the same comparison: {difference}")
         if self.made_with.get("data") and self.made_with["data"] == other.made_with.get("data"):
-            raise ValueError("these statistics begin with the same input: one part twice? (parts need their first_row)")
+            raise ValueError("these statistics begin with the same input: one part twice? (see sosie.data.DataPart)")
         return replace(
             self,
             statistics={

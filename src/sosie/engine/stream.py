@@ -12,7 +12,7 @@ from torch import nn
 
 from ..capture import ALL, Batches, Chunk, NoData, Rule, Share, count_inputs, cut, recut, unwrap
 from ..checks import whole_number
-from ..data import open_data
+from ..data import DataPart, open_data
 from ..models import NamedModel
 from ..results import Side
 from .network import Network, SavedActivations, Source
@@ -33,6 +33,7 @@ class Stream:
     total: int | None  # inputs, where that is known before they are read
     batches: Batches | None = None
     max_rows: int | None = None
+    first_row: int = 0  # the index of the first input in the whole data, where these are a part
 
     def __post_init__(self) -> None:
         if self.max_rows is not None:
@@ -41,23 +42,25 @@ class Stream:
     @classmethod
     def of(cls, data: Any, sources: Sequence[Source], max_rows: int | None = None) -> Stream:
         """The data, or without any the inputs of saved activations, which must be as many on all sides."""
-        if data is not None:
+        if not (data is None or (isinstance(data, DataPart) and data.data is None)):
             return cls.reading(data, max_rows)
         counts = {source.name: source.saved.n for source in sources if isinstance(source, SavedActivations)}
         if any(isinstance(source, Network) for source in sources):
             raise TypeError("comparing models needs data: compare(model_a, model_b, data)")
         if len(set(counts.values())) > 1:
             raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
-        return cls(None, None, next(iter(counts.values())), max_rows=max_rows)
+        first_row = 0 if data is None else data.first_row
+        return cls(None, None, next(iter(counts.values())), max_rows=max_rows, first_row=first_row)
 
     @classmethod
     def reading(cls, data: Any, max_rows: int | None = None) -> Stream:
-        batches = Batches(open_data(data) if isinstance(data, str) else data)
+        part = data if isinstance(data, DataPart) else DataPart(data)
+        batches = Batches(open_data(part.data) if isinstance(part.data, str) else part.data)
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
             raise NoData("the data yielded no inputs")
-        return cls(first, rest, batches.total, batches, max_rows)
+        return cls(first, rest, batches.total, batches, max_rows, part.first_row)
 
     @property
     def expected(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from ..checks import whole_number
 from ..engine import caveats
 from ..engine.pairs import by_pair, constant_sites
+from ..engine.plan import find_measures
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
 from ..measures import Measure, find, snap_to_bounds
@@ -25,7 +26,6 @@ from .kernels import SketchPair
 from .sketches import NotShared, Sketch
 
 Array = np.ndarray
-KERNEL = "hadamard"
 DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
 DRAWS = 5  # for the chance level of sketches without common rows; they hardly differ from each other
@@ -50,27 +50,29 @@ def open_sketch(thing: Any) -> Sketch:
     return thing if isinstance(thing, Sketch) else Sketch.load(thing)
 
 
-def check_sketches(things: Sequence[Any], **options: Any) -> None:
-    """Raise at things that are not sketches, and at options that are fixed when a sketch is made."""
-    for thing in things:
-        if not isinstance(thing, (str, os.PathLike)):  # a file is checked when it is opened
-            open_sketch(thing)
-    if wrong := [name for name, value in options.items() if value is not None]:
+def compare_sketches(
+    things: Sequence[Any],
+    measures: str | Measure | Sequence[str | Measure] | None,
+    *,
+    draws: int,
+    seed: int,
+    decided: Mapping[str, Any],
+) -> Comparison | Comparisons:
+    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them.
+
+    `decided`: options of `sosie.compare` that are fixed when a sketch is made; all of them must be None.
+    """
+    sketches = [open_sketch(thing) for thing in things]
+    if wrong := [name for name, value in decided.items() if value is not None]:
         raise ValueError(
             f"{', '.join(wrong)}: not for sketches, for which this was decided when they were made; sketch.at(…) "
             "selects some of their sites"
         )
-
-
-def compare_sketches(
-    things: Sequence[Any], measures: Sequence[Measure], *, kernel: str, draws: int, seed: int
-) -> Comparison | Comparisons:
-    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them."""
-    sketches = [open_sketch(thing) for thing in things]
+    chosen = find_measures(DEFAULT if measures is None else measures, of="layers")
     for other in sketches[1:]:
         sketches[0].check_shared(other)
     pairs = {
-        (i, j): _compare(a, b, measures, kernel=kernel, draws=draws, seed=seed, shared=True)
+        (i, j): _compare(a, b, chosen, draws=draws, seed=seed, shared=True)
         for i, a in enumerate(sketches)
         for j, b in enumerate(sketches)
         if i < j
@@ -83,7 +85,6 @@ def compare_unpaired(
     sketch_b: Any,
     *,
     measures: str | Measure | Sequence[str | Measure] = UNPAIRED,
-    kernel: str = KERNEL,
     draws: int | None = None,
     seed: int = 0,
 ) -> Comparison:
@@ -116,13 +117,14 @@ def compare_unpaired(
                 "these sketches are of the same rows with one seed: use compare(); for independent sketches make one "
                 "with another seed"
             )
-    return _compare(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
+    return _compare(a, b, chosen, draws=draws or 0, seed=seed, shared=False)
 
 
 @products()
-def _compare(
-    a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
-) -> Comparison:
+def _compare(a: Sketch, b: Sketch, measures: Sequence[Measure], *, draws: int, seed: int, shared: bool) -> Comparison:
+    kernel = a.compared
+    if b.compared != kernel:
+        raise ValueError(f"need one kernel of both sketches, got {kernel!r} and {b.compared!r}: see Sketch.using")
     if not measures:
         raise ValueError("no measures: name at least one; `sosie measures` lists them")
     for measure in measures:
@@ -131,7 +133,7 @@ def _compare(
                 f"{measure.name} reads rows or neurons, which a sketch does not have: it supplies Gram matrices and "
                 "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
             )
-    pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact, a.stack)
+    pair = SketchPair(a.kernels(), b.kernels(), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
         # With one seed the buckets of both hold the same numbers of rows: a likeness that is not the networks'.
         pair = pair.redrawn(seed, -1)
@@ -301,7 +303,7 @@ class Evaluation:
         if self.kernel == "hadamard_of_sketches" and not pair.exact:
             yield Caveat(
                 "the product of two sketched kernels is not the sketch of their product: values are too high; "
-                "kernel='hadamard' sketches the product"
+                "using('hadamard') takes the sketch of the product"
             )
         if not pair.exact and self.shared and pair.n <= pair.size:
             yield Caveat(

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ..capture import Chunk, Rule, check_rule, labels_of
-from ..checks import whole_number
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
@@ -51,7 +50,6 @@ def sketch(
     device: str | torch.device | None = None,
     memory: int | str | None = None,
     max_rows: int | None = None,
-    first_row: int = 0,
 ) -> Sketch:
     """Features and gradients of a model at every site, sketched to `size` rows in one forward and one backward pass.
 
@@ -62,9 +60,9 @@ def sketch(
     `size`: the number of buckets that rows are added up in, with signs (CountSketch); each row is in `stack` of them.
     None keeps every row, which is exact and grows with the data. `seed` and a row's index decide its bucket and
     sign: two models on the same data share them and can be compared with `sosie.compare`.
-    `kernels`: what the sketch supplies; see `sosie.compare(..., kernel=)`. Labels, where the batches have them, are
+    `kernels`: what the sketch supplies; see `Sketch.using`. Labels, where the batches have them, are
     sketched too, for `classify`. `memory`: the budget; sites too wide for it are projected, with a caveat.
-    `first_row`: index of the first input where the data are one part of a larger set, to be merged.
+    `data`: as in `sosie.compare`; sketches of parts of the data (`sosie.data.DataPart`) can be merged.
     `sites`, `prepare`, `inputs`, `device`, `max_rows`: as in `sosie.compare`. The sketch stays on the device that the
     model ran on; `sketch.to("cpu")` moves it.
     """
@@ -78,7 +76,6 @@ def sketch(
         raise ValueError(f"size=None keeps every row as it is, so there is nothing to stack: got stack={stack}")
     buckets = None if size is None else Buckets(size, seed, stack)
     check_seed(seed)
-    whole_number(first_row, "first_row", least=0, most=2**40 - 1)
     predictive = predictive_of(output, beta)
     network = GradientNetwork.of(
         model, sites=sites, rows=rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive
@@ -91,7 +88,7 @@ def sketch(
         known = None if stream.expected is None else stream.expected * each
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
         forms = plan_forms(side.widths, size, parts, seed=seed, memory=budget, rows=known)
-        run = Run(network, dict(zip(side.sites, forms, strict=True)), buckets, first_row * each)
+        run = Run(network, dict(zip(side.sites, forms, strict=True)), buckets, stream.first_row * each)
         for chunk in network.chunks(stream, task="sketching"):
             run.take(chunk)
         mixing = mixing or network.mixing_in_pass()

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import one_of
 from ..files import DamagedFile
 from ..results import Side
 from ..stats import Buckets, load_statistics, on_device, row_hash, save_statistics, storable
-from .kernels import Kernel, kernel_of
+from .kernels import KERNELS, Kernel, kernel_of
 
 PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
 SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
@@ -158,7 +159,7 @@ class Spans:
             if merged and start < merged[-1][1]:
                 raise ValueError(
                     f"these sketches overlap: rows {start} to {min(stop, merged[-1][1]) - 1} are in both; give each "
-                    "part of the data its first_row"
+                    "part of the data its first_row (sosie.data.DataPart)"
                 )
             if merged and start == merged[-1][1]:
                 merged[-1] = (merged[-1][0], stop)
@@ -183,7 +184,7 @@ class Sketch:
     """One model on one set of data: for every site S F, S G and S T, with T a TensorSketch of f ⊗ g for each row.
 
     `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two sketches that share
-    rows and S, `sosie.compare_unpaired` two that do not.
+    rows and S, `sosie.compare_unpaired` two that do not; `using` chooses the kernel that is compared.
     """
 
     kind: ClassVar[str] = "sketch"
@@ -203,6 +204,7 @@ class Sketch:
     unsigned_labels: Tensor | None = None  # the same with every sign +1
     model: str = ""  # digest of the weights
     about: dict[str, Any] = field(default_factory=dict)  # provenance
+    compared: str = field(default="hadamard", metadata={"kept": False})  # the name of the kernel that is compared
     _kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict, repr=False, metadata={"kept": False})
 
     @property
@@ -234,13 +236,21 @@ class Sketch:
             raise KeyError(f"no site {label!r} in this sketch, only {', '.join(self.side.sites)}")
         return self.sites[self.side.sites.index(label)]
 
-    def kernel(self, label: str, name: str = "hadamard") -> Kernel:
+    def using(self, kernel: str) -> Sketch:
+        """The same sketch, compared by this kernel.
+
+        "hadamard" (features × gradients, the default), "features", "gradients", "sum", "maps" or "midpoint".
+        """
+        return replace(self, compared=one_of(kernel, "kernel", KERNELS))
+
+    def kernel(self, label: str, name: str | None = None) -> Kernel:
         """The kernel of one site, made once: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
+        name = name or self.compared
         if (label, name) not in self._kernels:
             self._kernels[label, name] = kernel_of(self.site(label), name, self)
         return self._kernels[label, name]
 
-    def kernels(self, name: str = "hadamard") -> list[Kernel]:
+    def kernels(self, name: str | None = None) -> list[Kernel]:
         return [self.kernel(label, name) for label in self.side.sites]
 
     def at(self, *sites: str) -> Sketch:
