@@ -59,18 +59,16 @@ def open_shifts(shifts: str | Sequence[str] | Sequence[Shift], seed: int = 0) ->
     `seed`: of what is random in them. Shifts that are open already stay as they are.
     """
     groups = {"corruptions": list(CORRUPTIONS), "attacks": list(ATTACKS)}
-    given = [shifts] if isinstance(shifts, str) else list(shifts)
-    found: tuple[Shift, ...] = tuple(
-        name if isinstance(name, Shift) else open_shift(name, seed)
-        for each in given
-        for name in (groups.get(each, [each]) if isinstance(each, str) else [each])
-    )
+    given: Sequence[str | Shift] = [shifts] if isinstance(shifts, str) else shifts
+    found: list[Shift] = []
+    for each in given:
+        found += [each] if isinstance(each, Shift) else [open_shift(name, seed) for name in groups.get(each, [each])]
     labels = [shift.label for shift in found]
     if not found:
         raise ValueError("no shifts given: name 'clean', a corruption or an attack")
     if twice := [label for k, label in enumerate(labels) if label in labels[:k]]:
         raise ValueError(f"the shift {twice[0]!r} is given twice")
-    return found
+    return tuple(found)
 
 
 def _no_model(images: Tensor) -> Tensor:

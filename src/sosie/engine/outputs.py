@@ -28,7 +28,7 @@ from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
 from ..process_state import products
 from ..progress import Progress
-from ..results import ARRAYS, Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
 from .collect import meeting_place
@@ -491,7 +491,7 @@ def _over_sites(measure: Measure, grid: Grid, sides: tuple[Side, Side], notes: S
     if len(cells) == 1:
         return first
     own = {  # what is said of every cell is said once
-        Caveat(caveat.text) if caveat.text in notes else Caveat(caveat.text, *sites): None
+        caveat if caveat.text in notes else Caveat(caveat.text, *sites, caveat.undefined): None
         for sites, cell in cells.items()
         for caveat in cell.caveats
     }
@@ -513,24 +513,24 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
             value = np.array([[float(snap_to_bounds(measure.from_outputs(sums), measure))]])
     except ValueError as error:
         value = np.array([[np.nan]])
-        said.append(Caveat(f"undefined: {error}"))
+        said.append(Caveat(f"undefined: {error}", undefined=True))
     said += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
-    low, high = _interval(measure, sums, value)
-    chance = None if np.isnan(value).any() else chance_of(measure.base, sums)
-    by_chance = {} if chance is None else {"null": chance.mean, "null_spread": chance.spread, "p": chance.p}
+    by_chance = None
+    if not np.isnan(value).any() and (known := chance_of(measure.base, sums)) is not None:
+        spread, p = (None if x is None else np.array([[x]]) for x in (known.spread, known.p))
+        by_chance = Chance(np.array([[known.mean]]), spread, p)
     return Estimate.of(
         measure,
         value,
         n=sums.n,
         statistic=sums.describe(),
-        low=low,
-        high=high,
+        interval=_interval(measure, sums, value),
+        chance=by_chance,
         caveats=said,
-        **{name: np.array([[number]]) for name, number in by_chance.items() if number is not None},
     )
 
 
-def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> Interval:
     """Delete-one-group jackknife; none where there are few groups, or one carries all that defines the value."""
     if np.isnan(value).any() or int(sums.groups.sum()) < FEWEST_GROUPS:
         return None, None

@@ -15,7 +15,7 @@ from ..capture import Chunk
 from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
-from ..results import SIDE, Caveat, Comparison, Estimate, Side, side_from_json
+from ..results import SIDE, Caveat, Comparison, Estimate, Side
 from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
@@ -211,8 +211,8 @@ class Partial:
         try:
             seen = about.get("seen")
             return cls(
-                side_a=side_from_json(about["side_a"]),
-                side_b=side_from_json(about["side_b"]),
+                side_a=Side.from_json(about["side_a"]),
+                side_b=Side.from_json(about["side_b"]),
                 statistics=statistics,  # type: ignore[arg-type]
                 mixing=tuple(about.get("mixing", ())),
                 first_rows=about.get("first_rows", ()),

@@ -14,13 +14,13 @@ import torch
 
 from ..checks import whole_number
 from ..engine import caveats
-from ..engine.pairs import by_pair, constant_sites
+from ..engine.evaluate import by_pair, constant_sites
 from ..engine.plan import find_measures
 from ..engine.provenance import provenance
-from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
+from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
 from ..measures import Measure, find, snap_to_bounds
 from ..process_state import products
-from ..results import Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
 from .kernels import SketchPair
 from .sketches import NotShared, Sketch
@@ -172,11 +172,11 @@ class Evaluation:
         for measure in measures:
             value, undefined = matrices[measure.name]
             chance = chances.get(measure.name)
-            low, high = self._interval(measure, value)
+            interval = self._interval(measure, value)
             said = [
                 *caveats.of_undefined(undefined, *self.sides),
                 *self._about_values(measure, value),
-                *self._about_the_interval(low, value, chance),
+                *self._about_the_interval(interval[0], value, chance),
                 *caveats.of_draws(self.draws),
                 *caveats.of_one_direction(measure, self.pair, *self.sides),
                 *caveats.of_bounds(measure, value),
@@ -184,16 +184,15 @@ class Evaluation:
             ]
             said += caveats.of_nan(value, said, *self.sides)
             if chance is not None and not self.draws:
-                chance = Chance(chance.null, chance.spread)
+                chance = Chance(chance.mean, chance.spread)
             estimates[measure.name] = Estimate.of(
                 measure,
                 value,
                 n=self.pair.n,
                 statistic=self.pair.describe(),
-                low=low,
-                high=high,
+                interval=interval,
+                chance=chance,
                 caveats=(*said, *self.general),
-                **({} if chance is None else chance.fields()),
             )
         return estimates
 
@@ -255,7 +254,7 @@ class Evaluation:
                 drawn[name].append(value)
         return chances | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
 
-    def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
+    def _interval(self, measure: Measure, value: Array) -> Interval:
         """The interval for other inputs in other buckets, by leaving out each bucket in turn.
 
         None for kernels whose rows are not sums over the inputs of a bucket, and for sketches without common rows.
@@ -283,18 +282,18 @@ class Evaluation:
                 "are alike it is too narrow"
             )
         if chance is not None and chance.spread is not None:
-            yield from caveats.near_chance(value, chance.null, chance.spread, *self.sides)
+            yield from caveats.near_chance(value, chance.mean, chance.spread, *self.sides)
 
     def _about_values(self, measure: Measure, value: Array) -> Iterator[Caveat]:
         pair, debiased = self.pair, measure.reads is DebiasedAlignment
-        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
-            for site in np.array(side.sites, dtype=object)[constant]:
-                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
+        text = f"rows of the {self.kernel} kernel do not vary: no similarity is defined"
+        constant = [[text if is_constant else None for is_constant in side] for side in self._constant]
+        yield from caveats.at_sites(constant, *self.sides, undefined=True)
         if debiased and not pair.exact:
             # A debiased norm may be negative, so that it has no root, or so small that a cosine is above 1.
             vary_a, vary_b = (~constant for constant in self._constant)
             text = f"undefined: the noise of sketching to {pair.size} outweighs the kernel; take a larger size"
-            yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text)
+            yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text, undefined=True)
         if not self.shared and measure.paired:
             yield Caveat(
                 f"the two sketches share no rows: the value depends on spectra and the {pair.size} buckets, and chance "
@@ -315,12 +314,11 @@ class Evaluation:
             yield Caveat(
                 f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"
             )
-        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
-            for site, kernel in zip(side.sites, kernels, strict=True):
-                if kernel.folded is not None:
-                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
+        folded = [[kernel.folded for kernel in kernels] for kernels in (pair.a, pair.b)]
+        texts = [[None if k is None else f"rows were projected to {k} columns" for k in side] for side in folded]
+        yield from caveats.at_sites(texts, *self.sides)
 
-    def _at(self, pairs: Array, text: str) -> Iterator[Caveat]:
+    def _at(self, pairs: Array, text: str, *, undefined: bool = False) -> Iterator[Caveat]:
         """A caveat for each of these pairs of sites, (A, B)."""
         for i, j in zip(*np.nonzero(pairs), strict=True):
-            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j], undefined)

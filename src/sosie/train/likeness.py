@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..capture import Rule, SiteError, nearest, to_rows
-from ..engine.pairs import view_of
+from ..engine.evaluate import view_of
 from ..linalg import centred_rows, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure
