@@ -62,9 +62,12 @@ def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Si
 def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Too few rows for the width, in the way that concerns this measure."""
     if measure.few_rows == "biased":
-        n = statistic.n
+        if measure.defaults.get("unbiased"):
+            return
+        # Rows that are paired look alike where there are few; distances of covariances or spectra go either way.
+        n, way = statistic.n, f"biased {measure.closer}" if measure.paired else "biased"
         texts = [
-            [f"n={n} < width={width}: biased {measure.closer}" if n < width else None for width in side.widths]
+            [f"n={n} < width={width}: {way}" if n < width else None for width in side.widths]
             for side in (side_a, side_b)
         ]
         yield from at_sites(texts, side_a, side_b)

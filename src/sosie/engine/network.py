@@ -28,6 +28,7 @@ from ..capture import (
     count_inputs,
     cut,
     differ,
+    gives_several_rows,
     kept_attributes,
     mixing_note,
     model_arguments,
@@ -199,7 +200,7 @@ class Network:
                 "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
                 "'last'"
             )
-        if self.rows == "positions":
+        if gives_several_rows(self.rows):
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
         if self._usual is not None:
@@ -294,7 +295,7 @@ class Network:
         return {site.label: rows_per_input(site, self.rows) for site in self._watched().sites}
 
     def counts(self) -> dict[str, Tensor]:
-        """Under "positions", how many rows each input of the last chunk gave, by site; else nothing."""
+        """Where an input gives several rows, how many each of the last chunk gave, by site; else nothing."""
         return self._counts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Chunk
+from ..capture import Chunk, gives_several_rows
 from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
@@ -163,7 +163,7 @@ class Partial:
                     draws=self.draws,
                     seed=self.seed,
                     interval=self.interval,
-                    independent=self.rows_rule != "positions" or self.rows <= self.inputs,
+                    independent=not gives_several_rows(self.rows_rule) or self.rows <= self.inputs,
                 )
         values = {
             name: replace(estimates[name], caveats=(*estimates[name].caveats, *self._caveats(name)))

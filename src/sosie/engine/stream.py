@@ -160,7 +160,7 @@ def rows_per_input(sources: Sequence[Source]) -> int:
 
 
 def check_positions(sources: Sequence[Source]) -> None:
-    """Under "positions", raise unless every input of the last chunk gave the same tokens at every site."""
+    """Where an input gives several rows, raise unless those of the last chunk gave the same tokens at every site."""
     each = [(f"{source.name}: {site}", counts) for source in sources for site, counts in source.counts().items()]
     for site, counts in each[1:]:
         first, expected = each[0]
