@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from ..results import THRESHOLDS, Dynamics, number
-from .colour import data_scale, full_scale, ramp
+from .colour import RAMP, data_scale, full_scale
 from .page import packed, render_page
 from .terminal import print_bullets, print_columns, print_text, shown_rows
 from .words import direction, extent, flat, in_a_sentence, listed, note_on_weights, visible
@@ -137,7 +137,7 @@ def render(dynamics: Dynamics) -> str:
 
 def _contents(dynamics: Dynamics) -> dict[str, Any]:
     return {
-        "ramp": list(ramp()),
+        "ramp": RAMP,
         "twoRuns": dynamics.two_runs,
         "byDepth": dynamics.by_depth,
         "what": visible(dynamics.what),

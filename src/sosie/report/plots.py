@@ -11,8 +11,8 @@ import numpy as np
 
 from ..files import write_atomically
 from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
-from .colour import data_scale, full_scale, ramp
-from .page import between_models
+from .colour import RAMP, data_scale, full_scale
+from .comparison import between_models
 from .words import direction, shared_measures, shorten, visible
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plot_heatmap(
     values = comparison[measure]
     scale = data_scale(values) if stretch else full_scale(values)
     up = scale.far < scale.alike
-    colours = LinearSegmentedColormap.from_list("sosie", ramp() if up else ramp()[::-1])
+    colours = LinearSegmentedColormap.from_list("sosie", RAMP if up else RAMP[::-1])
     axes.patch.set(facecolor="#f2f1ee", hatch="////", edgecolor="#b9b7b0")  # seen where a value is undefined
     low, high = sorted((scale.far, scale.alike))
     image = axes.imshow(

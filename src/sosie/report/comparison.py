@@ -1,9 +1,11 @@
-"""Comparisons on the terminal: a sentence, a table and the caveats."""
+"""Comparisons, on the terminal and as a page: sentences, tables of best matches, maps, and the caveats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -12,22 +14,42 @@ from rich.text import Text
 from ..results import (
     LEVEL,
     MEAN_EMBEDDING,
+    TENSORS,
     TRANSFER,
     Comparison,
     Comparisons,
     Estimate,
+    Side,
     by_chance,
     correction,
     doubts,
+    headline,
     in_order,
+    indices,
+    layers,
     least_first,
     number,
     over_sites,
     sites_least_first,
     summarise,
 )
+from .colour import RAMP, data_scale, full_scale
+from .page import packed, render_page
 from .terminal import MOST_ROWS, NARROWEST, print_bullets, print_columns, print_text, safe_text, shown_rows, table_width
-from .words import caveat_groups, note_on_weights, sentence, sentence_of_all, shared_measures, shorten, visible
+from .words import (
+    caveat_groups,
+    direction,
+    extent,
+    flat,
+    listed,
+    note_on_weights,
+    sentence,
+    sentence_of_all,
+    shared_measures,
+    shorten,
+    size,
+    visible,
+)
 
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
@@ -268,3 +290,195 @@ def _print_caveats(results: Iterable[Comparison], console: Console) -> None:
                 sites = [visible(result.side_a.sites[i]) for i, _ in group.where if named and i is not None]
                 abouts.setdefault(group.text, {})[f"{name} of {', '.join(sites)}" if sites else name] = None
     print_bullets(console, [f"{text} ({', '.join(about)})" for text, about in abouts.items()], "yellow")
+
+
+# What the page shows, as plain data: names once, numbers packed, caveats grouped
+
+MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
+_SPARED = ("low", "high", "null", "null_spread")  # what is then left out; p stays, it decides how a cell looks
+_DOUBT = (*_SPARED, "p", "p_search")
+
+# What is shuffled where no rows are paired, by the rule that makes the rows
+_SHUFFLED = {
+    "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn",
+    TENSORS: "shuffled weights give",
+}
+
+T = TypeVar("T", bound=Hashable)
+
+
+def contents(result: Comparison | Comparisons) -> dict[str, Any]:
+    """Everything the page's script reads."""
+    many = isinstance(result, Comparisons)
+    pairs = list(result.pairs.items()) if isinstance(result, Comparisons) else [((0, 1), result)]
+    brief = many and _numbers(pairs) > MOST_NUMBERS
+    sides: dict[Side, int] = {}
+    records: dict[tuple[tuple[str, str], ...], int] = {}
+    pairs_shown = []
+    for (i, j), comparison in pairs:
+        sides_of = (comparison.side_a, comparison.side_b)
+        pairs_shown.append(
+            {
+                "i": i,
+                "j": j,
+                "a": _number_of(comparison.side_a, sides),
+                "b": _number_of(comparison.side_b, sides),
+                "title": title(comparison),
+                "chance": _SHUFFLED.get(comparison.rows_rule, "the measure gives when rows are paired at random"),
+                "layers": [len(layers(side.sites, comparison.rows_rule)) for side in sides_of],
+                "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
+                "measures": [_measure(comparison, name, brief) for name in comparison.values],
+                "inOrder": in_order(comparison),
+                "shifted": comparison.kind == "shifts",
+                "stitched": _stitched(comparison),
+                "transfer": [TRANSFER.get(name, "") for name in comparison.values]
+                if comparison.kind == "transfer"
+                else None,
+            }
+        )
+    return {
+        "ramp": RAMP,
+        "level": LEVEL,
+        "sides": [_side(side) for side in sides],
+        "records": [list(map(list, record)) for record in records],
+        "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
+        "models": _models(result) if isinstance(result, Comparisons) else [],
+        "pairs": pairs_shown,
+    }
+
+
+def title(result: Comparison | Comparisons) -> str:
+    every = [result] if isinstance(result, Comparison) else list(result)
+    if result.kind == "transfer":
+        models, data = (dict.fromkeys(getattr(c, side).name for c in every) for side in ("side_a", "side_b"))
+        return f"{listed([*models], 'models')} on {listed([*data], 'sets of data')}"
+    names = [result.side_a.name, result.side_b.name] if isinstance(result, Comparison) else result.names
+    return listed(names, "models")
+
+
+def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
+    values, summary = comparison[name], summarise(comparison, name)
+    shown: dict[str, Any] = {
+        "name": visible(name),
+        "sentence": sentence(comparison, name),
+        "partner": list(summary.depth_partner),
+        "best": list(summary.best_partner),
+        "value": packed(values.value),
+        "counted": _counted(comparison, name),
+        "statistic": visible(values.statistic),
+        "same": values.same,
+        "extent": extent(values.bounds),
+        "caveats": [
+            {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
+            for d in caveat_groups(comparison, name)
+        ],
+        **_reading(values),
+    }
+    given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
+    shown["dropped"] = [kind for kind in given if brief and kind in _SPARED]
+    shown.update({kind: packed(array) for kind, array in given.items() if kind not in shown["dropped"]})
+    shown["correction"] = None if by_chance(values) is None else correction(values)
+    shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
+    return shown
+
+
+def _stitched(comparison: Comparison) -> dict[str, Any] | None:
+    """The index of the measure that says how the stitched networks do, and of those drawn beside it."""
+    does, names = headline(comparison), list(comparison.values)
+    if does is None:
+        return None
+    says = [name for name in indices(comparison) if comparison[name].closer == "up"]
+    return {
+        "does": names.index(does),
+        "says": [names.index(name) for name in says],
+    }
+
+
+def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
+    """The term and the number of what the values of a measure rest on."""
+    n, rule = comparison[name].n, comparison.rows_rule
+    if comparison.kind == "stitching" and name not in indices(comparison):
+        return "Inputs", f"{n:,}, each answered once"
+    if rule == TENSORS:
+        return "Numbers", f"{n:,} in all layers of A"
+    return "Rows", f"{n:,}, made by the rule “{visible(rule)}”"
+
+
+def _calibrated(values: Estimate) -> dict[str, Any] | None:
+    """How to read the scores, which the page computes from value and chance."""
+    score = values.score
+    if score is None or not np.isfinite(score).any():
+        return None
+    return _reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
+
+
+def _reading(values: Estimate) -> dict[str, Any]:
+    full, data = full_scale(values), data_scale(values)
+    return {
+        "closer": values.closer,
+        "direction": direction(values.closer),
+        "full": [full.far, full.alike],
+        "clipped": full.clipped,
+        "data": [data.far, data.alike],
+    }
+
+
+def _models(result: Comparisons) -> list[dict[str, Any]]:
+    """A model by model matrix for each measure that every pair has."""
+    models = []
+    for name in shared_measures(result):
+        values = between_models(result, name)
+        models.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
+    return models
+
+
+def between_models(result: Comparisons, measure: str) -> Estimate:
+    """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
+    nothing: dict[str, Any] = dict.fromkeys((*_DOUBT, "block_error"))
+    return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "name": visible(side.name),
+        "sites": [visible(site) for site in side.sites],
+        "shapes": [size(shape) for shape in side.shapes],
+        "widths": list(side.widths),
+    }
+
+
+def _number_of(item: T, seen: dict[T, int]) -> int:
+    return seen.setdefault(item, len(seen))
+
+
+def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:
+    return sum(
+        values.value.size * (1 + sum(getattr(values, kind) is not None for kind in _DOUBT))
+        for _, comparison in pairs
+        for values in comparison.values.values()
+    )
+
+
+_SCRIPTS = (
+    *("scale", "heatmap", "pointing", "chance", "pair", "pinned", "curve", "table"),
+    *("stitched", "transfer", "words", "download", "page"),
+)
+
+
+def render(result: Comparison | Comparisons) -> str:
+    """The page of a comparison, or of all pairs of models."""
+    if isinstance(result, Comparison):
+        every, lines = [result], [sentence(result, name) for name in result.values]
+    else:
+        every, lines = list(result), [sentence_of_all(result, name) for name in shared_measures(result)]
+    return render_page(
+        title=title(result),
+        question="How much is there to adapt?" if result.kind == "transfer" else "How alike are they?",
+        lead=lines[0] if lines else "Nothing was measured.",
+        others=lines[1:],
+        kind="measure",
+        data=contents(result),
+        scripts=_SCRIPTS,
+        styles=("figures", "page"),  # the page's print rules come last
+        note=note_on_weights(*(each.provenance for each in every)),
+    )
