@@ -16,9 +16,10 @@ _NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that 
 # the path through lightness, chroma, hue (0.27, 0.085, 290), (0.43, 0.095, 258), (0.59, 0.095, 208), (0.75, 0.125,
 # 158) and (0.905, 0.155, 100). Lightness only rises, so the order survives a grey print and colour blindness.
 RAMP = [
-    "#271c4c", "#292354", "#2b2a5c", "#2c3164", "#2d386c", "#2d3f74", "#2d477b", "#2d4e82", "#2a5687", "#255e8c", "#216690",
-    "#1c6e93", "#187696", "#177e98", "#18869a", "#1c8e9b", "#1a969c", "#1b9d9d", "#21a59c", "#2bac9b", "#37b399", "#44ba97",
-    "#52c093", "#61c68f", "#71cb89", "#82d082", "#93d47c", "#a4d775", "#b5da6e", "#c6dc67", "#d7df61", "#e7e05c", "#f8e259",
+    "#271c4c", "#292354", "#2b2a5c", "#2c3164", "#2d386c", "#2d3f74", "#2d477b", "#2d4e82", "#2a5687",
+    "#255e8c", "#216690", "#1c6e93", "#187696", "#177e98", "#18869a", "#1c8e9b", "#1a969c", "#1b9d9d",
+    "#21a59c", "#2bac9b", "#37b399", "#44ba97", "#52c093", "#61c68f", "#71cb89", "#82d082", "#93d47c",
+    "#a4d775", "#b5da6e", "#c6dc67", "#d7df61", "#e7e05c", "#f8e259",
 ]  # fmt: skip
 
 
