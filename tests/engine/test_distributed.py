@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import sosie
 from sosie.capture import Share
 from sosie.data import DataPart
-from sosie.engine.collect import Pass
+from sosie.engine.comparing import Pass
 from sosie.engine.distributed import RankFailed, SingleProcess, single_process
 from sosie.engine.partial import Partial
 from sosie.results import ARRAYS, Comparison, Comparisons, Side

@@ -370,6 +370,11 @@ class SavedActivations:
 Source = Network | SavedActivations
 
 
+def meeting_place(device: torch.device) -> torch.device:
+    """Where what networks give is joined: the first one's device, if it can count in float64."""
+    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
+
+
 def _form(rows: Tensor) -> tuple[int, str]:
     return rows.shape[1], str(rows.dtype).removeprefix("torch.")
 

@@ -31,9 +31,8 @@ from ..progress import Progress
 from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
-from .collect import meeting_place
 from .distributed import SingleProcess, together
-from .network import OUTPUT, Network, for_each, is_array_file, number_duplicates, things_and_data
+from .network import OUTPUT, Network, for_each, is_array_file, meeting_place, number_duplicates, things_and_data
 from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance

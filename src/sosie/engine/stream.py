@@ -54,13 +54,13 @@ class Stream:
 
     @classmethod
     def reading(cls, data: Any, max_rows: int | None = None) -> Stream:
-        part = data if isinstance(data, DataPart) else DataPart(data)
-        batches = Batches(open_data(part.data) if isinstance(part.data, str) else part.data)
+        data, first_row = (data.data, data.first_row) if isinstance(data, DataPart) else (data, 0)
+        batches = Batches(open_data(data) if isinstance(data, str) else data)
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
             raise NoData("the data yielded no inputs")
-        return cls(first, rest, batches.total, batches, max_rows, part.first_row)
+        return cls(first, rest, batches.total, batches, max_rows, first_row)
 
     @property
     def expected(self) -> int | None:
