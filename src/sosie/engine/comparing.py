@@ -274,7 +274,8 @@ class Pass:
         self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
         looks = {k: source.look(stream.first) for k, source in self.unique.items()}
         self.sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
-        self._mixing = {k: source.mixing(stream.first) for k, source in self.unique.items()}
+        self._networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
+        self._mixing = {k: network.mixing(stream.first) for k, network in self._networks.items()}
         self.per_input = rows_per_input(list(self.unique.values()))
         self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         if self.per_input != 1 and self._reads_inputs:
@@ -315,7 +316,7 @@ class Pass:
 
     def _mixing_of(self, i: int, j: int) -> tuple[str, ...]:
         """The notes on sources of a pair that mix the inputs of a batch."""
-        notes = [self._mixing[k] for k in dict.fromkeys((self.twins[i], self.twins[j]))]
+        notes = (self._mixing.get(k) for k in dict.fromkeys((self.twins[i], self.twins[j])))
         return tuple(note for note in notes if note is not None)
 
     def sampled_rows(self, batch: Any) -> list[RowSample]:
@@ -344,8 +345,8 @@ class Pass:
     def settle(self) -> None:
         """Finish what is under way: the statistics are about to be saved or read."""
         self._inspector.finish()
-        for k in [k for k, note in self._mixing.items() if note is None]:
-            self._mixing[k] = self.unique[k].mixing_in_pass()
+        for k, network in self._networks.items():
+            self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
         for pair, partial in self.partials.items():
             partial.settle()
             partial.mixing = self._mixing_of(*pair)

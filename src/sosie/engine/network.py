@@ -316,6 +316,10 @@ class SavedActivations:
     def identity(self) -> object:
         return id(self.saved), self._sites
 
+    @property
+    def count(self) -> int:
+        return self.saved.n
+
     def describe(self) -> str:
         return f"{self.name}: saved activations, {self.saved.n} inputs"
 
@@ -337,12 +341,6 @@ class SavedActivations:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
         numbers = self.read(few, lambda _, rows: _numbers(rows, few.count))
         return dict(zip((site.label for site in self._sites), (each.tolist() for each in numbers), strict=True))
-
-    def mixing(self, batch: Any) -> str | None:
-        return None  # cannot be known any more
-
-    def mixing_in_pass(self) -> str | None:
-        return None
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}

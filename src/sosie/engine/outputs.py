@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,9 @@ class SavedOutputs:
     def describe(self) -> str:
         return f"{self.name}: saved outputs, {len(self.saved)} inputs"
 
-    def borrowed(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def mixing(self, batch: Any) -> str | None:
-        return None  # cannot be known any more
-
-    def mixing_in_pass(self) -> str | None:
-        return None
+    @property
+    def count(self) -> int:
+        return len(self.saved)
 
     def outputs(self, chunk: Chunk) -> Tensor:
         stop = chunk.start + chunk.count
@@ -274,6 +269,7 @@ class OutputPass:
         ]
         self.twins = [identities.index(identity) for identity in identities]
         self.unique = {k: sources[k] for k in dict.fromkeys(self.twins)}
+        self.networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
         self._readers = [Reader(source.name, kind) for source in sources]
         self._sides: dict[int, Side] = {}  # known once a chunk has been answered
         self._mixing: dict[int, str | None] = {}
@@ -287,10 +283,14 @@ class OutputPass:
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         totals: dict[Pair, Grid] = {}
         with ExitStack() as stack:
-            stack.enter_context(borrowed([source.model for source in self.sources if isinstance(source, Network)]))
-            for source in self.unique.values():
-                stack.enter_context(source.borrowed())
-            stream = self._stream(data, max_rows)
+            stack.enter_context(borrowed([network.model for network in self.networks.values()]))
+            for network in self.networks.values():
+                stack.enter_context(network.borrowed())
+            stream = Stream.of(data, self.sources, max_rows)
+            if data is not None:
+                self.ranks.agree(lambda: self._about_parts(stream))
+                first = self.stimuli.images(stream.first)
+                self._mixing = {k: network.mixing(first) for k, network in self.networks.items()}
             share = 1 if data is None else self.ranks.share.of
             expected = None if stream.expected is None else -(-stream.expected // share)
             task = f"comparing the outputs of {names}"
@@ -302,33 +302,14 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            unmixed = [k for k, note in self._mixing.items() if note is None]
-            self._mixing |= {k: self.unique[k].mixing_in_pass() for k in unmixed}
+            for k, network in self.networks.items():
+                self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda theirs: _add(totals, theirs))
         return totals
 
-    def _stream(self, data: Any, max_rows: int | None) -> Stream:
-        if data is not None:
-            stream = Stream.reading(data, max_rows)
-            self.ranks.agree(lambda: self._about_parts(stream))
-            first = self.stimuli.images(stream.first)
-            self._mixing = {k: source.mixing(first) for k, source in self.unique.items()}
-            return stream
-        counts = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedOutputs)}
-        if any(isinstance(source, Network) for source in self.sources):
-            raise TypeError("comparing the outputs of models needs data: compare_outputs(model_a, model_b, data)")
-        if len(set(counts.values())) > 1:
-            text = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise ValueError(f"need outputs of the same inputs, got {text}")
-        total = next(iter(counts.values()))
-        if not total:
-            raise ValueError("no outputs to compare: the predictions are empty")
-        return Stream(None, None, total, max_rows=max_rows)
-
     def _answer(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
         self._labelled = labels is not None
-        attacked = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
-        shown = self.stimuli.of(chunk, attacked, self._logits, labels)
+        shown = self.stimuli.of(chunk, self.networks, self._logits, labels)
         answers: dict[tuple[int, Key], Answers] = {}
         for k, (key, stimulus) in itertools.product(self.unique, shown.items()):
             answers[k, key] = self._read(k, stimulus)
@@ -406,7 +387,7 @@ class OutputPass:
         done = next(iter(next(iter(sums.values())).values())).n
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
-        lengths = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedOutputs)}
+        lengths = {source.name: source.count for source in self.sources if isinstance(source, SavedOutputs)}
         if isinstance(self.labels.given, Tensor):
             lengths["labels"] = len(self.labels.given)
         for name, length in lengths.items():

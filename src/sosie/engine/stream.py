@@ -15,7 +15,7 @@ from ..checks import whole_number
 from ..data import DataPart, open_data
 from ..models import NamedModel
 from ..results import Side
-from .network import Network, SavedActivations, Source
+from .network import Network, Source
 
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
 CACHE = 8 * 2**20  # bytes of one activation that a CPU is given at a time
@@ -40,17 +40,18 @@ class Stream:
             whole_number(self.max_rows, "max_rows", least=1)
 
     @classmethod
-    def of(cls, data: Any, sources: Sequence[Source], max_rows: int | None = None) -> Stream:
-        """The data, or without any the inputs of saved activations, which must be as many on all sides."""
+    def of(cls, data: Any, sources: Sequence[Any], max_rows: int | None = None) -> Stream:
+        """The data, or without any the inputs of what was saved, which must be as many on all sides."""
         if not (data is None or (isinstance(data, DataPart) and data.data is None)):
             return cls.reading(data, max_rows)
-        counts = {source.name: source.saved.n for source in sources if isinstance(source, SavedActivations)}
         if any(isinstance(source, Network) for source in sources):
-            raise TypeError("comparing models needs data: compare(model_a, model_b, data)")
+            raise TypeError("comparing models needs data, the third argument: (model_a, model_b, data)")
+        counts = {source.name: source.count for source in sources}
         if len(set(counts.values())) > 1:
             raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
-        first_row = 0 if data is None else data.first_row
-        return cls(None, None, next(iter(counts.values())), max_rows=max_rows, first_row=first_row)
+        if not (total := next(iter(counts.values()))):
+            raise NoData("there is nothing to compare: no inputs were saved")
+        return cls(None, None, total, max_rows=max_rows, first_row=0 if data is None else data.first_row)
 
     @classmethod
     def reading(cls, data: Any, max_rows: int | None = None) -> Stream:
