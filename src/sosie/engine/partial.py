@@ -24,6 +24,7 @@ from .plan import Kind
 from .provenance import STRETCH, InputDigests
 
 EVERY = 60.0  # seconds between two saves
+AS_THEY_ARE = ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")  # in files
 
 SCHEMA = {
     "side_a": SIDE,
@@ -192,16 +193,11 @@ class Partial:
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
-            kinds=self.kinds,
-            rows_rule=self.rows_rule,
-            inputs=self.inputs,
-            rows=self.rows,
-            notes=self.notes,
-            made_with=self.made_with,
             doubt={"draws": self.draws, "seed": self.seed, "interval": self.interval},
             mixing=self.mixing,
             first_rows=self.first_rows,
             seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
         )
 
     @classmethod
@@ -217,7 +213,7 @@ class Partial:
                 mixing=tuple(about.get("mixing", ())),
                 first_rows=about.get("first_rows", ()),
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
-                **{name: about[name] for name in ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")},
+                **{name: about[name] for name in AS_THEY_ARE},
                 **about["doubt"],
             )
         except ValueError as error:

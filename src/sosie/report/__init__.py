@@ -1,5 +1,7 @@
 """Results made visible: a page, a terminal table, a figure. Reads results only, never a model."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from pathlib import Path
