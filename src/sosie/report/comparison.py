@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..results import (
     Side,
     by_chance,
     correction,
+    counted,
     doubts,
     headline,
     in_order,
@@ -32,24 +33,13 @@ from ..results import (
     over_sites,
     sites_least_first,
     summarise,
+    transfer_sentence_of_all,
+    two_decimals,
 )
-from .colour import RAMP, data_scale, full_scale
-from .page import packed, render_page
+from .colour import RAMP
+from .page import packed, reading, render_page
 from .terminal import MOST_ROWS, NARROWEST, print_bullets, print_columns, print_text, safe_text, shown_rows, table_width
-from .words import (
-    caveat_groups,
-    direction,
-    extent,
-    flat,
-    listed,
-    note_on_weights,
-    sentence,
-    sentence_of_all,
-    shared_measures,
-    shorten,
-    size,
-    visible,
-)
+from .words import extent, flat, in_a_sentence, listed, note_on_weights, shorten, size, visible
 
 MOST_CAVEATS = 12
 _UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
@@ -292,6 +282,89 @@ def _print_caveats(results: Iterable[Comparison], console: Console) -> None:
     print_bullets(console, [f"{text} ({', '.join(about)})" for text, about in abouts.items()], "yellow")
 
 
+# Sentences and caveats, in which every name is safe to show
+
+
+def sentence(comparison: Comparison, measure: str) -> str:
+    """A sentence that sums up a measure, safe to show."""
+    return visible(summarise(_speakable(comparison), measure).sentence)
+
+
+def _speakable(comparison: Comparison) -> Comparison:
+    """The comparison with names that can stand in a sentence."""
+    sides = []
+    for side in (comparison.side_a, comparison.side_b):
+        sites = tuple(map(in_a_sentence, side.sites))
+        if len(set(sites)) < len(set(side.sites)):  # a name must still tell its layer from the others
+            sites = tuple(map(visible, side.sites))
+        sides.append(replace(side, name=in_a_sentence(side.name), sites=sites))
+    return replace(comparison, side_a=sides[0], side_b=sides[1])
+
+
+def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
+    """A sentence on which two of several models are most alike, and which least."""
+    if comparisons.kind == "transfer":
+        return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in comparisons], measure))
+    matrix = comparisons.matrix(measure)
+    pairs = [pair for pair in comparisons.pairs if np.isfinite(matrix[pair])]
+    if not pairs:
+        return f"{visible(measure)} is undefined for every pair of models."
+    up = comparisons.pairs[pairs[0]][measure].closer == "up"
+    ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
+    first, last = (listed([comparisons.names[k] for k in pair]) for pair in (ordered[0], ordered[-1]))
+    best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
+    mean = "shifts" if comparisons.kind == "shifts" else "layers at the same depth"
+    single = all(pair[measure].value.size == 1 for pair in comparisons)
+    over = "" if single else f", mean over {mean}"
+    if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
+        return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
+    text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
+    return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
+
+
+def shared_measures(comparisons: Comparisons) -> list[str]:
+    """The measures that every pair has."""
+    every = [comparison.values for comparison in comparisons]
+    return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
+
+
+@dataclass(frozen=True)
+class CaveatGroup:
+    """Caveats with the same words; `where` holds (row, column), None standing for all of them."""
+
+    text: str
+    where: tuple[tuple[int | None, int | None], ...]
+    reach: str  # how many pairs of layers it concerns, in words
+    everywhere: bool
+
+
+def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
+    """The caveats of a measure, each text once, in the order they were given."""
+    rows, columns = _places(comparison.side_a), _places(comparison.side_b)
+    grouped: dict[str, list[tuple[int | None, int | None]]] = {}
+    for caveat in comparison[measure].caveats:
+        places = grouped.setdefault(caveat.text, [])
+        for i in [None] if caveat.site_a is None else rows.get(caveat.site_a, []):
+            for j in [None] if caveat.site_b is None else columns.get(caveat.site_b, []):
+                places.append((i, j))
+    groups = []
+    for text, where in grouped.items():
+        mask = np.zeros(comparison[measure].value.shape, dtype=bool)
+        for i, j in where:
+            mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
+        of = "layer" if comparison.kind == "transfer" else "pair"
+        reach = f"concerns all {of}s" if mask.all() else f"concerns {counted(int(mask.sum()), of)}"
+        groups.append(CaveatGroup(visible(text), tuple(dict.fromkeys(where)), reach, bool(mask.all())))
+    return groups
+
+
+def _places(side: Side) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for k, site in enumerate(side.sites):
+        places.setdefault(site, []).append(k)
+    return places
+
+
 # What the page shows, as plain data: names once, numbers packed, caveats grouped
 
 MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
@@ -372,7 +445,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
             for d in caveat_groups(comparison, name)
         ],
-        **_reading(values),
+        **reading(values),
     }
     given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
     shown["dropped"] = [kind for kind in given if brief and kind in _SPARED]
@@ -409,18 +482,7 @@ def _calibrated(values: Estimate) -> dict[str, Any] | None:
     score = values.score
     if score is None or not np.isfinite(score).any():
         return None
-    return _reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
-
-
-def _reading(values: Estimate) -> dict[str, Any]:
-    full, data = full_scale(values), data_scale(values)
-    return {
-        "closer": values.closer,
-        "direction": direction(values.closer),
-        "full": [full.far, full.alike],
-        "clipped": full.clipped,
-        "data": [data.far, data.alike],
-    }
+    return reading(replace(values, value=score, closer="up", bounds=(None, 1.0), same=1.0))
 
 
 def _models(result: Comparisons) -> list[dict[str, Any]]:
@@ -428,7 +490,7 @@ def _models(result: Comparisons) -> list[dict[str, Any]]:
     models = []
     for name in shared_measures(result):
         values = between_models(result, name)
-        models.append({"name": visible(name), "value": packed(values.value), **_reading(values)})
+        models.append({"name": visible(name), "value": packed(values.value), **reading(values)})
     return models
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..results import Estimate
+from .colour import data_scale, full_scale
+from .words import direction
+
 _FOLDER = Path(__file__).with_name("page")
 _EVERY_SCRIPT = ("dom", "labels", "tip", "parts", "scroll")  # of every page, before its own
 # In a JSON string these are the same character; in HTML they can no longer end the script or start a tag.
@@ -77,3 +81,15 @@ def packed(array: np.ndarray) -> str:
     size = np.abs(finite[np.isfinite(finite) & (finite != 0)])
     fits = not size.size or (size.min() > 1e-37 and size.max() < 1e38)
     return base64.b64encode(finite.astype("<f4" if fits else "<f8").tobytes()).decode()
+
+
+def reading(values: Estimate) -> dict[str, Any]:
+    """How to read the values of a measure: which way is alike, and the ends of both scales of colours."""
+    full, data = full_scale(values), data_scale(values)
+    return {
+        "closer": values.closer,
+        "direction": direction(values.closer),
+        "full": [full.far, full.alike],
+        "clipped": full.clipped,
+        "data": [data.far, data.alike],
+    }

@@ -12,8 +12,8 @@ import numpy as np
 from ..files import write_atomically
 from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
 from .colour import RAMP, data_scale, full_scale
-from .comparison import between_models
-from .words import direction, shared_measures, shorten, visible
+from .comparison import between_models, shared_measures
+from .words import direction, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
