@@ -30,6 +30,7 @@ from ..stats import (
     Statistic,
 )
 from . import caveats
+from .plan import Widths
 from .uncertainty import (
     FEWEST_GROUPS,
     HALVED,
@@ -46,8 +47,6 @@ from .uncertainty import (
     judged,
     quarters_of_groups,
 )
-
-Widths = tuple[tuple[int, ...], tuple[int, ...]]
 
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12

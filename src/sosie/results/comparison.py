@@ -393,12 +393,8 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
 
 
-def mean_at_same_depth(value: Array) -> float | None:
-    """Over the sites of A, each with B's site at the same relative depth; None where all are undefined."""
-    return mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
-
-
 def mean(curve: Array) -> float | None:
+    """The mean of what is defined; None where nothing is."""
     return None if np.isnan(curve).all() else float(np.nanmean(curve))
 
 
@@ -484,22 +480,17 @@ class Comparisons(Result):
 
     def matrix(self, measure: str) -> Array:
         """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
-        at_once = self.pairs.whole(measure) if isinstance(self.pairs, LazyComparisons) else None
-        if at_once is not None:
+        lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
+        if lazy is not None and (at_once := lazy.whole(measure)) is not None:
             return at_once
         matrix = np.full((len(self.names), len(self.names)), np.nan)
         for i, j in self.pairs:
-            average = mean_at_same_depth(self._value((i, j), measure))
+            value = at_layers(self.pairs[i, j], measure).value if lazy is None else lazy.value((i, j), measure)
+            average = mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
             matrix[i, j] = matrix[j, i] = np.nan if average is None else average
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
             np.fill_diagonal(matrix, same)
         return matrix
-
-    def _value(self, pair: Pair, measure: str) -> Array:
-        pairs = self.pairs
-        if isinstance(pairs, LazyComparisons):
-            return pairs.value(pair, measure)
-        return at_layers(pairs[pair], measure).value
 
     def as_json(self) -> dict[str, Any]:
         pairs = [{"i": i, "j": j, **comparison.as_json()} for (i, j), comparison in self.pairs.items()]
