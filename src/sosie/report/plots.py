@@ -126,11 +126,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'sosie[plots]'") from error
-    if measure is None:
-        if len(comparison.values) != 1:
-            raise ValueError(f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}")
-        measure = next(iter(comparison.values))
-    comparison[measure]  # a wrong name is refused before anything is drawn
+    measure = comparison.only(measure)
     figure = Figure(figsize=(7.5, height), layout="constrained")
     return figure, figure.add_subplot(), measure
 

@@ -238,16 +238,17 @@ class Comparison(Result):
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}{hint}")
 
-    def _only(self, measure: str | None) -> str:
-        if measure is not None:
-            return measure
-        if len(self.values) == 1:
-            return next(iter(self.values))
-        raise ValueError(f"name the measure: this comparison has {', '.join(self.values)}")
+    def only(self, measure: str | None) -> str:
+        """The name of a measure that has values; it may be None where there is only one."""
+        if measure is None and len(self.values) != 1:
+            raise ValueError(f"name the measure: this comparison has {', '.join(self.values) or 'none'}")
+        name = next(iter(self.values)) if measure is None else measure
+        self[name]  # a wrong name is refused
+        return name
 
     def matrix(self, measure: str | None = None) -> Array:
         """The values, (len(sites_a), len(sites_b)); the name may be left out when there is one measure."""
-        return self[self._only(measure)].value.copy()
+        return self[self.only(measure)].value.copy()
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each measure and pair of sites."""
@@ -272,7 +273,7 @@ class Comparison(Result):
 
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
         """The closest site of B for each site of A, by the measure's own direction."""
-        values = self[self._only(measure)]
+        values = self[self.only(measure)]
         matches = []
         for i, j in enumerate(closest(values)):
             site_b, value = (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))

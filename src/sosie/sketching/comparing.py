@@ -18,7 +18,7 @@ from ..engine.evaluate import by_pair, constant_sites
 from ..engine.plan import find_measures
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
-from ..measures import Measure, find, snap_to_bounds
+from ..measures import Measure, snap_to_bounds
 from ..process_state import products
 from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
@@ -96,7 +96,7 @@ def compare_unpaired(
     neurons correspond: one network on two sets of data.
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    chosen = find_measures(measures, of="layers")
     if draws is not None:
         whole_number(draws, "draws", least=2, why="chance is the mean of several")
     check_seed(seed)
@@ -125,8 +125,6 @@ def _compare(a: Sketch, b: Sketch, measures: Sequence[Measure], *, draws: int, s
     kernel = a.compared
     if b.compared != kernel:
         raise ValueError(f"need one kernel of both sketches, got {kernel!r} and {b.compared!r}: see Sketch.using")
-    if not measures:
-        raise ValueError("no measures: name at least one; `sosie measures` lists them")
     for measure in measures:
         if measure.reads not in SketchPair.supplies and measure.base not in _ROWS_WILL_DO:
             raise ValueError(
