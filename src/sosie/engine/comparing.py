@@ -159,7 +159,7 @@ def _compare(
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
         stream = Stream.of(data, sources, request.max_rows)
-        run = Pass(sources, twins, stream, request, any_rows=resume is not None)
+        run = Pass(sources, twins, stream, request, in_parts=resume is not None)
         ranks.agree(
             lambda: {
                 **_made_with(sources, stream, request),
@@ -267,9 +267,9 @@ class Pass:
     """
 
     def __init__(
-        self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, any_rows: bool
+        self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, in_parts: bool
     ) -> None:
-        """Look at the first few inputs and plan; with `any_rows` the plan does not depend on how many there will be."""
+        """Look at the first few inputs and plan; `in_parts`: a part of the data gets the plan that every other part gets."""
         self.sources, self.twins, self.request = sources, twins, request
         self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
         looks = {k: source.look(stream.first) for k, source in self.unique.items()}
@@ -283,7 +283,7 @@ class Pass:
 
         # With several models the widest pair decides, so that all pairs rest on the same statistics.
         pairs = list(itertools.combinations(range(len(sources)), 2))
-        rows = None if stream.expected is None or any_rows else stream.expected * self.per_input
+        rows = None if stream.expected is None or in_parts else stream.expected * self.per_input
         *_, one, other = sorted((side.widths for side in self.sides), key=sum)
         self.plan = make_plan(
             request, (one, other), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
