@@ -269,7 +269,7 @@ class Pass:
     def __init__(
         self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, in_parts: bool
     ) -> None:
-        """Look at the first few inputs and plan; `in_parts`: a part of the data gets the plan that every other part gets."""
+        """Look at the first few inputs and plan; `in_parts`: every part of the data must get the same plan."""
         self.sources, self.twins, self.request = sources, twins, request
         self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
         looks = {k: source.look(stream.first) for k, source in self.unique.items()}
